@@ -1,4 +1,4 @@
-"""The tables of `python -m bench peers`, out of its results."""
+"""Tables of `python -m bench peers`, made from its results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS = {"varied": "a plain join of slices", DECODED_KIND: "the decoder alone"}
 
 
 def grids(results: Results) -> list[Grid]:
-    """A warm table for each kind, the cold one, and resuming."""
+    """A warm table per kind, the cold table and the resume table."""
     warm = [_warm(results, kind) for kind in KIND_TITLES]
     return [*warm, _cold(results), _resume(results)]
 
@@ -57,7 +57,7 @@ def _warm(results: Results, kind: str) -> Grid:
 
 
 def _limits(results: Results, kind: str) -> Iterator[float]:
-    """Its rates, one for each way in which it was run."""
+    """Rates of the limit, one per worker set-up."""
     for key, answer in results.warm.items():
         if key.startswith(f"{kind}/{LIMIT}/") and "runs" in answer:
             yield _median(answer, "samples_s")

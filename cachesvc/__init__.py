@@ -1,3 +1,8 @@
 """cachesvc: the data service for training clusters."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("cachesvc")
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"

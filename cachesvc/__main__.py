@@ -1,4 +1,4 @@
-"""The command `cachesvc`: runs a verb, and turns its errors into one line and a documented exit code."""
+"""The command `cachesvc`: runs a verb, and turns errors into one line and a documented exit code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ _HELP = frozenset({"-h", "--help", "--version"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """One command line (the process's own unless given) -> its exit code."""
+    """Run a command line, by default the process's own; return the exit code."""
     import click
 
     from cachesvc.cli import cli, output
 
     given = sys.argv[1:] if arguments is None else arguments
-    words = list(takewhile(lambda word: word != "--", given))  # what follows is another's command
+    words = list(takewhile(lambda word: word != "--", given))  # after it comes the command of `cachesvc run`
     as_json = _as_json(words)
     try:
-        with nullcontext() if _HELP.isdisjoint(words) else output.written():  # verbs do so for themselves
+        with (
+            nullcontext() if _HELP.isdisjoint(words) else output.written()
+        ):  # verbs call `written` themselves
             code = cli.main(args=arguments, prog_name="cachesvc", standalone_mode=False)
     except CacheError as error:
-        with suppress(OSError):  # stderr may be on the full disk, too: the code says it still
+        with suppress(OSError):  # stderr may be on a full disk; the exit code still tells
             output.complain(error, as_json)
         return error.code
     except click.ClickException as error:
@@ -43,7 +45,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _as_json(words: Sequence[str]) -> bool:
-    """Whether errors are JSON: a daemon's are where its log is, since one program reads both."""
+    """Tell whether to print errors as JSON: with `--json`, and for `serve` where its log, on the same stream, is JSON."""
     if "--json" in words or list(words[:1]) != ["serve"]:
         return "--json" in words
     named = [after.removeprefix("--log-format=") for after in words if after.startswith("--log-format=")]
@@ -52,7 +54,7 @@ def _as_json(words: Sequence[str]) -> bool:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     _open_streams()
     try:
         code = run()
@@ -61,17 +63,19 @@ def main() -> None:
     try:
         print(end="", flush=True)
         print(end="", flush=True, file=sys.stderr)
-    except OSError:  # said already; at the interpreter's end it would be said once more, in other words
+    except OSError:  # already reported; a normal exit would print the error again
         os._exit(code or CacheError.code)
-    if code == INTERRUPTED:  # at once: gRPC's threads, stopped in mid-call, would end in tracebacks
+    if code == INTERRUPTED:  # exit at once: gRPC's threads, stopped in a call, would print tracebacks
         os._exit(code)
     sys.exit(code)
 
 
 def _open_streams() -> None:
-    """Whoever started this may have closed them: a file or socket that got the number of one, here or in a child, would
-    be written into, by gRPC for one. What goes to stdout is then an error, as `written` says. And names may hold what
-    the terminal's encoding does not."""
+    """Open the standard streams that the parent process closed; print names that the terminal's encoding lacks.
+
+    Otherwise a file or socket could get the number of a standard stream, and gRPC, for one, would write into it. Output to
+    a reopened stdout is an error, see `written`.
+    """
     flags = {0: os.O_RDONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
     for number, flag in flags.items():
         try:

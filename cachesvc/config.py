@@ -1,4 +1,4 @@
-"""The daemon's settings: one frozen tree, each default written once, with its reason."""
+"""The daemon's settings: one frozen tree, with each default and its reason."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 _ID_DIGITS = 10
-"""Of a user's or group's number, of 32 bits."""
+"""The longest number of a user or group, of 32 bits."""
 _RULE = re.compile(r"(.+)=((?:uid|gid):[^,:=/]+(?:,(?:uid|gid):[^,:=/]+)*)")
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""For processes of ours: what lies in the working directory is not imported (from Python 3.11 on), be it a clone named
-cachesvc or a select.py."""
+"""Environment of child processes: nothing is imported from the working directory (Python 3.11 and newer), such as a clone
+named cachesvc or a select.py."""
 CONTROL_SOCKET = "cachesvc.sock"
 GRANTS_SOCKET = "grants.sock"
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket: `sockaddr_un` has 108 bytes, the last of them a zero."""
 OPEN_FILES = 65_536
-"""What a daemon wants however small its RAM tier: readers' connections, grants, catalogs, connections to the source."""
+"""The advised limit of open files, whatever the RAM tier: connections of readers, grants, catalogs, connections to
+sources."""
 OPEN_FILES_SPARE = 4096
-"""Of those, beside the extents in RAM; half of them all, where that is less."""
+"""Open files reserved for others than extents in RAM; half of the limit where that is less."""
 OPEN_FILES_LEAST = 256
-"""128 extents in RAM, 32 readers with a control connection each, and 64 for the daemon itself, which holds 21 and 2 for
-each dataset."""
+"""The least limit: 128 extents in RAM, 32 readers with a control connection each, and 64 for the daemon itself, which
+holds 21 and 2 for each dataset."""
 STATE_BYTES = 8 << 20
-"""The least that catalogs and the metadata cache need at start."""
+"""The free space that catalogs and the metadata cache need at the start."""
 CALLERS = 1024
-"""Connections to each address of the control API: a process that opens a dataset needs one for that moment."""
+"""Connections to each address of the control API; a process needs one while it opens a dataset."""
 READERS = 8192
 READERS_SHARE = 8
-"""One open file in so many is for a reader's connection: as many again call the control API."""
+"""One open file in so many is for a reader's connection, and as many again for control connections."""
 MAX_UNPLANNED_SHARE = 0.5
-"""Of a tier. What jobs declared is what the cache is for."""
+"""The largest part of a tier for readers without a plan; the cache is for the datasets that jobs declare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,7 @@ USER = "user"
 
 @dataclass(frozen=True, slots=True)
 class QuotaSpec:
-    """Bytes that may be kept: of each dataset below a prefix, or for each client user (`user`), or one
-    (`user:UID`)."""
+    """A limit in bytes. `of` is a prefix (each dataset below it), `user` (each user) or `user:UID` (that user)."""
 
     of: str
     size_bytes: int
@@ -70,7 +70,7 @@ class QuotaSpec:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files for the TCP port: clients must show a certificate that `ca` signed."""
+    """PEM files for TCP ports; clients must present a certificate that `ca` signed."""
 
     certificate: str
     key: str
@@ -79,7 +79,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Only these users, and members of these groups, may use what lies below an allowed prefix."""
+    """The only users, with members of the groups, that may use data below an allowed prefix."""
 
     prefix: str
     uids: tuple[int, ...]
@@ -88,34 +88,35 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything `cachesvc serve` can be told."""
+    """The settings of `cachesvc serve`."""
 
     ram_bytes: int
     nvme: tuple[NvmeSpec, ...]
     allow: tuple[str, ...]
-    """Prefixes, without their rules."""
+    """Allowed prefixes, without their rules."""
     socket_dir: str
     state_dir: str
     listen: str = ""
     tls: Tls | None = None
     share: str = ""
-    """HOST:PORT at which peers are given what this node holds."""
+    """HOST:PORT at which this node serves its extents to peers."""
     peer: tuple[str, ...] = ()
-    """Where other nodes share: they are asked before the source."""
+    """Addresses, HOST:PORT, at which other nodes share; fillers ask them before the source."""
     metrics: str = ""
-    """HOST:PORT; numbers and ids of versions only, so it may be open to a scraper on another machine."""
+    """HOST:PORT of the metrics, which hold only numbers and version ids, so other machines may scrape it."""
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
-    """Only the daemon's own user; a wider socket needs an allowlist, or every user could read as the daemon."""
+    """Only the daemon's own user. A wider socket needs an allowlist, or every user could read with the daemon's rights."""
     fillers: int = field(default_factory=default_fillers)
     filler_threads: int = 64
-    """Connections of one filler: 20 ms a request and 110 KB objects need tens in flight."""
+    """Connections of one filler. Objects of 110 KB with 20 ms a request need tens in flight."""
     scrub_rate: int = 32 << 20
-    """Bytes a second that the scrub reads back: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
+    """Bytes per second that the scrub reads: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0
-    """The part of each tier that claims and plans leave to readers without a plan; it is not kept of shuffled epochs."""
+    """The part of each tier, evicted in LRU order, that claims and plans leave to readers without a plan. It lowers the
+    hit rate of shuffled epochs."""
     metadata_expiry_s: float = 30.0
-    """A listing this old is listed anew; short, because data that changes must be seen."""
+    """The age at which a listing is repeated; short, so that changed data is seen."""
     log_format: str = "text"
     rules: tuple[Rule, ...] = ()
     quota: tuple[QuotaSpec, ...] = ()
@@ -124,17 +125,20 @@ class Settings:
 
     @property
     def own_bytes(self) -> int:
-        """Memory of the daemon and its processes at their peak, beside the RAM tier."""
+        """Peak memory of the daemon and its processes, without the RAM tier."""
         return footprint_bytes(self.fillers, self.extent_bytes, bool(self.share))
 
     @property
     def work_bytes(self) -> int:
-        """The part of them that fills take."""
+        """The part of `own_bytes` that fills take."""
         return work_bytes(self.fillers, self.extent_bytes)
 
 
 def parse_size(text: str) -> int:
-    """`64GiB`, `64G`, `1.5TB`, `4096` -> bytes. Binary units unless spelled `KB`, `MB`, ... (decimal)."""
+    """Parse `64GiB`, `64G`, `1.5TB` or `4096` into bytes. `KB`, `MB`, ... are decimal, all other units binary.
+
+    Raises InvalidInput.
+    """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidInput(f"{text!r} is not a size; write it as 64GiB, 500GB or plain bytes")
@@ -142,7 +146,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_nvme(text: str) -> NvmeSpec:
-    """`DIR=SIZE` or `DIR=80%`."""
+    """Parse `DIR=SIZE` or `DIR=80%`. Raises InvalidInput."""
     path, _, amount = text.rpartition("=")
     if not path:
         raise InvalidInput(f"{text!r} names no budget; write DIR=SIZE or DIR=80%")
@@ -158,8 +162,10 @@ def parse_nvme(text: str) -> NvmeSpec:
 
 
 def parse_allow(text: str) -> tuple[str, Rule | None]:
-    """`PREFIX` or `PREFIX=uid:1001,gid:ml` -> the prefix, and who may use it; names are looked up here.
-    Raises InvalidInput for what is no prefix, and for a user or group that does not exist."""
+    """Parse `PREFIX` or `PREFIX=uid:1001,gid:ml` into the prefix and its rule; names of users and groups are resolved.
+
+    Raises InvalidInput for an invalid prefix, and for a user or group that does not exist.
+    """
     if "://" not in text and not text.startswith("/"):
         raise InvalidInput(
             f"--allow {text} is neither a URI nor an absolute path; write s3://bucket/prefix/ or /path/"
@@ -185,7 +191,7 @@ def _id_of(kind: str, name: str) -> int:
 
 
 def parse_quota(text: str) -> QuotaSpec:
-    """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE`."""
+    """Parse `PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE`. Raises InvalidInput."""
     of, _, amount = text.rpartition("=")
     kind, _, uid = of.partition(":")
     prefix = "://" in of or of.startswith("/")
@@ -198,7 +204,7 @@ def parse_quota(text: str) -> QuotaSpec:
 
 
 def default_state_dir() -> str:
-    """`$STATE_DIRECTORY` (systemd), /var/lib/cachesvc for root, else below the user's state home."""
+    """Return `$STATE_DIRECTORY` (systemd), /var/lib/cachesvc for root, else a directory below the user's state home."""
     if given := os.environ.get("STATE_DIRECTORY"):
         return given
     if os.geteuid() == 0:
@@ -208,7 +214,7 @@ def default_state_dir() -> str:
 
 
 def socket_dirs() -> list[str]:
-    """Where a client looks for the daemon, first found first: design, section 6."""
+    """Return the directories in which a client looks for the daemon's sockets, in order."""
     if named := os.environ.get("CACHESVC_SOCKET"):
         return [named]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -216,18 +222,18 @@ def socket_dirs() -> list[str]:
 
 
 def default_socket_dir() -> str:
-    """Where a daemon listens when it is not told: the first place it may write."""
+    """Return the directory of a daemon without `--socket`: $CACHESVC_SOCKET, else root's or the user's own."""
     named = socket_dirs()
     return named[0] if os.environ.get("CACHESVC_SOCKET") or os.geteuid() == 0 else named[-1]
 
 
 def control_address(directory: str) -> str:
-    """Of the control socket, as gRPC takes it, which reads a URI: `#`, `?` and `%` would name another place."""
+    """Return the control socket as a gRPC address, a URI in which `#`, `?` and `%` must be quoted."""
     return f"unix:{quote(os.path.join('/', os.path.abspath(directory).strip('/'), CONTROL_SOCKET))}"
 
 
 def check_socket_dir(directory: str) -> None:
-    """Raise InvalidInput for a directory whose sockets nobody could bind or connect to."""
+    """Raise InvalidInput for a directory in which sockets cannot be bound: its path is too long or not UTF-8."""
     path = f"{os.path.abspath(directory)}/{max(CONTROL_SOCKET, GRANTS_SOCKET, key=len)}"
     try:
         size_bytes = len(path.encode())
@@ -241,8 +247,7 @@ def check_socket_dir(directory: str) -> None:
 
 
 def check_ram(ram_bytes: int, allowed: int) -> None:
-    """Raise InvalidInput for a budget above the `allowed` bytes of this machine and this cgroup: it would be filled
-    until the kernel kills somebody."""
+    """Raise InvalidInput for a budget above the `allowed` bytes of this machine and cgroup, since it ends in OOM kills."""
     if ram_bytes > allowed:
         raise InvalidInput(
             f"a RAM budget of {ram_bytes:,} bytes is more than the {allowed:,} that this machine or cgroup allows;"
@@ -251,26 +256,28 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
 
 
 def ram_advice(settings: Settings, allowed: int) -> str:
-    """Advice where the RAM budget leaves our own processes too little of the `allowed` bytes, with the number to use; ""
-    where it leaves enough. Memory that others take of the same cgroup is measured while the daemon runs."""
+    """Return advice with the budget to use where `--ram` leaves the daemon's processes too little of the `allowed` bytes.
+
+    Returns "" where it leaves enough. Memory that others use in the same cgroup is measured while the daemon runs.
+    """
     largest = largest_ram_bytes(allowed, settings.own_bytes)
     if settings.ram_bytes <= largest:
         return ""
-    mend = f"give --ram {largest >> 20}MiB" if largest >= settings.extent_bytes else "lower --extent-bytes"
+    change = f"give --ram {largest >> 20}MiB" if largest >= settings.extent_bytes else "lower --extent-bytes"
     return (
         f"a RAM budget of {settings.ram_bytes:,} bytes leaves too little of the {allowed:,} that this machine or cgroup"
         f" allows: the daemon, {settings.fillers} fillers and their fills take up to {settings.own_bytes:,};"
-        f" {mend}, or raise the memory limit"
+        f" {change}, or raise the memory limit"
     )
 
 
 def open_files_advised(ram_bytes: int, extent_bytes: int) -> int:
-    """Descriptors that a daemon should be allowed: every resident RAM extent is one."""
+    """Return the advised limit of open files; every extent in RAM is one."""
     return max(OPEN_FILES, ram_bytes // max(1, extent_bytes) + OPEN_FILES_SPARE)
 
 
 def check_open_files(open_files: int) -> None:
-    """Raise InvalidInput for a limit under which readers would find no place."""
+    """Raise InvalidInput for a limit that leaves readers no descriptors."""
     if open_files < OPEN_FILES_LEAST:
         raise InvalidInput(
             f"the limit of {open_files} open files leaves no place for readers; allow {OPEN_FILES:,}"
@@ -279,17 +286,17 @@ def check_open_files(open_files: int) -> None:
 
 
 def most_in_ram(open_files: int) -> int:
-    """Extents that the RAM tier may hold: each is an open file, and others need some too."""
+    """Return the most extents that the RAM tier may hold; each is an open file."""
     return open_files - min(OPEN_FILES_SPARE, open_files // 2)
 
 
 def most_callers(open_files: int) -> int:
-    """Connections to each address of the control API with so many open files."""
+    """Return the most connections to each address of the control API."""
     return min(CALLERS, open_files // READERS_SHARE)
 
 
 def most_readers(open_files: int) -> int:
-    """Connections to the grants socket."""
+    """Return the most connections to the grants socket."""
     return min(READERS, open_files // READERS_SHARE)
 
 
@@ -297,7 +304,7 @@ NAMED_TWICE = "--nvme names {} more than once; name each directory once"
 
 
 def validate(settings: Settings) -> None:
-    """Raise InvalidInput for settings that cannot work together; one line that says the mend."""
+    """Raise InvalidInput, one line that says what to change, for settings that cannot work together."""
     if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
         raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
     if settings.ram_bytes < settings.extent_bytes and not settings.nvme:
@@ -318,7 +325,7 @@ def validate(settings: Settings) -> None:
             f"--unplanned-share {share:g} of the largest tier holds no extent of {settings.extent_bytes:,} bytes;"
             " raise it, or lower --extent-bytes"
         )
-    # Links are seen when all are open: to look one up may hang.
+    # Links to the same directory are found when all are open, since resolving a link may hang.
     places = [os.path.abspath(spec.path) for spec in settings.nvme]
     if twice := [place for place in places if places.count(place) > 1]:
         raise InvalidInput(NAMED_TWICE.format(twice[0]))
@@ -334,7 +341,7 @@ def validate(settings: Settings) -> None:
     remote = next((each for each in settings.peer if not _loopback(each)), None)
     if remote is not None and settings.tls is None:
         raise InvalidInput(
-            f"--peer {remote} is another machine, whose bytes would be trusted; give --tls-cert, --tls-key and --tls-ca"
+            f"--peer {remote} is another machine, and its bytes are trusted; give --tls-cert, --tls-key and --tls-ca"
         )
     if settings.log_format not in ("text", "json"):
         raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")

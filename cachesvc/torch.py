@@ -1,4 +1,4 @@
-"""The same names as `loader`, for repositories that have a `loader.py` of their own."""
+"""Exports the names of `loader`, for repositories that have a `loader.py` of their own."""
 
 from loader import DataLoader, Dataset, Jagged, Mixture, Packed, Stats, jagged, mix, open_dataset, pack
 

@@ -1,4 +1,4 @@
-"""A DataLoader's own arguments, as far as they can be checked before its rank and its data are known."""
+"""Checks of a DataLoader's arguments that are possible before its rank and its data are known."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.wrapped import leaves_in
 from loader.job.checkpoint import MAX_COUNT, MAX_SEED
-from loader.job.topology import stated
+from loader.job.topology import from_arguments
 from loader.order_setup import Window, window_bytes
 
 
-class Ours(Protocol):
-    """The arguments that torch's own loader has not, as far as it matters whether they were given."""
+class LoaderArguments(Protocol):
+    """Arguments that torch's own loader does not have, and that torch alone would ignore."""
 
     dataset: TorchDataset[Any]
     on_error: OnError
@@ -40,7 +40,7 @@ def check_arguments(
     on_error: OnError,
     peer_failure_s: float,
 ) -> None:
-    """What is wrong whatever the rank and the data are. Raises InvalidInput."""
+    """Raise InvalidInput for values that are wrong for any rank and any data."""
     if on_error not in get_args(OnError):
         raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
     if last is not None and last not in get_args(Last):
@@ -49,13 +49,13 @@ def check_arguments(
         raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
     if window is not None:
         window_bytes(window)
-    stated(rank, world_size)
+    from_arguments(rank, world_size)
 
 
 def checked_numbers(
     seed: int, epochs: int | None, global_batch_size: int | None
 ) -> tuple[int, int | None, int | None]:
-    """The numbers that a saved state holds, as plain ints. Raises InvalidInput."""
+    """The numbers that saved states contain, as plain ints. Raises InvalidInput."""
     return (
         whole_number("seed", seed, 0, MAX_SEED),
         None if epochs is None else whole_number("epochs", epochs, 1, MAX_COUNT),
@@ -65,8 +65,8 @@ def checked_numbers(
     )
 
 
-def named(dp_dims: Any) -> tuple[str, ...]:
-    """Names of a mesh's dimensions, of one or several. Raises InvalidInput."""
+def dimension_names(dp_dims: Any) -> tuple[str, ...]:
+    """The names of a mesh's data-parallel dimensions, from one name or several. Raises InvalidInput."""
     names = (dp_dims,) if isinstance(dp_dims, str) else dp_dims
     found = tuple(names) if isinstance(names, Iterable) else (names,)
     if not all(isinstance(name, str) for name in found):
@@ -75,20 +75,22 @@ def named(dp_dims: Any) -> tuple[str, ...]:
 
 
 def refuse_empty(dataset: TorchDataset[Any], shuffle: bool | None) -> None:
-    """Of a dataset of ours. Raises InvalidInput, before torch's sampler says so of a `num_samples` of its own."""
+    """Raise InvalidInput for an empty dataset of ours, before torch's sampler raises for its own `num_samples`."""
     if shuffle and isinstance(dataset, Sized) and not len(dataset) and any(True for _ in leaves_in(dataset)):
-        raise InvalidInput(f"{type(dataset).__name__} holds no samples to shuffle: an empty part of another?")
+        raise InvalidInput(
+            f"{type(dataset).__name__} has no samples to shuffle; is it an empty part of another dataset?"
+        )
 
 
-def refuse_unused(loader: Ours, drawn: bool) -> None:
-    """Of a loader that torch alone runs, over another dataset or with a sampler of the user's own (`drawn`). Raises
-    InvalidInput for what it would ignore; without a sampler every rank would see everything."""
+def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
+    """Raise InvalidInput for arguments that a loader which torch alone runs would ignore. Such a loader is over another
+    dataset, where every rank would see everything, or has a sampler of the user's own."""
     if isinstance(loader.dataset, (Mixture, Packed)):
         raise InvalidInput(
-            f"a {type(loader.dataset).__name__} is drawn anew in each epoch, in an order of its own: leave the sampler out"
+            f"a {type(loader.dataset).__name__} has its own order in each epoch: leave the sampler out"
         )
     given = {"on_error": loader.on_error != "raise"}
-    if not drawn:
+    if not has_sampler:
         given |= {
             "rank": loader.rank is not None,
             "world_size": loader.world_size is not None,

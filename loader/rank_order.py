@@ -18,31 +18,33 @@ from loader.batches.feed import Feed
 from loader.datasets.dataset import key_transforms
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.wrapped import Core
-from loader.job.checkpoint import MAX_COUNT, Progress
-from loader.order_setup import Arguments, feed_of
+from loader.datasets.wrapped import CacheDataset
+from loader.job.checkpoint import MAX_COUNT, LoaderProgress
+from loader.order_setup import OrderArguments, feed_of
 
 _log = logging.getLogger("cachesvc")
 
 
 class RankOrder:
-    """The order of one rank's indices, apart from any iteration. It outlives its loader: programs drop a loader once they
-    have built another one from its samplers."""
+    """The order of one rank's indices, independent of any iteration. It outlives its loader: programs drop a loader once
+    they have built another one from its samplers."""
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any], core: Core, progress: Progress) -> None:
+    def __init__(
+        self, loader: torch.utils.data.DataLoader[Any], core: CacheDataset, progress: LoaderProgress
+    ) -> None:
         self._loader: weakref.ref[Any] | None = weakref.ref(loader)
-        self._arguments = Arguments.of(loader)
+        self._arguments = OrderArguments.of(loader)
         self._core, self._progress = core, progress
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_loader": None}
 
     @property
-    def arguments(self) -> Arguments:
-        """The loader's, as they are now."""
-        loader = self._live()
+    def arguments(self) -> OrderArguments:
+        """The loader's arguments as they are now; as they were last, once the loader is gone."""
+        loader = self._live_loader()
         if loader is not None:
-            self._arguments = Arguments.of(loader)
+            self._arguments = OrderArguments.of(loader)
         return self._arguments
 
     @property
@@ -52,37 +54,37 @@ class RankOrder:
 
     def set_epoch(self, epoch: int) -> None:
         """See `DataLoader.set_epoch`."""
-        loader = self._live()
+        loader = self._live_loader()
         if loader is not None:
             loader.set_epoch(epoch)
         else:
             self._progress.begin(whole_number("epoch", epoch, 0, MAX_COUNT), self._feed)
 
-    def count_epoch(self, told: int) -> None:
+    def count_epoch(self, count: int) -> None:
         """See `RankSampler.set_epoch`."""
-        epoch = self._progress.counted(whole_number("epoch", told, 0, MAX_COUNT))
-        if epoch != told:
-            _log.info("sampler.set_epoch(%d): epoch %d, for this loader was moved there", told, epoch)
-        counted_from = epoch - told
+        epoch = self._progress.epoch_of_count(whole_number("epoch", count, 0, MAX_COUNT))
+        if epoch != count:
+            _log.info("sampler.set_epoch(%d): epoch %d, since this loader was moved there", count, epoch)
+        counted_from = epoch - count
         self.set_epoch(epoch)
         self._progress.counted_from = counted_from
 
     def batches(self, repeats: bool) -> Iterator[list[int]]:
-        """This rank's batches of the current epoch, from its first, and of as many epochs as one `iter()` of the loader
-        has (one where that never ends). Without `repeats`: of one epoch, where each sample comes once over all ranks, whose
+        """This rank's batches of the current epoch, from its first, and of as many epochs as one `iter()` of the loader has
+        (one where that never ends). Without `repeats`: of one epoch, in which each sample comes once over all ranks, whose
         numbers of batches may differ. Raises InvalidInput for a mixture or packs."""
         if isinstance(self._core, (Mixture, Packed)):
             raise InvalidInput(
                 f"a {type(self._core).__name__} is drawn anew in each epoch: no index names its samples to another loader"
                 " (of accelerate.skip_first_batches, say); iterate this one, after load_state_dict() or skip(n)"
             )
-        feed, epochs = self._ahead(repeats)
+        feed, epochs = self._upcoming(repeats)
         key_transforms(self._core.leaves, self._arguments.seed, epochs[0])
         return chain.from_iterable(self._epoch(feed, epoch, repeats) for epoch in epochs)
 
     def turns(self, repeats: bool) -> int:
-        """How many batches those are."""
-        feed, epochs = self._ahead(repeats)
+        """The number of these batches."""
+        feed, epochs = self._upcoming(repeats)
         turns = feed.turns_of(epochs[0], len(epochs))
         if repeats:
             return turns
@@ -90,12 +92,12 @@ class RankOrder:
         return turns - sum(not feed.valid(epochs[0], turn) for turn in rest)
 
     def rows(self) -> int:
-        """How many indices they have, repeated ones included."""
-        feed, epochs = self._ahead(True)
+        """The number of their indices, repeated ones included."""
+        feed, epochs = self._upcoming(True)
         return feed.rows_of(epochs[0], len(epochs))
 
-    def _ahead(self, repeats: bool) -> tuple[Feed, range]:
-        """The order, and the epochs that one `iter()` goes through."""
+    def _upcoming(self, repeats: bool) -> tuple[Feed, range]:
+        """The order, and the epochs of one `iter()`."""
         feed = self._feed()
         first = self._progress.epoch(lambda: feed)
         if repeats:
@@ -109,12 +111,12 @@ class RankOrder:
             indices, valid = feed.indices(epoch, turn)
             if repeats or valid:
                 yield (indices if repeats else indices[:valid]).tolist()
-        self._progress.given_out = epoch
+        self._progress.read_by_sampler = epoch
 
     def _feed(self) -> Feed:
-        """The order of the dataset as it is now, which makes no batches. Raises InvalidInput, StateMismatch."""
+        """The order of the dataset as it is now; it makes no batches. Raises InvalidInput, StateMismatch."""
         given, progress = replace(self.arguments, collate_fn=default_convert), self._progress
         return feed_of(given, self._core, given.topology(), progress.loaded, progress.place.epoch)
 
-    def _live(self) -> Any:
+    def _live_loader(self) -> Any:
         return None if self._loader is None else self._loader()

@@ -1,7 +1,7 @@
-"""The `sampler` and `batch_sampler` of a loader of ours: the indices of what it iterates.
+"""The `sampler` and `batch_sampler` of our DataLoader: the indices of its batches.
 
-Other programs build loaders of their own from these (Accelerate's `skip_first_batches`, and through it the Trainer of
-Hugging Face), or look at their types: a DistributedSampler has been sharded already, a SequentialSampler is not shuffled.
+Other programs build their own loaders from these (Accelerate's `skip_first_batches`, and through it the Trainer of
+Hugging Face), or check their types: a DistributedSampler is sharded already, a SequentialSampler does not shuffle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loader.rank_order import RankOrder
 
 
 class RankSampler(DistributedSampler[Any]):
-    """This rank's indices: those of its batches, one after the other. Iterating moves nothing of the loader."""
+    """This rank's indices: those of its batches, concatenated. Iterating does not move the loader."""
 
     def __init__(self, order: RankOrder) -> None:
         given = order.arguments
@@ -31,34 +31,34 @@ class RankSampler(DistributedSampler[Any]):
         return self.order.rows()
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the loader begin this epoch at its next `iter()`. Callers may count the epochs of this process alone
-        (Lightning's Fabric does): one before the epoch that the loader itself was moved to, by a loaded state, a skip or
-        its own `set_epoch`, is taken for that epoch, and later ones are counted from there."""
+        """Have the loader begin this epoch at its next `iter()`. Callers may count the epochs of this process alone, as
+        Lightning's Fabric does: an epoch before the one that the loader was moved to (by a loaded state, a skip or its own
+        `set_epoch`) means that one, and later epochs are counted from there."""
         self.order.count_epoch(epoch)
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
-        """The loader's."""
+        """The loader's epoch."""
         return self.order.epoch
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Among the ranks that read different samples."""
+        """This rank, among the ranks that read different samples."""
         return self.order.arguments.topology().rank
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """How many such ranks there are."""
+        """The number of ranks that read different samples."""
         return self.order.arguments.topology().world_size
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """This rank's."""
+        """This rank's samples."""
         return len(self)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """All ranks'."""
+        """All ranks' samples."""
         return self.num_samples * self.num_replicas
 
 
@@ -83,8 +83,9 @@ class RankRandomSampler(RankSampler, RandomSampler):
 
 
 class RankBatchSampler(BatchSampler):
-    """This rank's batches of indices. Made anew with another sampler, as Lightning does, it is torch's BatchSampler; with
-    this rank's own (to predict), each sample comes once, and none to make ranks equal."""
+    """This rank's batches of indices. Constructed with another sampler, as Lightning does, it is torch's BatchSampler;
+    constructed with this rank's own sampler (to predict), it yields each sample once, without repeats that make ranks
+    equal."""
 
     repeats = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,62 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # As `Control` sets it, and before a test that uses gRPC by itself: its fork handlers can stop a child in `fork`.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+IMPURE_IMPORTS = (
+    *(
+        "grpc",
+        "http.server",
+        "lightning",
+        "loader",
+        "multiprocessing",
+        "psutil",
+        "subprocess",
+        "testbed.",
+        "torch",
+    ),
+    *(
+        f"cachesvc.daemon.{name}"
+        for name in ("fills.pool", "grants.acceptor", "grants.server", "processes.fork_server", "serve")
+    ),
+    *(f"tests.support.{name}" for name in ("canned", "faults", "fillers", "processes", "training")),
+)
+IMPURE_FIXTURES = {"s3_server", "s3_env", "bucket", "proxy", "fake", "source"}
+IMPURE_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "socket.bind", "socket.connect"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `pure` the tests whose module imports nothing that starts a process or a server, nor torch."""
+    for item in items:
+        found = vars(getattr(item, "module", None) or object).values()
+        origins = [getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in found]
+        impure = any(str(origin).startswith(IMPURE_IMPORTS) for origin in origins)
+        if not impure and not IMPURE_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("pure")
+
+
+class Audit:
+    """Counts the processes and sockets that this process makes, from the interpreter's audit events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, _: object) -> None:
+        if event in IMPURE_EVENTS:
+            self.events.append(event)
+
+
+AUDIT = Audit()
+
+
+@pytest.fixture(autouse=True)
+def stays_pure(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a pure test that starts a process or a server."""
+    before = len(AUDIT.events)
+    yield
+    if request.node.get_closest_marker("pure"):
+        assert AUDIT.events[before:] == [], "this test is not pure: see IMPURE_IMPORTS in tests/conftest.py"
 
 
 @pytest.fixture(scope="session")

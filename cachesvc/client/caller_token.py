@@ -1,7 +1,8 @@
-"""Tells the daemon who calls its control API: gRPC over a Unix socket does not say it, the grants socket does.
+"""Identifies callers of the control API to the daemon: gRPC over a Unix socket does not pass the user, the grants socket
+does.
 
-A connection to the grants socket without a dataset; the daemon reads the user from the kernel and answers with
-a token that stands for this connection while it lives. See daemon/access/tenants.py.
+The caller opens a connection to the grants socket without a dataset. The daemon reads the user from the kernel and
+answers with a token, which identifies the caller while that connection lasts. See `daemon/access/tenants.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ TOKEN_KEY = "cachesvc-token"
 TIMEOUT_S = 30.0
 
 
-class Identity:
-    """One caller. Connects at the first call and again after the daemon was restarted; not for use across a fork."""
+class CallerIdentity:
+    """The token of one caller. Connects at the first call and again after a restart of the daemon; not for use across a
+    fork."""
 
     def __init__(self, directory: str) -> None:
         self._path = f"{directory}/{GRANTS_SOCKET}"
@@ -27,22 +29,22 @@ class Identity:
         self._token = 0
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """gRPC metadata for one call; empty where the grants socket does not answer, and then the call itself
-        finds out what is wrong. Raises DeadlineExceeded."""
-        if not self.lives():
+        """The gRPC metadata for one call; empty where the grants socket does not answer: the call itself then raises the
+        error. Raises DeadlineExceeded."""
+        if not self.is_alive():
             self.close()
         if self._channel is None:
             self._connect()
         return ((TOKEN_KEY, str(self._token)),) if self._channel is not None else ()
 
     def close(self) -> None:
-        """End the connection, and with it what the token is worth."""
+        """End the connection and invalidate the token."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
-    def lives(self) -> bool:
-        """Whether there is a connection whose other end is held by a daemon: by the one that took over, perhaps."""
+    def is_alive(self) -> bool:
+        """True while a daemon holds the other end of the connection. That may be one that took over from the first."""
         if self._channel is None:
             return False
         gone = select.poll()

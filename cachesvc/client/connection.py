@@ -1,8 +1,8 @@
-"""One connection to a daemon's grants socket, on which threads ask at the same time.
+"""One connection to a daemon's grants socket, which threads share for concurrent requests.
 
-Requests are numbered. Of the threads that wait for answers one reads the socket, for all of them; when it has its
-own answers, another takes its place. The descriptor is closed by the last thread that has to do with it, so that
-nobody reads from a number that is already another file's.
+Requests are numbered. Of the threads that wait for answers one reads the socket, for all of them; when it has its own
+answers, another takes over. The last thread that uses the descriptor closes it, so that no thread reads from a number
+that belongs to another file by then.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from cachesvc.core.wire import Message, Op
 from cachesvc.system import datagrams
 
 SEND_TIMEOUT_S = 30.0
-"""A daemon that is stopped takes no messages; past this it counts as gone."""
-SILENT_S = 30.0
-"""A source that is slow, or a daemon that is stopped: whoever waits so long for an answer is told."""
+"""A stopped daemon reads no messages; past this timeout it counts as gone."""
+WARN_AFTER_S = 30.0
+"""A wait this long for an answer (a slow source, a stopped daemon) is logged."""
 MAX_NUMBER = (1 << 32) - 1
-MAX_ASKED = 256
-"""Requests without an answer, of all threads together: their answers fit the daemon's buffer
-(`daemon/grants/server.py`), also when this process gets no core to read them. One who does not read is dropped."""
-AT_ONCE = 128
-"""Of one call: it leaves room for another's."""
+MAX_OUTSTANDING = 256
+"""Requests without an answer, of all threads together. Their answers fit the daemon's buffer
+(`daemon/grants/server.py`), also while this process gets no core to read them; it drops readers that overflow it."""
+MAX_GROUP = 128
+"""Requests of one call that are outstanding at once: it leaves room for another call's."""
 
 _log = logging.getLogger("cachesvc")
 
 Answer = tuple[Message, int | None]
-"""What the daemon said, and the descriptor that came with it, which is the receiver's to close."""
+"""A message of the daemon and the descriptor that came with it, which the receiver closes."""
 
 
 def _number(answer: Answer) -> int:
@@ -55,23 +55,24 @@ class _Call:
 
 
 class Connection:
-    """Lives until it breaks or is closed, and is never revived. Safe to share between threads; in a forked child
-    `forget` it."""
+    """Lasts until it breaks or is closed, and is never revived. Safe to share between threads; in a forked child
+    `abandon` it."""
 
     def __init__(self, path: str) -> None:
-        """Raises DaemonUnavailable or NotAllowed when nobody answers at `path`."""
+        """Raises DaemonUnavailable or NotAllowed when no daemon accepts at `path`."""
         self._path = path
         self.recalled: deque[Message] = deque()
-        """Extents that the daemon asked for since somebody looked."""
-        # Locked by itself: a `with` on a Condition runs Python code, in which an interrupt would leave it locked.
+        """Recalls of extents that `DaemonGrants.recalled` has not read yet."""
+        # Lock this, not the Condition: its `with` runs Python code, in which an interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._asked: dict[int, _Call] = {}
+        self._calls: dict[int, _Call] = {}
+        """By the number of each outstanding request."""
         self._number = 0
         self._reading = False
         self._followers = 0
         self._users = 0
-        self.over = False
+        self.ended = False
         """It broke, or was closed."""
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._channel.settimeout(SEND_TIMEOUT_S)
@@ -87,40 +88,42 @@ class Connection:
     @property
     def outstanding(self) -> int:
         """Requests that wait for their answers."""
-        return len(self._asked)
+        return len(self._calls)
 
-    def ask(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
-        """Send a request for each value and wait for the answers, in the same order. Raises DaemonUnavailable when the
-        connection is gone, DeadlineExceeded at `deadline` (monotonic); then what had come is given back."""
-        if len(values) <= AT_ONCE:
-            return self._ask(op, values, deadline)
+    def request(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
+        """Send a request for each value and wait for the answers; returns them in the same order. Raises
+        DaemonUnavailable when the connection breaks, DeadlineExceeded at `deadline` (monotonic); answers that have come
+        are released then."""
+        if len(values) <= MAX_GROUP:
+            return self._request_group(op, values, deadline)
         answers: list[Answer] = []
         try:
-            for start in range(0, len(values), AT_ONCE):
-                answers += self._ask(op, values[start : start + AT_ONCE], deadline)
+            for start in range(0, len(values), MAX_GROUP):
+                answers += self._request_group(op, values[start : start + MAX_GROUP], deadline)
         except BaseException:
-            give_back(self, answers)
+            release_answers(self, answers)
             raise
         return answers
 
     def greet(self, message: Message, deadline: float) -> Message:
-        """Send a greeting, before anything else, and wait for its answer. Raises as `ask`."""
+        """Send a greeting, before anything else, and wait for its answer. Raises as `request`."""
         call = _Call(1)
         with self._lock:
-            self._asked[0] = call
+            self._calls[0] = call
             self._users += 1
         try:
-            with suppress(ConnectionError):  # turned away already: why, is to be read
+            with suppress(ConnectionError):  # refused already: the reason is in the answer
                 self._channel.send(wire.encode(*message))
             self._wait(call, deadline)
         finally:
             self._leave()
         return call.answers[0][0]
 
-    def tell(self, messages: Sequence[Message], fd: int | None = None) -> None:
-        """Send what has no answer, each with the descriptor, which stays the caller's. Raises DaemonUnavailable."""
+    def send(self, messages: Sequence[Message], fd: int | None = None) -> None:
+        """Send messages that have no answer, each with the descriptor, which stays the caller's. Raises
+        DaemonUnavailable."""
         with self._lock:
-            if self.over:
+            if self.ended:
                 raise self._gone()
             self._users += 1
         try:
@@ -129,45 +132,45 @@ class Connection:
         finally:
             self._leave()
 
-    def listen(self) -> None:
-        """Take in what the daemon has said unasked; whoever reads just now does that too."""
+    def read_pending(self) -> None:
+        """Read the messages that have come, recalls among them. A thread that waits for answers does that, too."""
         with self._lock:
-            if self.over or self._reading:
+            if self.ended or self._reading:
                 return
             self._reading = True
             self._users += 1
         try:
             with suppress(DaemonUnavailable):
                 while self._readable.poll(0):
-                    self._take(self._receive(time.monotonic()), None)
+                    self._dispatch(self._receive(time.monotonic()), None)
         finally:
             self._end_reading()
             self._leave()
 
-    def lives(self) -> bool:
-        """Whether the daemon is still at the other end."""
+    def is_alive(self) -> bool:
+        """True while the daemon has its end open."""
         with self._lock:
-            if self.over:
+            if self.ended:
                 return False
             gone = select.poll()
             gone.register(self._channel, select.POLLRDHUP)
             return not gone.poll(0)
 
     def close(self) -> None:
-        """End it. Whoever waits for an answer raises DaemonUnavailable."""
+        """End the connection. Threads that wait for answers raise DaemonUnavailable."""
         with self._lock:
-            if self.over:
+            if self.ended:
                 return
-            self.over = True
+            self.ended = True
             with suppress(OSError):  # a peer that is gone
-                self._channel.shutdown(socket.SHUT_RDWR)  # wakes who reads
+                self._channel.shutdown(socket.SHUT_RDWR)  # wakes the reading thread
             if not self._users:
                 self._channel.close()
             self._changed.notify_all()
 
-    def forget(self) -> None:
-        """In a forked child: close the descriptor; no lock, for a thread of the parent may have held it."""
-        self.over = True
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child, without the lock, which a thread of the parent may have held."""
+        self.ended = True
         self._channel.close()
 
     # ---- inside
@@ -175,7 +178,7 @@ class Connection:
     def _gone(self) -> DaemonUnavailable:
         return DaemonUnavailable(f"the daemon at {self._path} went away; start it again: cachesvc serve")
 
-    def _ask(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
+    def _request_group(self, op: Op, values: Sequence[int], deadline: float) -> list[Answer]:
         call = _Call(len(values))
         numbers = self._enter(call, deadline)
         try:
@@ -193,41 +196,42 @@ class Connection:
         return answers
 
     def _enter(self, call: _Call, deadline: float) -> range:
+        """Number the requests of a call, once they do not exceed MAX_OUTSTANDING."""
         with self._lock:
-            while self._asked and len(self._asked) + call.left > MAX_ASKED and not self.over:
-                if not self._await(deadline):
-                    raise self._late()
-            if self.over:
+            while self._calls and len(self._calls) + call.left > MAX_OUTSTANDING and not self.ended:
+                if not self._await_change(deadline):
+                    raise self._timed_out()
+            if self.ended:
                 raise self._gone()
             if self._number + call.left > MAX_NUMBER:
                 self._number = 0
             numbers = range(self._number + 1, self._number + 1 + call.left)
             self._number += call.left
             for number in numbers:
-                self._asked[number] = call
+                self._calls[number] = call
             self._users += 1
             return numbers
 
     def _leave(self) -> None:
         with self._lock:
             self._users -= 1
-            if self.over and not self._users:
+            if self.ended and not self._users:
                 self._channel.close()
 
     def _put(self, data: bytes, fd: int | None = None) -> None:
         try:
             datagrams.send(self._channel, data, fd)
         except BlockingIOError:
-            self._put_later(data, fd)
+            self._put_when_writable(data, fd)
         except OSError:
             self.close()
             raise self._gone() from None
 
-    def _put_later(self, data: bytes, fd: int | None) -> None:
-        """Send when the daemon has read some of what it was sent."""
-        deadline, room = time.monotonic() + SEND_TIMEOUT_S, select.poll()
-        room.register(self._channel, select.POLLOUT)
-        while room.poll(max(0.0, deadline - time.monotonic()) * 1000):
+    def _put_when_writable(self, data: bytes, fd: int | None) -> None:
+        """Send once the daemon has read some of the messages before."""
+        deadline, writable = time.monotonic() + SEND_TIMEOUT_S, select.poll()
+        writable.register(self._channel, select.POLLOUT)
+        while writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             try:
                 datagrams.send(self._channel, data, fd)
                 return
@@ -241,21 +245,21 @@ class Connection:
     def _wait(self, call: _Call, deadline: float) -> None:
         while call.left:
             with self._lock:
-                while call.left and self._reading and not self.over:
+                while call.left and self._reading and not self.ended:
                     self._follow(call, deadline)
                 if not call.left:
                     return
-                if self.over:
+                if self.ended:
                     raise self._gone()
                 self._reading = True
             self._read_until(call, deadline)
 
     def _follow(self, call: _Call, deadline: float) -> None:
-        """Wait for what another thread reads."""
-        if not self._await(deadline) and call.left and self._reading:
-            raise self._late()
+        """Wait for answers that another thread reads."""
+        if not self._await_change(deadline) and call.left and self._reading:
+            raise self._timed_out()
 
-    def _await(self, deadline: float) -> bool:
+    def _await_change(self, deadline: float) -> bool:
         """Wait for a change, with the lock held; False at the deadline."""
         self._followers += 1
         try:
@@ -264,81 +268,81 @@ class Connection:
             self._followers -= 1
 
     def _read_until(self, call: _Call, deadline: float) -> None:
-        """Read for everybody until this call is whole."""
+        """Read for all threads until this call is complete."""
         try:
             while call.left:
-                self._take(self._receive(deadline), call)
+                self._dispatch(self._receive(deadline), call)
         finally:
             self._end_reading()
 
-    def _take(self, found: Answer, own: _Call | None) -> None:
-        """Give an answer to whoever waits for it; `own` is the reading thread's."""
+    def _dispatch(self, found: Answer, own: _Call | None) -> None:
+        """Hand an answer to the call that waits for it; `own` is the reading thread's."""
         answer, fd = found
         if answer.op is Op.RECALL:
             self.recalled.append(answer)
             return
         with self._lock:
-            asker = self._asked.pop(answer.number, None)
-            if asker is not None:
-                asker.answers.append(found)
-                asker.left -= 1
-                if not asker.left and asker is not own:
+            call = self._calls.pop(answer.number, None)
+            if call is not None:
+                call.answers.append(found)
+                call.left -= 1
+                if not call.left and call is not own:
                     self._changed.notify_all()
-        if asker is None and fd is not None:  # nobody waits for it any more: nobody wants the lease
+        if call is None and fd is not None:  # its call was withdrawn: end the lease
             os.close(fd)
             self._put(wire.encode(Op.RELEASE, 0, answer.value))
 
     def _end_reading(self) -> None:
-        """Another thread may read from here on."""
+        """Let another thread read from here on."""
         with self._lock:
             self._reading = False
             if self._followers:
                 self._changed.notify_all()
 
     def _receive(self, deadline: float) -> Answer:
-        if not self._heard(max(0.0, deadline - time.monotonic())):
-            raise self._late()
+        if not self._await_readable(max(0.0, deadline - time.monotonic())):
+            raise self._timed_out()
         try:
             data, fd = datagrams.receive(self._channel, wire.MAX_MESSAGE_BYTES)
         except OSError:
             data, fd = b"", None
         try:
             return wire.decode(data), fd
-        except ValueError:  # nothing: the other end is closed. Else no daemon of ours is there
+        except ValueError:  # no bytes: the other end is closed; else the peer is not a daemon of ours
             if fd is not None:
                 os.close(fd)
             self.close()
             raise self._gone() from None
 
-    def _heard(self, wait_s: float) -> bool:
-        """Wait until there is something to read; who waits long says so."""
-        ready = self._readable.poll(min(wait_s, SILENT_S) * 1000)
-        if not ready and wait_s > SILENT_S:
+    def _await_readable(self, wait_s: float) -> bool:
+        """Wait until there is something to read; a long wait is logged."""
+        ready = self._readable.poll(min(wait_s, WARN_AFTER_S) * 1000)
+        if not ready and wait_s > WARN_AFTER_S:
             _log.warning(
                 "the daemon at %s has granted nothing for %.0f s: waiting up to %.0f s more; see cachesvc status",
                 self._path,
-                SILENT_S,
-                wait_s - SILENT_S,
+                WARN_AFTER_S,
+                wait_s - WARN_AFTER_S,
             )
-            ready = self._readable.poll((wait_s - SILENT_S) * 1000)
+            ready = self._readable.poll((wait_s - WARN_AFTER_S) * 1000)
         return bool(ready)
 
     def _withdraw(self, call: _Call, numbers: Sequence[int]) -> None:
-        """Nobody waits for these any more; what has come goes back."""
+        """Forget outstanding requests, and release the answers that have come."""
         with self._lock:
             for number in numbers:
-                self._asked.pop(number, None)
+                self._calls.pop(number, None)
             self._changed.notify_all()
-        give_back(self, call.answers)
+        release_answers(self, call.answers)
 
-    def _late(self) -> DeadlineExceeded:
+    def _timed_out(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the daemon at {self._path} did not grant an extent in time")
 
 
-def give_back(connection: Connection, answers: Sequence[Answer]) -> None:
-    """Close the descriptors of answers that nobody will use, and end their leases."""
+def release_answers(connection: Connection, answers: Sequence[Answer]) -> None:
+    """Close the descriptors of unused answers, and end their leases."""
     leased = [(answer, fd) for answer, fd in answers if fd is not None]
     for _, fd in leased:
         os.close(fd)
     with suppress(DaemonUnavailable):  # its end ended the leases
-        connection.tell([Message(Op.RELEASE, 0, answer.value) for answer, _ in leased])
+        connection.send([Message(Op.RELEASE, 0, answer.value) for answer, _ in leased])

@@ -1,4 +1,4 @@
-"""Finds the daemon and speaks its control API (gRPC). Extents travel by `leases.DaemonGrants` instead."""
+"""Finds the daemon and calls its control API (gRPC). Extents are granted over another socket (`grants.DaemonGrants`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cachesvc.client.caller_token import Identity
-from cachesvc.client.fork_safety import rest_before_forks
+from cachesvc.client.caller_token import CallerIdentity
+from cachesvc.client.fork_safety import delay_forks
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
     Busy,
@@ -26,17 +26,17 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import DatasetId
 
 if TYPE_CHECKING:
-    from cachesvc.catalog.build import Options
+    from cachesvc.catalog.options import Options
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 CALL_TIMEOUT_S = 30.0
 TAKEOVER_S = 60.0
-"""How long calls wait for a daemon that takes over from another."""
-AGAIN_S = 0.1
-BUSY_S = 0.5
-"""Between two tries where this user's calls hold all places that it can have; for no longer than a takeover takes."""
+"""How long calls wait for a daemon that takes over from another, and for a free place."""
+RETRY_S = 0.1
+BUSY_RETRY_S = 0.5
+"""The pause between two tries where this user has too many calls under way."""
 MAX_MESSAGE_BYTES = 24 << 20
-"""What a daemon takes: 100,000 URIs of 240 characters."""
+"""The daemon's limit: 100,000 URIs of 240 characters."""
 CODE_KEY = "cachesvc-code"
 
 
@@ -55,13 +55,13 @@ class DatasetInfo:
 
 
 def find_daemon() -> str | None:
-    """The directory of a daemon's sockets, or None where there is none."""
+    """The directory of a daemon's sockets, or None without one."""
     return next((d for d in socket_dirs() if os.path.exists(f"{d}/{CONTROL_SOCKET}")), None)
 
 
 class Control:
-    """One gRPC channel. Close it before forking: a fork waits for what it leaves behind (`fork_safety.py`). Errors are
-    those of core/errors.py, DaemonUnavailable when nobody answers, InvalidInput for a directory whose path is too long
+    """One gRPC channel. Close it before a fork, which waits for the threads of a closed channel (`fork_safety.py`). Raises
+    the errors of core/errors.py: DaemonUnavailable without a daemon, InvalidInput for a directory whose path is too long
     for sockets."""
 
     def __init__(self, directory: str | None = None) -> None:
@@ -77,15 +77,15 @@ class Control:
 
         from cachesvc.v1 import cachesvc_pb2, services
 
-        rest_before_forks()
+        delay_forks()
         self.directory = found
-        self._identity = Identity(found)
+        self._identity = CallerIdentity(found)
         self._pb = cachesvc_pb2
         limits = [
             ("grpc.max_receive_message_length", -1),
-            ("grpc.initial_reconnect_backoff_ms", int(AGAIN_S * 1000)),
-            ("grpc.min_reconnect_backoff_ms", int(AGAIN_S * 1000)),
-            ("grpc.max_reconnect_backoff_ms", int(AGAIN_S * 1000)),
+            ("grpc.initial_reconnect_backoff_ms", int(RETRY_S * 1000)),
+            ("grpc.min_reconnect_backoff_ms", int(RETRY_S * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(RETRY_S * 1000)),
         ]
         self._channel = grpc.insecure_channel(control_address(found), limits)
         self._stub = services.Stub(self._channel, "Cache")
@@ -144,21 +144,20 @@ class Control:
         self._ask(self._stub.Pin, self._pb.PinRequest(dataset=dataset, pinned=pinned))
 
     def evict(self, dataset: DatasetId) -> pb.EvictReply:
-        """Drop a dataset from every tier. The bytes are free then, but those of a disk that takes longer than 10 s."""
+        """Drop a dataset from every tier. Its bytes are free on return, except on a disk that takes longer than 10 s."""
         found: pb.EvictReply = self._ask(self._stub.Evict, self._pb.EvictRequest(dataset=dataset))
         return found
 
     def _ask(self, method: Any, request: Any) -> Any:
-        """One call with one answer."""
+        """Make a call with one answer."""
 
         def call() -> Iterator[Any]:
             yield method(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
 
-        return next(self._again(call))
+        return next(self._retried(call))
 
     def _stream(self, method: Any, request: Any) -> Iterator[Any]:
-        """One call with many answers; from the beginning again where a daemon took over. Closing the iterator ends
-        the call."""
+        """Make a call with many answers; it starts again where a daemon took over. Closing the iterator ends the call."""
 
         def call() -> Iterator[Any]:
             answers = method(request, metadata=self._identity.metadata())
@@ -167,11 +166,11 @@ class Control:
             finally:
                 answers.cancel()
 
-        return self._again(call)
+        return self._retried(call)
 
-    def _again(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Ask anew while the call breaks off, or finds no place, and our connection to the grants socket stays: it
-        outlives a daemon only where another one took over."""
+    def _retried(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Retry a call that breaks off, or is refused as Busy, while the caller's connection to the grants socket lasts:
+        it outlives a daemon only where another one took over."""
         deadline = None
         while True:
             try:
@@ -180,15 +179,15 @@ class Control:
                 return
             except DaemonUnavailable as error:
                 deadline = deadline or time.monotonic() + TAKEOVER_S
-                if not self._identity.lives() or time.monotonic() >= deadline:
+                if not self._identity.is_alive() or time.monotonic() >= deadline:
                     raise
-                pause_s = BUSY_S if isinstance(error, Busy) else AGAIN_S
-            time.sleep(pause_s)  # the other binds its socket by and by, calls end: this paces the knocking
+                pause_s = BUSY_RETRY_S if isinstance(error, Busy) else RETRY_S
+            time.sleep(pause_s)  # until the other daemon binds its socket, or another call ends
 
 
 @contextmanager
 def _typed(directory: str) -> Iterator[None]:
-    """gRPC's errors -> ours, once."""
+    """Translates gRPC's errors to ours."""
     import grpc
 
     try:
@@ -198,7 +197,7 @@ def _typed(directory: str) -> Iterator[None]:
 
 
 def no_answer(path: str, error: OSError) -> CacheError:
-    """What a socket that cannot be connected to means: nobody there, or not for this user."""
+    """The error for a socket that refuses a connection: no daemon, or not for this user."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return NotAllowed(
             f"{path} is not open to user {os.geteuid()}; join the group that owns it, or ask for a wider"
@@ -222,13 +221,13 @@ def _translate(error: Any, directory: str) -> CacheError:
 
 
 def _unavailable(path: str) -> CacheError:
-    """gRPC does not say why: knock once more."""
-    with socket.socket(socket.AF_UNIX) as knock:
+    """Connect once more to find the reason, which gRPC does not pass on."""
+    with socket.socket(socket.AF_UNIX) as probe:
         try:
-            knock.connect(path)
+            probe.connect(path)
         except OSError as error:
             return no_answer(path, error)
-    return DaemonUnavailable(f"the daemon at {path} broke off; try again, and see its log")
+    return DaemonUnavailable(f"the daemon at {path} broke the connection; try again, and see its log")
 
 
 def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
@@ -245,7 +244,7 @@ def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
 
 
 def answers(directory: str) -> bool:
-    """Whether a daemon is there, not only the socket of a dead one."""
+    """True if a daemon answers at its socket, which may be left from one that ended."""
     if not os.path.exists(f"{directory}/{CONTROL_SOCKET}"):
         return False
     try:

@@ -1,6 +1,8 @@
-"""One thread of a process looks after what readers hold, though none of them reads just now: a daemon that was started
-again is to know of it soon (their plans wait until they read: nothing is fetched for who rests), and a node whose memory
-runs short is to get it back."""
+"""Polls idle readers once a second, on one thread per process.
+
+A reader that does not read just now must still connect to a restarted daemon, so that its leases count there (plans are
+sent at its next read: nothing is fetched for an idle reader), and release memory when the node runs short.
+"""
 
 from __future__ import annotations
 
@@ -14,62 +16,61 @@ from typing import Protocol
 from cachesvc.core.errors import CacheError
 
 EVERY_S = 1.0
-"""A look costs a system call, a connect that fails 20 us."""
+"""A poll costs a system call; a connect that fails, 20 us."""
 
 
-class LookedAfter(Protocol):
-    """Something that is to be looked at now and then."""
+class Polled(Protocol):
+    """An object that is polled regularly."""
 
-    def look(self) -> None:
-        """Do what is due. Raises CacheError, OSError where that is not possible; the next read says so."""
+    def poll(self) -> None:
+        """Do what is due. CacheError and OSError are ignored; the next read raises them."""
         ...
 
 
-class _Presence:
-    """Keeps nothing alive: who is forgotten is no longer looked after."""
+class _Poller:
+    """The polling thread of a process. It holds weak references only."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self._lock = threading.RLock()  # who is collected just now leaves in the midst of anything
-        self._kept: weakref.WeakSet[LookedAfter] = weakref.WeakSet()
-        threading.Thread(target=self._run, name="presence", daemon=True).start()
+        self._lock = threading.RLock()  # re-entrant: garbage collection may call `discard` at any point
+        self._polled: weakref.WeakSet[Polled] = weakref.WeakSet()
+        threading.Thread(target=self._run, name="cachesvc-poll", daemon=True).start()
 
-    def add(self, each: LookedAfter) -> None:
+    def add(self, each: Polled) -> None:
         with self._lock:
-            self._kept.add(each)
+            self._polled.add(each)
 
-    def discard(self, each: LookedAfter) -> None:
+    def discard(self, each: Polled) -> None:
         with self._lock:
-            self._kept.discard(each)
+            self._polled.discard(each)
 
     def _run(self) -> None:
         while True:
-            time.sleep(EVERY_S)  # not a wait for anybody: whoever reads connects by itself
-            self._look()
+            time.sleep(EVERY_S)  # delays no read: a reader that reads connects by itself
+            self._poll_all()
 
-    def _look(self) -> None:
+    def _poll_all(self) -> None:
         with self._lock:
-            kept = list(self._kept)
-        for each in kept:
+            polled = list(self._polled)
+        for each in polled:
             with suppress(CacheError, OSError):
-                each.look()
+                each.poll()
 
 
-_presence: _Presence | None = None
+_poller: _Poller | None = None
 
 
-def look_after(each: LookedAfter) -> None:
-    """Call its `look` now and then, from a thread, until it is forgotten or `leave_alone`."""
-    global _presence
-    presence = _presence
-    if presence is None or presence.process != os.getpid():  # a forked child has no threads
-        presence = _presence = (
-            _Presence()
-        )  # two threads may make two, and both do; a lock could be held in a fork
-    presence.add(each)
+def start_polling(each: Polled) -> None:
+    """Call `each.poll()` every second, from a thread, until it is garbage or `stop_polling`."""
+    global _poller
+    poller = _poller
+    if poller is None or poller.process != os.getpid():  # a forked child has no threads
+        # Two threads may make two pollers, and both poll. A lock instead could be held across a fork.
+        poller = _poller = _Poller()
+    poller.add(each)
 
 
-def leave_alone(each: LookedAfter) -> None:
-    """It is not to be looked at any more."""
-    if _presence is not None and _presence.process == os.getpid():
-        _presence.discard(each)
+def stop_polling(each: Polled) -> None:
+    """End the calls of `each.poll()`."""
+    if _poller is not None and _poller.process == os.getpid():
+        _poller.discard(each)

@@ -1,9 +1,9 @@
-"""A reader's plan, as memory that it hands to the daemon: four columns, one behind the other.
+"""A reader's plan as memory that the reader hands to the daemon: four columns, one after the other.
 
 extents      uint32 [rows]       indexes, in order of first need
-first steps  uint64 [rows]       which need an extent first
-last steps   uint64 [rows]       after which it is not needed again
-following    uint32 [more rows]  extents of the epoch after this one, in order, where that is known
+first steps  uint64 [rows]       the step that needs an extent first
+last steps   uint64 [rows]       the step after which an extent is not needed again
+following    uint32 [more rows]  extents of the next epoch, in order, where that is known
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_ROWS = MAX_EXTENTS
 _EXTENT_BYTES, _STEP_BYTES = 4, 8
 
 
-class Columns(NamedTuple):
-    """Of one length, but `following`."""
+class PlanColumns(NamedTuple):
+    """The columns of a plan; all but `following` have one length."""
 
     extents: Sequence[int]
     first_steps: Sequence[int]
@@ -33,9 +33,9 @@ class Columns(NamedTuple):
     following: Sequence[int]
 
 
-def written(plan: Plan) -> tuple[int, int, int]:
-    """A descriptor of the memory, the caller's, and the rows of both kinds. Raises InvalidInput for more than
-    `MAX_ROWS`, OSError where there is no descriptor or memory for it."""
+def write(plan: Plan) -> tuple[int, int, int]:
+    """A descriptor of the memory, which the caller closes, and the numbers of rows and of following rows. Raises
+    InvalidInput for more than `MAX_ROWS`, OSError without a descriptor or memory for it."""
     following = () if plan.following is None else plan.following
     rows, more = len(plan.extent), len(following)
     if max(rows, more) > MAX_ROWS:
@@ -55,21 +55,21 @@ def written(plan: Plan) -> tuple[int, int, int]:
     return fd, rows, more
 
 
-def read(fd: int, rows: int, more: int) -> Columns:
-    """The inverse, of what a stranger handed over; the descriptor stays the caller's. Raises InvalidInput for anything
-    but memory of that size."""
+def read(fd: int, rows: int, more: int) -> PlanColumns:
+    """Read a plan from memory that another process wrote; the descriptor stays the caller's. Raises InvalidInput for a
+    descriptor that is not memory of exactly that size."""
     size = rows * (_EXTENT_BYTES + 2 * _STEP_BYTES) + more * _EXTENT_BYTES
     if max(rows, more) > MAX_ROWS:
-        raise InvalidInput(f"a plan of {max(rows, more):,} rows, of {MAX_ROWS:,} at most")
+        raise InvalidInput(f"a plan of {max(rows, more):,} rows exceeds the limit of {MAX_ROWS:,}")
     try:
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # only memory has seals: reading it waits for nobody
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # fails for anything but memory, so that no read blocks
         raw = memoryview(os.pread(fd, size + 1, 0))
     except OSError as error:
-        raise InvalidInput(f"a plan that is no memory to be read: {error.strerror}") from None
+        raise InvalidInput(f"a plan whose descriptor is not readable memory: {error.strerror}") from None
     if len(raw) != size:
         raise InvalidInput(f"a plan of {len(raw)} bytes, not {size}")
     extents, steps = _EXTENT_BYTES * rows, _STEP_BYTES * rows
-    return Columns(
+    return PlanColumns(
         array("I", raw[:extents].tobytes()),
         array("Q", raw[extents : extents + steps].tobytes()),
         array("Q", raw[extents + steps : extents + 2 * steps].tobytes()),

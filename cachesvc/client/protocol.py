@@ -1,7 +1,4 @@
-"""The seam between readers and whoever holds extents: a daemon, a local file, or this process itself.
-
-Both ends of it live in different packages (`client` and the loader), so it stands here, above neither.
-"""
+"""The interface between readers and a holder of extents: a daemon, local files, or this process itself."""
 
 from __future__ import annotations
 
@@ -9,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+CLOSED = "the dataset was closed while its extents were requested; open it again"
+"""The text of the CacheError that `Grants.acquire` raises after `close`."""
+
 
 class Granted(NamedTuple):
     """An extent that may be read until it is released: `size_bytes` of `fd` from `offset`.
 
-    The receiver owns `fd` and closes it. `origin` says where the bytes come from: "ram" and "direct" are
-    memory (mappable), "nvme" and "local" are files (read with preadv). `brief`: to be released when a later read does
-    not touch it, since its room is for data that streams; `once`: right after the read that asked for it. `from_peer`:
-    its bytes came to this node from another one, not from the source. `holes`: what of it is no data (`core/holes.py`);
-    such an extent is never mapped.
+    The receiver owns `fd` and closes it. `origin` says where the bytes are: "ram" and "direct" are memory (mappable),
+    "nvme" and "local" are files (read with preadv). `brief`: release the extent when a later read does not need it, since
+    its room is for data that streams. `once`: release it after the read that requested it. `from_peer`: its bytes came
+    to this node from another node, not from the source. `holes`: the parts of it that are not data (`core/holes.py`);
+    an extent with holes is never mapped.
     """
 
     extent: int
@@ -39,25 +39,28 @@ class Refused:
 
 
 class Grants(Protocol):
-    """Hands out the extents of one dataset by their index in its catalog. Safe to share between threads; not
-    across a fork: a child calls `close` (which then only closes descriptors) and connects anew."""
+    """Grants the extents of one dataset by their index in its catalog. Safe to share between threads, not across a fork.
+
+    `tests/client/test_grants_conformance.py` states what every implementation does.
+    """
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        """One answer per extent, in any order; the extent is leased until `release`, `close` or death.
+        """One answer per extent, in any order; a granted extent is leased until `release`, `close` or the end of the
+        process.
 
-        Raises DaemonUnavailable, DeadlineExceeded, or the typed error of the fill that failed; then nothing
-        of this call stays leased.
+        Raises DaemonUnavailable, DeadlineExceeded, or the typed error of the fill that failed; then no extent of this
+        call stays leased. Raises CacheError after `close`.
         """
         ...
 
     def release(self, extents: Sequence[int]) -> None:
-        """Give leases back. The receiver has closed the descriptors and removed its mappings."""
+        """End leases. The receiver has closed the descriptors and removed its mappings."""
         ...
 
     def passed(self, step: int) -> None:
-        """Everything before `step` of this rank's plan has been consumed."""
+        """Report that everything before `step` of this rank's plan has been consumed."""
         ...
 
     def close(self) -> None:
-        """Give back everything."""
+        """End every lease."""
         ...

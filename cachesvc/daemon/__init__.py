@@ -1,4 +1,4 @@
-"""The daemon of one node: executes what the core decides.
+"""The daemon of one node, which executes the core's decisions.
 
 In: readers, control calls, answers of fillers and disks. Out: grants, replies and metrics. `serve.py` builds it, and
 `runner.py` is the only place where the core meets IO.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import logging
 import os
@@ -12,15 +11,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from cachesvc.config import (
-    CONTROL_SOCKET,
     GRANTS_SOCKET,
-    NAMED_TWICE,
     STATE_BYTES,
     Settings,
     check_open_files,
@@ -34,37 +31,43 @@ from cachesvc.config import (
     validate,
 )
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, OutOfSpace
+from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.access.tls import read_tls
-from cachesvc.daemon.control.connection_quota import Crowds
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.server import NO_THREAD, control_path, control_server
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
-from cachesvc.daemon.disks.budgets import Budgets, checked_budget
-from cachesvc.daemon.disks.opening import SILENT_S, STANDSTILL_SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.budgets import Budgets
+from cachesvc.daemon.disks.opening import (
+    SILENT_S,
+    STANDSTILL_SILENT_S,
+    DirectoryOpening,
+    tiers_at_start,
+    wait_until_open,
+)
 from cachesvc.daemon.disks.renewal import Disk
-from cachesvc.daemon.fills.pool import Fillers
-from cachesvc.daemon.grants.deferred_close import Disposal
-from cachesvc.daemon.grants.listening import check_addresses, check_free, identity, remove
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.grants.unix_sockets import identity, remove
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.metrics.http import Scrapes
-from cachesvc.daemon.metrics.metrics import Metrics
-from cachesvc.daemon.peers.sharing import Sharing
+from cachesvc.daemon.metrics.collector import MetricsCollector
+from cachesvc.daemon.metrics.scrape_server import ScrapeServer
+from cachesvc.daemon.peers.sharer_process import SharerProcess
+from cachesvc.daemon.ports import check_addresses
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.reader_events import ReaderEvents
 from cachesvc.daemon.runner import Runner
-from cachesvc.daemon.takeover.adoption import END_S, Adopted, Predecessor, fill_ram, meet, restore
-from cachesvc.daemon.takeover.takeover import Takeover
-from cachesvc.daemon.takeover.wire import SOCKET as TAKEOVER_SOCKET
+from cachesvc.daemon.socket_lock import only_daemon
+from cachesvc.daemon.takeover.new_daemon import END_S, Handover, OldDaemon, fill_ram, find_old_daemon, restore
+from cachesvc.daemon.takeover.old_daemon import TakeoverListener
 from cachesvc.sources.uri import Allowlist
 from cachesvc.system.footprint import FILLS, largest_ram_bytes
 from cachesvc.system.memory import allowed_bytes
@@ -72,17 +75,19 @@ from cachesvc.tiers.ram import RamTier
 
 log = logging.getLogger(__name__)
 GC_THRESHOLDS = (1000, 2, 5000)
-"""A full collection walks every extent's record: 30 ms for 20,000 extents, in the middle of a grant. What the
-core drops is no cycle, so one in millions of allocations is enough."""
+"""A full garbage collection walks every extent's record, 30 ms for 20,000 extents, and delays grants. The core makes no
+reference cycles, so one in millions of allocations is enough."""
 STOP_GRACE_S = 2.0
-END_POLL_S = 0.1
 SWITCH_INTERVAL_S = 0.0002
-"""Python's own 5 ms is how long a gRPC thread may keep the event loop, and so a grant, waiting."""
+"""The longest that a gRPC thread may keep the event loop, and so a grant, waiting; Python's default is 5 ms."""
 
 
 def serve(settings: Settings) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code. Raises CacheError when it cannot
-    start: sockets in use, budgets that make no sense, a cache directory that cannot be used."""
+    """Run the daemon until SIGTERM or SIGINT; return the exit code.
+
+    Raises CacheError where it cannot start: invalid settings, sockets in use, budgets that hold no extent, or an unusable
+    cache directory.
+    """
     validate(settings)
     check_socket_dir(settings.socket_dir)
     allowed_memory = allowed_bytes()
@@ -100,39 +105,39 @@ def serve(settings: Settings) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Schedulers warn each process of a job by these; fillers inherit it.
+    # Schedulers send these as warnings to each process of a job; fillers inherit the setting.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     loop = Loop()
-    before = meet(settings.socket_dir, settings.state_dir) if settings.takeover else None
-    if before is None:
-        _end_when_told(loop)
+    old = find_old_daemon(settings.socket_dir, settings.state_dir) if settings.takeover else None
+    if old is None:
+        _stop_on_signals(loop)
     with (
-        _threads_start(),
-        _only_one(settings.socket_dir, before, END_S if settings.takeover else 0.0) as lock,
-        _filling(settings, allowed.roots, loop) as fillers,
+        _translate_thread_errors(),
+        only_daemon(settings.socket_dir, old, END_S if settings.takeover else 0.0) as lock,
+        _running_fillers(settings, allowed.roots, loop) as fillers,
         ExitStack() as ending,
     ):
-        runner = _built(ending, settings, allowed, lookups, fillers, loop, lock, before, open_files)
+        runner = _build(ending, settings, allowed, lookups, fillers, loop, lock, old, open_files)
         if open_files < wanted:
-            few = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
-            log.warning("few open files are allowed", extra={**few, "readers": most_readers(open_files)})
+            limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
+            log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
         log.info(
             "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
         )
         loop.run(runner.next_deadline, runner.tick, time.monotonic)
         log.info("stopping")
-    if runner.hangs or runner.disposal.count():
+    if runner.hangs:
         log.warning(
-            "this process ends when the disks that it waits for answer, or what clients sent; nothing else waits for that"
+            "this process ends when the disks that it waits for answer; it releases its sockets and memory now"
         )
-        _leave_all(fillers, runner.disposal)
+        _exit_at_once(fillers)
     return 0
 
 
 @contextmanager
-def _threads_start() -> Iterator[None]:
-    """Raises CacheError where no thread can be started."""
+def _translate_thread_errors() -> Iterator[None]:
+    """Raise CacheError where the system refuses to start a thread."""
     try:
         yield
     except RuntimeError as error:
@@ -141,17 +146,17 @@ def _threads_start() -> Iterator[None]:
         raise CacheError(NO_THREAD) from error
 
 
-def _end_when_told(loop: Loop) -> None:
-    """From here on a signal ends the daemon in order. Before it has taken over from another, one ends the process at
-    once, and the other goes on."""
+def _stop_on_signals(loop: Loop) -> None:
+    """End the daemon in order on signals. During a takeover this is called late: until then a signal kills the new daemon,
+    and the old one goes on."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda *_: loop.stop())
     signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
 
 
 def raise_open_files(wanted: int) -> int:
-    """Every grant and connection is a descriptor: take what the hard limit gives; returns the limit."""
+    """Raise the limit of open files to `wanted`, as far as the hard limit allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft < wanted:
@@ -159,52 +164,10 @@ def raise_open_files(wanted: int) -> int:
     return max(soft, wanted)
 
 
-@contextmanager
-def _only_one(directory: str, before: Predecessor | None, wait_s: float) -> Iterator[int]:
-    """Hold the socket directory's lock: the socket file alone cannot tell a live daemon from a dead one
-    without a race. A daemon that is taken over from shares its own; one that is ending, and cannot be met any more,
-    has `wait_s` for it. Raises InvalidInput where something else is in a socket's place."""
-    lock = _locked(directory, time.monotonic() + wait_s) if before is None else before.lock
-    try:
-        if before is None:
-            for name in (CONTROL_SOCKET, GRANTS_SOCKET, TAKEOVER_SOCKET):
-                check_free(f"{directory}/{name}")
-        else:
-            check_free(f"{directory}/{CONTROL_SOCKET}", before.pid)  # it hands the others over
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _locked(directory: str, deadline: float) -> int:
-    try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise NotAllowed(
-            f"{directory} cannot hold the daemon's sockets ({error.strerror}); give --socket a directory of yours"
-        ) from None
-    told = False
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(lock)
-                raise InvalidInput(
-                    f"a daemon already serves {directory}; stop it, give --takeover, or give --socket another directory"
-                ) from None
-        if not told:
-            log.info("a daemon that is ending is waited for", extra={"socket": directory})
-        told = True
-        time.sleep(END_POLL_S)
-
-
 def _make_state_dir(directory: str) -> None:
-    """Raises NotAllowed or OutOfSpace where catalogs and metadata cannot be kept."""
+    """Make the state directory. Raises NotAllowed or OutOfSpace where it cannot hold catalogs and metadata."""
     try:
-        for private in (f"{directory}/catalogs", f"{directory}/metadata"):  # they name every tenant's data
+        for private in (f"{directory}/catalogs", f"{directory}/metadata"):  # they name the data of all users
             Path(private).mkdir(parents=True, exist_ok=True)
             os.chmod(private, 0o700)
         with tempfile.TemporaryFile(dir=directory) as probe:
@@ -212,56 +175,55 @@ def _make_state_dir(directory: str) -> None:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         where = error.filename if isinstance(error, FileExistsError) else directory
-        mend = f"free {STATE_BYTES >> 20} MiB there" if full else "give it to the daemon's user, writable"
+        change = f"free {STATE_BYTES >> 20} MiB there" if full else "give it to the daemon's user, writable"
         raise (OutOfSpace if full else NotAllowed)(
-            f"{where} cannot hold the daemon's state ({error.strerror}); {mend}, or give --state-dir another"
+            f"{where} cannot hold the daemon's state ({error.strerror}); {change}, or give --state-dir another"
             " directory"
         ) from None
 
 
 @contextmanager
-def _filling(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator[Fillers]:
-    """Fillers, which end with the daemon, and with one that cannot start."""
+def _running_fillers(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator[FillerPool]:
+    """Start the fillers; they end with the daemon, also where its start fails."""
     _make_state_dir(settings.state_dir)
-    fillers = Fillers(settings, roots, loop.watch, loop.unwatch)
-    fillers.start()  # before any thread
+    fillers = FillerPool(settings, roots, loop.watch, loop.unwatch)
+    fillers.start()  # before the daemon starts a thread
     try:
         yield fillers
     finally:
         fillers.stop()
 
 
-def _built(
+def _build(
     ending: ExitStack,
     settings: Settings,
     allowed: Allowlist,
     lookups: Lookups,
-    fillers: Fillers,
+    fillers: FillerPool,
     loop: Loop,
     lock: int,
-    before: Predecessor | None,
+    old: OldDaemon | None,
     open_files: int,
 ) -> Runner:
-    """Build everything and bind the sockets. What has to be undone at the end, also of a start that failed, is
-    `ending`'s."""
-    quotas = Quotas(settings.quota, lambda prefix: lookups.place(prefix, "--quota"))
-    check_addresses(settings, before.addresses if before else ())
-    loader = Threads(2, "catalogs")
+    """Build all parts and bind the sockets. `ending` collects the steps that undo it at the end or after a failed start."""
+    quotas = Quotas(settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
+    check_addresses(settings, old.addresses if old else ())
+    loader = ThreadPool(2, "catalogs")
     control_file: tuple[int, int] | None = None
     ending.callback(lambda: remove(control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, before is None)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, old is None)
     ending.callback(datasets.close)
     ending.callback(loader.shutdown, wait=False)
-    adopted = _adopted(before, datasets)
+    adopted = _hand_over(old, datasets)
     ram = RamTier(RAM, most_in_ram(open_files))
-    openings = _openings(settings, adopted, loop)
+    openings = _start_openings(settings, adopted, loop)
     in_ram = fill_ram(ram, settings.ram_bytes, adopted)  # while they go on
-    lost = awaited(openings, SILENT_S if before is None else STANDSTILL_SILENT_S)
-    specs, recovered = _taken(settings, openings, lost, in_ram)
-    if before is not None:
-        _end_when_told(loop)
-        before.adopted()
+    lost = wait_until_open(openings, SILENT_S if old is None else STANDSTILL_SILENT_S)
+    specs, recovered = tiers_at_start(settings, openings, lost, in_ram)
+    if old is not None:
+        _stop_on_signals(loop)
+        old.adopted()
     fills = settings.fillers * FILLS
     core = NodeSettings(
         max_fills=fills,
@@ -274,131 +236,89 @@ def _built(
     nvme = {TierName(f"nvme{number}"): spec for number, spec in enumerate(settings.nvme)}
     together_bytes = largest_ram_bytes(allowed_bytes(), settings.own_bytes) + settings.work_bytes
     budgets = Budgets(nvme, settings.extent_bytes, settings.work_bytes, together_bytes)
-    runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets)
+    runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets, quotas)
     ending.callback(runner.close)
     ending.callback(fillers.stop)
-    runner.quotas = quotas
     runner.count_from(max(1, adopted.state.next_id))
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
-    _recover(recovered, runner, pins)
+    _report_recovered(recovered, runner, pins)
     for name, why in lost.items():
         runner.watch.not_opened(name, why)
-    grants = runner.granting.server = _grants(settings, runner, open_files, adopted)
+    grants = runner.granting.server = _grants_server(settings, runner, open_files, adopted)
     ending.callback(grants.close)
     pins.restore()
     restore(adopted, runner)
-    takeover = Takeover(settings, lock, ram, runner, partial(_leave_all, fillers, runner.disposal))
+    takeover = TakeoverListener(settings, lock, ram, runner, partial(_exit_at_once, fillers))
     ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
-    sharing = Sharing(settings, runner)
+    sharing = SharerProcess(settings, runner)
     ending.callback(sharing.close)
     if settings.share:
         sharing.start()
-    callers = most_callers(open_files)
-    server = control_server(settings, service, grants.caller, callers)
+    server = control_server(settings, service, grants.caller, most_callers(open_files))
     control_file = identity(control_path(settings))
     ending.callback(server.stop, STOP_GRACE_S)
-    crowds = Crowds(control_path(settings), callers)
-    ending.callback(crowds.close)
     if settings.metrics:
-        Metrics(runner, sharing).register()
-        Scrapes(settings.metrics)
+        MetricsCollector(runner, sharing).register()
+        ScrapeServer(settings.metrics)
     return runner
 
 
-def _adopted(before: Predecessor | None, datasets: Datasets) -> Adopted:
-    """What comes from the daemon that served before us; readers wait from here until the loop runs."""
-    if before is None:
-        return Adopted()
-    before.prepare(datasets)
-    return before.hand_over()
+def _hand_over(old: OldDaemon | None, datasets: Datasets) -> Handover:
+    """Take over the state of the old daemon, if there is one; readers wait from here until the loop runs."""
+    if old is None:
+        return Handover()
+    old.prepare(datasets)
+    return old.hand_over()
 
 
-def _recover(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> None:
-    """Tell the core what its tiers hold. Where that exceeds a budget, what is pinned is to stay."""
+def _report_recovered(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> None:
+    """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget."""
     for event in recovered:
         budget_bytes = runner.node.policy.tiers[event.tier].budget_bytes
-        runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.spared(event))
+        runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.pinned_last(event))
 
 
-def _grants(settings: Settings, runner: Runner, open_files: int, adopted: Adopted) -> GrantsServer:
+def _grants_server(settings: Settings, runner: Runner, open_files: int, adopted: Handover) -> GrantsServer:
     return GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
-        runner,
+        ReaderEvents(runner),
         runner.plans,
-        runner.disposal,
         runner.loop.watch,
         runner.loop.unwatch,
         runner.next_id,
         most_readers(open_files),
-        open_files,
         adopted.listener,
     )
 
 
-def _leave_all(fillers: Fillers, disposal: Disposal) -> None:
-    """End this process at once: gRPC would remove the socket file, and tiers and connections are another's."""
+def _exit_at_once(fillers: FillerPool) -> None:
+    """End this process without an orderly close: gRPC would remove a socket file that the new daemon owns."""
     fillers.stop(wait=False)
     logging.shutdown()
-    _let_go(disposal.left())
+    _release_resources()
     os._exit(0)
 
 
-def _let_go(strangers: Container[int]) -> None:
-    """Close every socket and give back the RAM tier: a process that hangs in a disk ends when that answers, and would
-    keep ports and memory until then. What strangers sent may hang as it is closed, and goes with the process."""
+def _release_resources() -> None:
+    """Close all sockets and the RAM tier's memory. A process that hangs in a disk ends only when the disk answers, and
+    would keep ports and memory until then."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) in strangers:
-            continue
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:")):
                 os.close(int(name))
 
 
-def _openings(settings: Settings, adopted: Adopted, loop: Loop) -> list[Opening]:
-    """Begin to open all cache directories, but those that are handed over as lost."""
+def _start_openings(settings: Settings, adopted: Handover, loop: Loop) -> list[DirectoryOpening]:
+    """Begin to open all cache directories, except those that were handed over as lost."""
     openings = []
     for number, spec in enumerate(settings.nvme):
         name, path = TierName(f"nvme{number}"), Path(spec.path).absolute()
         disk = Disk(name, path, adopted.locks_of(str(path)), adopted.mounted(str(path)))
-        opening = Opening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
+        opening = DirectoryOpening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
         openings.append(opening)
         opening.skip() if adopted.lost(str(path)) else opening.begin()
     for fd in adopted.locks:
         os.close(fd)
     return openings
-
-
-def _taken(
-    settings: Settings, openings: Sequence[Opening], lost: Mapping[TierName, str], in_ram: events.Recovered
-) -> tuple[list[TierSpec], list[events.Recovered]]:
-    """The tiers, and what those that are open hold. Raises OutOfSpace where a budget makes no sense."""
-    specs = [TierSpec(RAM, settings.ram_bytes)] if settings.ram_bytes else []
-    recovered = [in_ram] if settings.ram_bytes else []
-    for opening, spec in zip(openings, settings.nvme, strict=True):
-        disk = opening.disk
-        found = disk.take() if disk.name not in lost else None
-        if found is None:
-            specs.append(TierSpec(disk.name, 0))  # nobody knows its room yet
-            continue
-        budget = checked_budget(spec, found.room, sum(found.extents.values()), settings.extent_bytes)
-        log.info(
-            "cache directory", extra={"dir": spec.path, "extents": len(found.extents), "budget_bytes": budget}
-        )
-        specs.append(TierSpec(disk.name, budget))
-        recovered.append(events.Recovered(disk.name, found.extents))
-    _check_each_once([opening.disk for opening in openings])
-    return specs, recovered
-
-
-def _check_each_once(disks: Sequence[Disk]) -> None:
-    """Raises InvalidInput where two of them are one directory: an old daemon's lock of it is shared by both. Also where one
-    failed: each removes what the other is just writing."""
-    seen: set[tuple[int, int]] = set()
-    for disk in disks:
-        if disk.place is None:
-            continue
-        if disk.place in seen:
-            raise InvalidInput(NAMED_TWICE.format(disk.path))
-        seen.add(disk.place)

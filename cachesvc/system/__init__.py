@@ -1,4 +1,4 @@
-"""What the operating system gives: memory and its limits, mappings, datagrams with descriptors.
+"""Interfaces to the operating system: memory and its limits, mappings, datagrams with descriptors.
 
-In: sizes, addresses, sockets. Out: what the kernel answers, and the memory that our own processes need. It owns nothing.
+In: sizes, addresses, sockets. Out: the kernel's answers, and the memory that the daemon's processes need. It owns nothing.
 """

@@ -1,6 +1,7 @@
-"""How much memory the daemon and its processes take at their peak, and the RAM budget that this leaves.
+"""Peak memory of the daemon and its processes, and the RAM budget that it leaves.
 
-`tests/system/test_footprint.py` measures the figures (docs/decisions/2026-11-26-memory-of-our-processes.md).
+The figures are measured (docs/decisions/2026-11-26-memory-of-our-processes.md); `tests/system/test_footprint.py`
+measures them again.
 """
 
 from __future__ import annotations
@@ -10,44 +11,46 @@ import os
 from cachesvc.system.memory import MEMORY_SPARE, allowed_bytes
 
 DAEMON_BYTES = 112 << 20
-"""The daemon, the process that fillers are forked from, and the builder, with their sockets and page tables."""
+"""The daemon, the fork server and the builder, with their sockets and page tables."""
 FILLER_BYTES = 28 << 20
-"""A filler, without the memory of the fills that it works at."""
+"""A filler, without the memory of its fills."""
 SHARER_BYTES = 48 << 20
-"""The process that gives peers what this node holds."""
+"""The process that serves peers."""
 FILLS = 2
-"""Extents that a filler works at side by side: they hide each other's first and last round trips. More make the first one
-late, unless they are small: as many more as together hold no more bytes than these would (core/tiering/policy.py)."""
+"""Concurrent fills of a filler, which hide each other's first and last round trips. More would delay the first one, unless
+the extents are small (`fill_bytes` in core/tiering/policy.py)."""
 WORK_EXTENTS = 4
-"""The RAM tier leaves memory for so many fills, or for as many as there are at once. A fill that takes more waits until the
-RAM tier has given up as much."""
+"""The RAM tier leaves memory for so many extents, or for one for each concurrent fill where that is less. A fill that needs
+more waits until the RAM tier has shrunk."""
 FEW_BYTES = 512 << 20
-"""Memory for each filler, where there is little."""
+"""Memory for each filler on a small machine; fewer fillers start where it allows less."""
 
 
 def default_fillers() -> int:
-    """One interpreter fills about 1 GB/s, and four saturate a 25 Gbit/s network card; fewer where memory is short."""
+    """The default number of fillers: one fills about 1 GB/s, and four saturate a 25 Gbit/s network card."""
     by_cores = min(4, max(2, (os.cpu_count() or 1) // 2))
     return min(by_cores, max(1, allowed_bytes() // FEW_BYTES))
 
 
 def work_bytes(fillers: int, extent_bytes: int) -> int:
-    """Memory that the RAM tier always leaves to fills."""
+    """The bytes that the RAM tier always leaves to fills."""
     return min(WORK_EXTENTS, fillers * FILLS) * extent_bytes
 
 
 def footprint_bytes(fillers: int, extent_bytes: int, shares: bool = False) -> int:
-    """Memory of our own processes at their peak, beside the RAM tier. `shares`: peers are given what is here."""
+    """Peak memory in bytes of the daemon and its processes, without the RAM tier. `shares`: a process serves peers."""
     processes_bytes = DAEMON_BYTES + fillers * FILLER_BYTES + shares * SHARER_BYTES
     return processes_bytes + work_bytes(fillers, extent_bytes)
 
 
 def largest_ram_bytes(allowed: int, own_bytes: int) -> int:
-    """The largest RAM budget with which nothing is killed for memory, where cgroups and machine let us use `allowed`
-    bytes and our processes take `own_bytes` of them."""
+    """The largest RAM budget with which no process is killed for memory.
+
+    Cgroups and machine allow `allowed` bytes, of which the daemon's processes take `own_bytes`.
+    """
     return max(0, allowed - int(allowed * MEMORY_SPARE) - own_bytes)
 
 
 def default_ram_bytes(allowed: int, own_bytes: int) -> int:
-    """10 % of what cgroups and machine allow, and no more than the largest budget."""
+    """The default RAM budget in bytes: 10 % of `allowed`, and at most the largest budget."""
     return min(allowed // 10, largest_ram_bytes(allowed, own_bytes))

@@ -1,4 +1,4 @@
-"""mmap at an address of choice, which Python's own mmap cannot do; munmap and madvise for what it placed."""
+"""mmap(2) at a chosen address, which Python's own mmap cannot do, with munmap(2) and madvise(2) for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 MAP_FIXED, MAP_NORESERVE, PROT_NONE = 0x10, 0x4000, 0
 RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-"""Flags of an address range that holds nothing yet; with PROT_NONE it costs neither memory nor commit charge."""
+"""Flags of a reserved address range; with PROT_NONE it costs neither memory nor commit charge."""
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -25,7 +25,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def place(at: int | None, size_bytes: int, protection: int, flags: int, fd: int = -1, offset: int = 0) -> int:
-    """mmap(2): the address. Raises OSError."""
+    """Call mmap(2) and return the address. `at` None: the kernel chooses it. Raises OSError."""
     found = _libc.mmap(at, size_bytes, protection, flags, fd, offset)
     if found is None or found == _FAILED:
         raise _error()
@@ -33,7 +33,7 @@ def place(at: int | None, size_bytes: int, protection: int, flags: int, fd: int 
 
 
 def reserve(size_bytes: int, alignment: int) -> int:
-    """The address of an unreadable range that begins at a multiple of `alignment`. Raises OSError."""
+    """Reserve an unreadable range that begins at a multiple of `alignment`; return its address. Raises OSError."""
     found = place(None, size_bytes + alignment, PROT_NONE, RESERVED)
     start = -(-found // alignment) * alignment
     if start > found:
@@ -43,13 +43,13 @@ def reserve(size_bytes: int, alignment: int) -> int:
 
 
 def remove(at: int, size_bytes: int) -> None:
-    """munmap(2). Raises OSError."""
+    """Call munmap(2). Raises OSError."""
     if size_bytes and _libc.munmap(at, size_bytes):
         raise _error()
 
 
 def advise(at: int, size_bytes: int, advice: int) -> None:
-    """madvise(2). Raises OSError."""
+    """Call madvise(2). Raises OSError."""
     if _libc.madvise(at, size_bytes, advice):
         raise _error()
 

@@ -1,4 +1,4 @@
-"""How much memory there is: the machine's, and what the cgroups of this process allow it."""
+"""Memory of the machine, and the limits and use of the cgroups of this process."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MEMORY_SPARE = 0.05
-"""Of a machine's or a cgroup's memory: left free for what trainers take between two measurements."""
+"""The part of a machine's or a cgroup's memory left free for what trainers take between two measurements."""
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`free_bytes`: what can be had without taking any from others; file caches count as free, memfds do not."""
+    """The memory of the machine or of a cgroup. File caches count as free, memfds do not."""
 
     total_bytes: int
     free_bytes: int
 
     @property
     def spare_bytes(self) -> int:
-        """What is to be left free of it."""
+        """The bytes to be left free."""
         return int(self.total_bytes * MEMORY_SPARE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Files of a memory cgroup, and keys of its `memory.stat`."""
+    """File names of a memory cgroup, and keys of its `memory.stat`."""
 
     limit: str
     usage: str
@@ -56,13 +56,13 @@ def of_machine(proc: Path = PROC) -> Memory:
 
 
 def allowed_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """What this process may use at most."""
+    """The most bytes that this process may use."""
     return min(one.total_bytes for one in memories(proc, cgroups))
 
 
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Processes of this cgroup that the kernel's OOM killer has ended; where no cgroup counts them, those of the
-    machine."""
+    """The number of processes of this cgroup that the kernel's OOM killer has ended, or of the machine where no cgroup
+    counts them."""
     counters = [(folder / names.events, "oom_kill") for folder, names in _groups(proc, cgroups)]
     for path, name in [*counters, (proc / "vmstat", "oom_kill")]:
         with suppress(OSError, KeyError, ValueError):
@@ -71,7 +71,10 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Names]]:
-    """A container sees its own cgroup as the root, whatever /proc/self/cgroup calls it: that is looked at too."""
+    """Yield the folders of this process's memory cgroups, from its own up to the root.
+
+    The root is always among them, since a container sees its own cgroup there, whatever /proc/self/cgroup names.
+    """
     own = proc / "self/cgroup"
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -86,7 +89,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Names]]:
 
 
 def _memory_of(folder: Path, names: _Names) -> Memory | None:
-    """None without a limit, or where there is no such cgroup."""
+    """The memory of a cgroup, or None where it has no limit or does not exist."""
     with suppress(OSError, KeyError, ValueError):
         limit, usage = (int((folder / name).read_text()) for name in (names.limit, names.usage))
         stat = _fields(folder / "memory.stat")

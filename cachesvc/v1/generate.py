@@ -11,9 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def generate(into: Path) -> None:
-    """Write the descriptors and the stubs below `into`, in the package's own layout. Raises RuntimeError when protoc
-    does."""
-    from grpc_tools import protoc  # not there in production
+    """Write the descriptors and type stubs below `into`, in the package's layout. Raises RuntimeError if protoc fails."""
+    from grpc_tools import protoc  # a development dependency
 
     folder = into / "cachesvc" / "v1"
     folder.mkdir(parents=True, exist_ok=True)

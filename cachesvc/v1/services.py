@@ -1,4 +1,4 @@
-"""Client stubs and server handlers of the services that the descriptors name."""
+"""Client stubs and server handlers of the services in the descriptors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stub:
 
 
 def add_to_server(server: grpc.Server, name: str, servicer: object) -> None:
-    """Let `servicer` answer a service's calls. gRPC answers UNIMPLEMENTED for a method that it does not have."""
+    """Register `servicer` for a service. gRPC answers UNIMPLEMENTED for methods that the servicer lacks."""
     found, handlers = service_descriptor(name), {}
     for method in found.methods:
         answer = getattr(servicer, method.name, None)

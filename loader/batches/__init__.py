@@ -1,4 +1,5 @@
-"""Makes batches: which samples, gathered or decoded, collated, moved to a device.
+"""Makes batches: reads, decodes and collates samples, and moves batches to a device.
 
-In: positions of the order, readers. Out: batches, and what was bad or waited for. It owns the buffers of batches.
+In: positions of the sample order, and readers. Out: batches, with reports of bad samples and of the time that steps
+waited. It owns the memory of batches.
 """

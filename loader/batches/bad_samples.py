@@ -1,11 +1,10 @@
-"""Bad samples: those whose bytes cannot be had for good, do not decode, or whose transform raises.
+"""Bad samples: their bytes are permanently unreadable, they do not decode, or their transform raises.
 
-A bad sample is found when its batch fails, by halving the batch, so good batches pay nothing. Where an object is gone or
-corrupt, each sample in it is bad. What a `collate_fn` raises over
-samples that are good is raised as it is.
+A batch that fails is halved until the bad samples are found, so good batches cost nothing extra. Each sample of an
+object that is gone or corrupt is bad. An error that `collate_fn` raises over good samples is raised unchanged.
 
-- `skip` leaves it out: the batch is shorter and `valid` counts what is left. A batch of which nothing is left
-  holds one substitute and `valid` is 0, so the number of steps stays the same and no shape is empty;
+- `skip` leaves the sample out: the batch is shorter, and `valid` counts the remaining samples. If none remains, the
+  batch holds one substitute and `valid` is 0. The number of steps stays the same, and no batch is empty.
 - `substitute` puts another sample in its place, chosen by `core/order/substitutes.py`. It counts as valid.
 """
 
@@ -26,13 +25,13 @@ from loader.reading.reader import Ints
 OnError = Literal["raise", "skip", "substitute"]
 _PERMANENT = (NotFound, CorruptData, SourceChanged)
 _CAUSE_CHARS = 500
-KEPT, LOGGED = 1000, 20
-"""Bad samples of an epoch that are kept and logged; all are counted."""
+MAX_KEPT, MAX_LOGGED = 1000, 20
+"""Limits of one epoch. Every bad sample is counted."""
 _log = logging.getLogger("cachesvc")
 
 
 class BadSample(NamedTuple):
-    """`sample`: its index in the dataset; `key`: its key in the source ("" where it has none)."""
+    """`sample` is the index in the dataset, `key` the key in the source ("" without one)."""
 
     epoch: int
     sample: int
@@ -41,8 +40,8 @@ class BadSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
-    """A batch of `turn` that was mended: the indices in it, how many of them (the first) are real."""
+class BatchRepair:
+    """A batch of `turn` without its bad samples. `indices` are its samples; the first `valid` of them are real."""
 
     epoch: int
     turn: int
@@ -52,112 +51,116 @@ class Repair:
 
 
 def is_bad_sample(error: Exception) -> bool:
-    """Whether an error belongs to the sample: permanent, or of the user's code. A daemon or a source that is
-    away, no room, a wrong argument: these would be mended at another time."""
+    """Return whether the sample is the cause: the error is permanent, or user code raised it. An unavailable daemon
+    or source, a lack of space and a wrong argument are not the sample's fault."""
     if isinstance(error, CacheError):
         return error.of_object or isinstance(error, _PERMANENT)
     return not isinstance(error, MemoryError)
 
 
-class Mender:
-    """Batches of a feed under an `on_error`. Picklable; threads may share one."""
+class RepairingFeed:
+    """Batches of a feed, with bad samples handled by `on_error`. Picklable; threads may share one."""
 
     def __init__(self, feed: Feed, on_error: OnError) -> None:
         self._feed, self._on_error = feed, on_error
 
-    def make(self, key: tuple[int, int]) -> tuple[Any, Repair | None]:
-        """The batch of a turn, and what was mended in it. Raises what is no bad sample's."""
+    def make(self, key: tuple[int, int]) -> tuple[Any, BatchRepair | None]:
+        """Return the batch of a turn, and its repair if it had bad samples. Raises errors that no sample caused."""
         try:
             return self._feed[key], None
         except Exception as error:
             if self._on_error == "raise" or not is_bad_sample(error):
                 raise
-            found = error
-        return self._mended(*key, found)
+            failure = error
+        return self._repaired(*key, failure)
 
-    def _mended(self, epoch: int, turn: int, error: Exception) -> tuple[Any, Repair]:
+    def _repaired(self, epoch: int, turn: int, error: Exception) -> tuple[Any, BatchRepair]:
         indices, valid = self._feed.indices(epoch, turn)
         good: dict[int, Any] = {}
         bad: dict[int, Exception] = {}
-        self._sort(epoch, indices, list(range(len(indices))), good, bad)
+        self._try_by_halves(epoch, indices, list(range(len(indices))), good, bad)
         kept = sorted(good)
-        real = sum(at < valid for at in kept)
-        rows = indices.copy()
+        real = sum(row < valid for row in kept)
+        repaired = indices.copy()
         if self._on_error == "substitute":
-            for at in sorted(bad):
-                rows[at], good[at] = self._substitute(epoch, turn, len(indices), at, bad[at])
+            for row in sorted(bad):
+                repaired[row], good[row] = self._substitute(epoch, turn, len(indices), row, bad[row])
             real = valid
         elif kept:
-            rows = rows[kept]
+            repaired = repaired[kept]
         else:
-            rows[0], good[0] = self._substitute(epoch, turn, len(indices), 0, error)
-            rows = rows[:1]
-        told = tuple(self._told(epoch, int(indices[at]), bad[at]) for at in sorted(bad) if at < valid)
-        repair = Repair(epoch, turn, rows, real, told)
+            repaired[0], good[0] = self._substitute(epoch, turn, len(indices), 0, error)
+            repaired = repaired[:1]
+        reported = tuple(
+            self._bad_sample(epoch, int(indices[row]), bad[row]) for row in sorted(bad) if row < valid
+        )
+        repair = BatchRepair(epoch, turn, repaired, real, reported)
         try:
-            return self._feed.fetch(epoch, rows), repair
-        except Exception as again:  # of a transform that fails by chance, what it made before will do
-            if not is_bad_sample(again):
+            return self._feed.fetch(epoch, repaired), repair
+        except Exception as retry_error:  # a transform that fails at random: use the samples it made before
+            if not is_bad_sample(retry_error):
                 raise
-            return self._feed.collated([good[at] for at in sorted(good)]), repair
+            return self._feed.collated([good[row] for row in sorted(good)]), repair
 
-    def _sort(
-        self, epoch: int, indices: Ints, places: list[int], good: dict[int, Any], bad: dict[int, Exception]
+    def _try_by_halves(
+        self, epoch: int, indices: Ints, rows: list[int], good: dict[int, Any], bad: dict[int, Exception]
     ) -> None:
-        """Make the samples at `places`, by halves where one of them fails, and find out which fail alone."""
-        found = self._taken(epoch, indices[places])
+        """Make the samples of `rows`, halving the rows while one of them fails. Fills `good` and `bad` by row."""
+        found = self._samples_or_error(epoch, indices[rows])
         if not isinstance(found, Exception):
-            good.update(zip(places, found, strict=True))
-        elif len(places) == 1:
-            bad[places[0]] = found
+            good.update(zip(rows, found, strict=True))
+        elif len(rows) == 1:
+            bad[rows[0]] = found
         else:
-            half = len(places) // 2
-            self._sort(epoch, indices, places[:half], good, bad)
-            self._sort(epoch, indices, places[half:], good, bad)
+            half = len(rows) // 2
+            self._try_by_halves(epoch, indices, rows[:half], good, bad)
+            self._try_by_halves(epoch, indices, rows[half:], good, bad)
 
-    def _taken(self, epoch: int, indices: Ints) -> list[Any] | Exception:
+    def _samples_or_error(self, epoch: int, indices: Ints) -> list[Any] | Exception:
         try:
-            return self._feed.take(epoch, indices)  # without collation: what fails there is no sample's fault
+            return self._feed.take(epoch, indices)  # not collated: collate_fn errors are no sample's fault
         except Exception as error:
             if not is_bad_sample(error):
                 raise
             return error
 
-    def _substitute(self, epoch: int, turn: int, rows: int, at: int, error: Exception) -> tuple[int, Any]:
-        """The index that stands in for the sample at `at` of a batch of so many rows, and that sample. Raises CorruptData
-        when all tried are bad."""
+    def _substitute(
+        self, epoch: int, turn: int, batch_size: int, row: int, error: Exception
+    ) -> tuple[int, Any]:
+        """Return the index and the sample that replace row `row` of a batch. Raises CorruptData when every
+        candidate is bad."""
         feed, spec, order = self._feed, self._feed.spec, self._feed.order(epoch)
         step, micro = divmod(turn, feed.share.accumulate)
-        nth = (feed.share.low // feed.share.batch_size + micro) * rows + at
-        position = step * spec.global_batch + nth  # behind all others for a repeat in the last batch
+        nth = (feed.share.low // feed.share.batch_size + micro) * batch_size + row
+        position = step * spec.global_batch + nth  # a repeat in the last batch lies past all real positions
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
             index = feed.index_at(epoch, candidate)
-            found = self._taken(epoch, np.asarray([index], np.int64))
+            found = self._samples_or_error(epoch, np.asarray([index], np.int64))
             if not isinstance(found, Exception):
                 return index, found[0]
         raise CorruptData(
-            f"no good sample was found to stand in for a bad one ({error}); mend the data, or use on_error='raise'"
+            f"no good sample was found to replace a bad one ({error}); repair the data, or use on_error='raise'"
         ) from error
 
-    def _told(self, epoch: int, index: int, error: Exception) -> BadSample:
+    def _bad_sample(self, epoch: int, index: int, error: Exception) -> BadSample:
         cause = f"{type(error).__name__}: {error}".partition("\n")[0][:_CAUSE_CHARS]
         return BadSample(epoch, index, self._feed.key_of(index), cause)
 
 
-class Found:
-    """The bad samples of the latest epoch: counted, the latest of them kept, the first of them logged."""
+class BadSampleLog:
+    """The bad samples of the latest epoch: all are counted, the latest are kept, the first are logged."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.kept: deque[BadSample] = deque(maxlen=KEPT)
+        self.kept: deque[BadSample] = deque(maxlen=MAX_KEPT)
 
-    def note(self, repair: Repair) -> None:
-        """A mended batch was handed over."""
+    def record(self, repair: BatchRepair) -> None:
+        """Record the bad samples of a batch that was handed over."""
         for bad in repair.bad:
             self.count += 1
             self.kept.append(bad)
-            if self.count <= LOGGED:
+            if self.count <= MAX_LOGGED:
                 _log.warning(
                     "sample %d%s of epoch %d is bad: %s",
                     bad.sample,
@@ -165,5 +168,5 @@ class Found:
                     bad.epoch,
                     bad.cause,
                 )
-            elif self.count == LOGGED + 1:
+            elif self.count == MAX_LOGGED + 1:
                 _log.warning("more bad samples in epoch %d: see bad_samples and stats()", bad.epoch)

@@ -1,7 +1,8 @@
-"""Memory for batches that threads make, used again when a batch has died.
+"""A pool of memory for batches that worker threads make; freed blocks are used again.
 
-The C library keeps freed memory for each thread apart: what a thread allocates and the trainer frees comes back to
-that thread, and each keeps tens of megabytes. Measured with two threads and batches of 32 x 110 KB: 379 MB, now 191.
+The C library keeps freed memory per thread: memory that one thread allocates and the trainer frees returns to that
+thread, and each thread keeps tens of megabytes. Two threads with batches of 32 x 110 KB took 379 MB without the
+pool and take 191 MB with it.
 """
 
 from __future__ import annotations
@@ -15,37 +16,38 @@ import numpy as np
 
 from loader.reading.address_range import Bytes
 
-MORE = 1.125
-"""A new block is larger than was asked for: the next batch of uneven samples may be."""
+GROWTH = 1.125
+"""Factor by which a new block exceeds the request, since the next batch of uneven samples may be larger."""
 MAX_WASTE = 4
-"""A block that is so many times too large waits for a batch that needs it."""
+"""A free block more than this many times too large is kept for a larger batch."""
 
 
-class Recycled:
-    """Blocks of memory. A batch holds its block as long as any view of it lives. Safe to share between threads."""
+class BufferPool:
+    """Blocks of memory. A batch holds its block as long as any view of it lives. Thread-safe."""
 
-    def __init__(self, spare: int) -> None:
-        """Keeps at most `spare` blocks that nobody uses."""
-        self._spare = spare
+    def __init__(self, max_free: int) -> None:
+        """Keep at most `max_free` free blocks."""
+        self._max_free = max_free
         self._free: list[memoryview] = []
-        self._died: deque[memoryview] = deque()
+        self._released: deque[memoryview] = deque()
         self._lock = threading.Lock()
 
     def empty(self, size_bytes: int) -> Bytes:
-        """Bytes that hold anything, for one batch."""
-        block = self._taken(size_bytes) or np.empty(int(size_bytes * MORE) + 1, np.uint8).data
-        # Its base is no array, so whatever is made of it keeps this very array alive.
+        """Return uninitialised bytes for one batch."""
+        block = self._pop_free(size_bytes) or np.empty(int(size_bytes * GROWTH) + 1, np.uint8).data
+        # frombuffer over a memoryview: every view made of the result keeps this array alive, not the block's own
+        # array.
         found: Bytes = np.frombuffer(block, np.uint8, size_bytes)
-        # Called at any moment, also under our lock: it takes none.
-        weakref.finalize(found, self._died.append, block).atexit = False
+        # The finalizer may run at any time, even while this thread holds the lock, so it takes no lock.
+        weakref.finalize(found, self._released.append, block).atexit = False
         return found
 
-    def _taken(self, size_bytes: int) -> memoryview | None:
-        """The smallest block that is large enough."""
+    def _pop_free(self, size_bytes: int) -> memoryview | None:
+        """Take the smallest free block that is large enough."""
         with self._lock:
-            while self._died:
-                insort(self._free, self._died.popleft(), key=len)
-            del self._free[: max(0, len(self._free) - self._spare)]
+            while self._released:
+                insort(self._free, self._released.popleft(), key=len)
+            del self._free[: max(0, len(self._free) - self._max_free)]
             at = bisect_left(self._free, size_bytes, key=len)
             if at == len(self._free) or len(self._free[at]) > MAX_WASTE * max(1, size_bytes):
                 return None

@@ -1,4 +1,4 @@
-"""What one rank was handed in its latest epoch: how long it waited and why, which bytes, which bad samples."""
+"""The report of one rank's latest epoch: wait times by cause, bytes by origin, and bad samples."""
 
 from __future__ import annotations
 
@@ -9,91 +9,94 @@ from time import perf_counter
 from typing import Any
 
 from cachesvc.core.stalls import CAUSES, StallReport
-from loader.batches.bad_samples import Found, Repair
+from loader.batches.bad_samples import BadSampleLog, BatchRepair
 from loader.batches.feed import Feed
-from loader.batches.maker import Ledger, Made, raise_failure
+from loader.batches.maker import MadeBatch, ReportTotals, raise_failure
 from loader.batches.stats import StallClock, Stats
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import DECODE, HAND_OVER
 
 _log = logging.getLogger("cachesvc")
-TELL_EVERY_S = 5.0
-"""A scrape comes every 15 s or so."""
+REPORT_EVERY_S = 5.0
+"""Metrics are scraped about every 15 s."""
 
 
-class Account:
-    """Of one loader. Batches that this thread makes itself cost a step two clock reads; those that others make
-    are entered in `ledger` with their reports."""
+class EpochReport:
+    """The report of one loader's latest epoch. A batch that the training thread makes itself costs two clock reads;
+    batches made elsewhere arrive with their own reports, which are summed in `totals`."""
 
-    def __init__(self, others: bool, workers: bool) -> None:
-        """`others`: batches come with reports, from `workers` or from torch's own machinery in this process."""
-        self._others, self._rest = others, HAND_OVER if workers else DECODE
-        self.ledger = Ledger()
-        self.found = Found()
+    def __init__(self, has_reports: bool, has_workers: bool) -> None:
+        """`has_reports`: batches come with reports, from workers (`has_workers`) or from torch's own iterator in
+        this process."""
+        self._has_reports, self._remainder = has_reports, HAND_OVER if has_workers else DECODE
+        self.totals = ReportTotals()
+        self.bad_samples = BadSampleLog()
         self._feed: Feed | None = None
         self._size = 0
-        self._repair: Repair | None = None
-        self._clock = StallClock({}, [0.0] * len(CAUSES), self._rest)
-        self._told, self._tell_at = self.stats(), 0.0
+        self._repair: BatchRepair | None = None
+        self._clock = StallClock({}, [0.0] * len(CAUSES), self._remainder)
+        self._reported, self._report_at = self.stats(), 0.0
 
     def begin(self, feed: Feed) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         self._feed, self._size = feed, feed.share.batch_size
-        self.found, self._repair = Found(), None
-        self._clock = StallClock(self._bytes_read(), self._waited_s(), self._rest)
-        self._told = self.stats()
+        self.bad_samples, self._repair = BadSampleLog(), None
+        self._clock = StallClock(self._bytes_read(), self._waited_s(), self._remainder)
+        self._reported = self.stats()
 
-    def noted(self, batch: Any, repair: Repair | None) -> Any:
-        """The batch, after what was mended in it is noted."""
+    def note_repair(self, batch: Any, repair: BatchRepair | None) -> Any:
+        """Record the repair of a batch, if any, and return the batch."""
         if repair is not None:
             self._repair = repair
-            self.found.note(repair)
+            self.bad_samples.record(repair)
         return batch
 
-    def handed(self, fetch: Callable[[tuple[int, int]], Made], key: tuple[int, int]) -> Any:
-        """A batch that others made. Raises the typed error that they met."""
+    def fetch_reported(self, fetch: Callable[[tuple[int, int]], MadeBatch], key: tuple[int, int]) -> Any:
+        """Fetch a batch that was made elsewhere and add up its report. Raises the typed error that making it met."""
         asked = perf_counter()
         made = fetch(key)
-        self.ledger.enter(made.report, asked)
+        self.totals.add(made.report, asked)
         raise_failure(made.report)
-        return self.noted(made.batch, made.report.repair)
+        return self.note_repair(made.batch, made.report.repair)
 
     def record(self, asked: float, key: tuple[int, int], full: int) -> None:
-        """The batch of turn `key` is handed over to a step that asked at `asked`; turns below `full` are whole."""
+        """Record that batch `key` was handed to a step that asked for it at `asked`. Turns below `full` are full
+        batches."""
         if key[1] < full and self._repair is None:
             self._clock.record(asked, self._size)
         else:
             assert self._feed is not None, "an epoch has begun"
             self._clock.record(asked, self.valid(self._feed, key))
 
-    def repair(self, key: tuple[int, int]) -> Repair | None:
-        """What was mended in the batch of a turn, if that was the latest such."""
+    def repair(self, key: tuple[int, int]) -> BatchRepair | None:
+        """Return the repair of a turn's batch, if that is the latest repair."""
         found = self._repair
         return found if found is not None and (found.epoch, found.turn) == key else None
 
     def valid(self, feed: Feed, key: tuple[int, int]) -> int:
-        """How many samples of a batch are real."""
+        """Return how many samples of a batch are real."""
         repair = self.repair(key)
         return repair.valid if repair is not None else feed.valid(*key)
 
     def stats(self) -> Stats:
-        """The latest epoch so far."""
-        return self._clock.stats(self._bytes_read(), self._waited_s(), self.found.count)
+        """Return the statistics of the latest epoch so far."""
+        return self._clock.stats(self._bytes_read(), self._waited_s(), self.bad_samples.count)
 
     def end(self, rank: int, epoch: int, log: bool) -> None:
-        """An epoch ended."""
-        self.tell(math.inf)
-        self._tell_at = 0.0
+        """End an epoch."""
+        self.report_to_daemon(math.inf)
+        self._report_at = 0.0
         if log:
             _log.info("rank %d, epoch %d: %s", rank, epoch, self.stats().line())
 
-    def tell(self, now: float) -> None:
-        """Let the daemon's metrics know of what came since the last time, every few seconds (`now`: perf_counter)."""
-        if self._feed is None or now < self._tell_at:
+    def report_to_daemon(self, now: float) -> None:
+        """Send what happened since the last report to the daemon's metrics, at most once in `REPORT_EVERY_S`. `now`
+        is a perf_counter time."""
+        if self._feed is None or now < self._report_at:
             return
-        self._tell_at = now + TELL_EVERY_S
-        stats, before = self.stats(), self._told
-        self._told = stats
+        self._report_at = now + REPORT_EVERY_S
+        stats, before = self.stats(), self._reported
+        self._reported = stats
         self._feed.report(
             StallReport(
                 stats.steps - before.steps,
@@ -103,18 +106,18 @@ class Account:
         )
 
     def _bytes_read(self) -> dict[str, int]:
-        """By this process and by its workers."""
+        """Bytes read by this process and by its workers."""
         here = self._feed.origin_bytes() if self._feed is not None else {}
-        there = self.ledger.origin_bytes
+        there = self.totals.origin_bytes
         return {origin: here.get(origin, 0) + there[origin] for origin in ORIGINS}
 
     def _waited_s(self) -> list[float]:
-        """By `CAUSES`, since this loader was made: as batches report, or this thread's own reads."""
-        if self._others or self._feed is None:
-            return list(self.ledger.waited_s)
+        """Seconds by `CAUSES` since this loader was made, from batch reports or from this thread's own reads."""
+        if self._has_reports or self._feed is None:
+            return list(self.totals.waited_s)
         return [*self._feed.reading_s(), 0.0, 0.0, 0.0]
 
 
 def _us(seconds: float) -> int:
-    """Microseconds; a cause's sum may shrink by a rounding."""
+    """Convert to microseconds. Rounding may make the difference of two sums slightly negative."""
     return max(0, round(seconds * 1e6))

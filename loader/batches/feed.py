@@ -1,7 +1,7 @@
-"""(epoch, turn) -> batch. What runs in a worker, and in the trainer itself without workers.
+"""Makes the batch of an (epoch, turn), in a worker or, without workers, in the trainer.
 
-A turn is one batch of one rank: step * accumulate + micro-batch. Workers receive two numbers a batch and find
-the samples themselves: the order is a function.
+A turn is one batch of one rank: step * accumulate + micro-batch. A worker receives two numbers per batch and
+computes the samples from them, since the order is a function.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from torch.utils.data import default_collate
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
-from loader.batches.fetch_samples import drawn_from
-from loader.batches.gather import Located, whole
+from loader.batches.fetch_samples import sample_fetcher
+from loader.batches.gather import LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
-from loader.datasets.extent_layout import laid, plans_for
+from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.shape_mismatch import unlike
-from loader.datasets.wrapped import Inside, flattened, key_at, ours
+from loader.datasets.shape_mismatch import describe_mismatch
+from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.reading.address_range import Bytes
-from loader.reading.opened_dataset import Opened
-from loader.reading.reader import Ints, Reader
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import ExtentReader, Ints
 from loader.reading.wait_clock import READING
 
 SLAB = 16_384
-"""Positions of the order computed at once: 60 to 70 ns each, as in slabs of 65,536, which take 1.4 MiB more in each
-process; in slabs of 64 it is 5 us."""
+"""Positions of the order computed at once: 60 to 70 ns each. Slabs of 65,536 are no faster and take 1.4 MiB more
+per process; in slabs of 64 a position costs 5 us."""
 NOT_READ = (0.0,) * len(READING)
 
 
-class Turn(NamedTuple):
-    """The key of a batch."""
+class BatchKey(NamedTuple):
+    """The epoch and turn of a batch."""
 
     epoch: int
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """A rank's part of every global batch: the slots [low, high), in `accumulate` micro-batches."""
 
     low: int
@@ -57,125 +57,130 @@ class Share:
 
     @property
     def accumulate(self) -> int:
-        """Batches that this rank sees in one step."""
+        """Batches of this rank per step."""
         return (self.high - self.low) // self.batch_size
 
 
 class _Slab:
-    """Consecutive turns, located. Rows are turns."""
+    """Consecutive turns, one per row, with the places of their samples."""
 
     __slots__ = ("first", "last", "located", "rows", "valid")
 
     def __init__(self, first: int, rows: Ints, valid: Ints | None) -> None:
         self.first, self.last = first, first + len(rows)
         self.rows, self.valid = rows, valid
-        self.located: Located | None = None
+        self.located: LocatedBatches | None = None
 
 
 class Feed(TorchDataset[Any]):
-    """Batches of one rank by (epoch, turn). Picklable; each process keeps the order of the epoch it is in."""
+    """The batches of one rank by (epoch, turn). Picklable; each process keeps the order of its current epoch."""
 
     def __init__(
         self,
         dataset: TorchDataset[Any],
         spec: OrderSpec,
-        share: Share,
+        share: RankShare,
         collate: Callable[[list[Any]], Any],
-        ready: bool,
+        default_collation: bool,
     ) -> None:
-        """`ready`: a batch of records goes out as it was gathered, without `collate`."""
+        """`default_collation`: records go out as they were gathered, without a call of `collate`."""
         self.dataset, self.spec, self.share, self.collate = dataset, spec, share, collate
-        self._wants_ready = ready
-        self.apart = 1
-        """How many turns after one batch the next is made here: as many as there are workers."""
+        self._default_collation = default_collation
+        self.turn_stride = 1
+        """Distance between consecutive turns made in this process: the number of workers."""
         self._prepare()
 
     def _prepare(self) -> None:
-        self._view = flattened(self.dataset)
-        core = ours(self.dataset)
-        self._composed = core if isinstance(core, (Mixture, Packed)) else None
-        self._inner = core.leaves if isinstance(core, Inside) else ()
-        self._opened: list[Opened] = [] if core is None else [leaf.opened for leaf in core.leaves]
+        self._view = as_view(self.dataset)
+        core = cache_dataset_in(self.dataset)
+        self._composite = core if isinstance(core, (Mixture, Packed)) else None
+        self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
+        self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
-        self._whole = whole(self._samples, self.collate, self._wants_ready) if self._samples else None
-        self._samples_of = drawn_from(self.dataset)
-        self._laid = laid(self.dataset, self.spec.shuffle)
+        self._gather = (
+            gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
+        )
+        self._samples_of = sample_fetcher(self.dataset)
+        self._layout = extent_layout(self.dataset, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
-        """Where gathered batches are built: bytes for a size; new memory when None."""
+        """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self._order: EpochOrder | RunOrder | None = None
         self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart
+        return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dataset, self.spec, self.share, self.collate, self._wants_ready, self.apart = state
+        self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride = state
         self._prepare()
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
-        """The order of an epoch, from which batches are made next."""
+        """Return the order of an epoch, and make it the current one."""
         if self._order is None or self._order.epoch != epoch:
             self._order = self._order_of(epoch)
             self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
         return self._order
 
     def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
-        """The same, and batches go on to be made from another."""
+        """Return the order of an epoch, and leave the current one in place."""
         if self._order is not None and self._order.epoch == epoch:
             return self._order
-        if self._composed is not None:
-            return RunOrder(self.spec, self._composed.run(self.spec, epoch), epoch)
-        return EpochOrder(self.spec, self._laid.extent_first, epoch)
+        if self._composite is not None:
+            return RunOrder(self.spec, self._composite.run(self.spec, epoch), epoch)
+        return EpochOrder(self.spec, self._layout.extent_first, epoch)
 
     def samples(self, epoch: int) -> int:
-        """Samples of an epoch, those that are dropped included."""
-        return self._as_long_as(epoch).samples
+        """Return the number of samples of an epoch, dropped ones included."""
+        return self._order_of_length(epoch).samples
 
     def steps(self, epoch: int) -> int:
-        """Steps of an epoch."""
-        return self._as_long_as(epoch).steps
+        """Return the number of steps of an epoch."""
+        return self._order_of_length(epoch).steps
 
     def turns(self, epoch: int) -> int:
-        """Batches of this rank in an epoch."""
+        """Return the number of batches of this rank in an epoch."""
         return self.steps(epoch) * self.share.accumulate
 
     @property
-    def changes(self) -> tuple[int, ...]:
-        """The epochs from which on others may be longer or shorter, ascending."""
-        return self._composed.changes if isinstance(self._composed, Mixture) else ()
+    def weight_changes(self) -> tuple[int, ...]:
+        """The epochs, ascending, from which a mixture has other weights, so that epochs may have another length."""
+        return self._composite.weight_changes if isinstance(self._composite, Mixture) else ()
 
     def turns_of(self, epoch: int, epochs: int) -> int:
-        """Batches of this rank in so many epochs, which differ where a mixture gets other weights; no more than `len` can
-        say."""
-        return self._over(epoch, epochs, self.turns)
+        """Return the number of batches of this rank in `epochs` epochs from `epoch` on, at most `sys.maxsize`."""
+        return self._sum_over(epoch, epochs, self.turns)
 
     def rows_of(self, epoch: int, epochs: int) -> int:
-        """Samples in those batches, repeated ones included."""
-        return self._over(epoch, epochs, self._rows)
+        """Return the number of samples in those batches, repeats included."""
+        return self._sum_over(epoch, epochs, self._rows)
 
-    def _over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
-        bounds = [epoch, *(each for each in self.changes if epoch < each < epoch + epochs), epoch + epochs]
+    def _sum_over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
+        bounds = [
+            epoch,
+            *(each for each in self.weight_changes if epoch < each < epoch + epochs),
+            epoch + epochs,
+        ]
         return min(sys.maxsize, sum(count(first) * (end - first) for first, end in pairwise(bounds)))
 
     def _rows(self, epoch: int) -> int:
-        full, turns = self._as_long_as(epoch).full_steps * self.share.accumulate, self.turns(epoch)
-        rest = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
-        return full * self.share.batch_size + sum(rest)
+        full, turns = self._order_of_length(epoch).full_steps * self.share.accumulate, self.turns(epoch)
+        tail = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
+        return full * self.share.batch_size + sum(tail)
 
-    def _as_long_as(self, epoch: int) -> EpochOrder | RunOrder:
-        """An order of an epoch's length: any, but that a mixture may have other weights in each."""
-        return self._order if self._composed is None and self._order is not None else self._order_of(epoch)
+    def _order_of_length(self, epoch: int) -> EpochOrder | RunOrder:
+        """Return an order that is as long as the epoch's. Only mixtures have epochs of different lengths."""
+        return self._order if self._composite is None and self._order is not None else self._order_of(epoch)
 
     def submit(self, epoch: int) -> frozenset[int]:
-        """Say which extents this rank touches in which steps, to each dataset's holder; nothing where the indices
-        say nothing of extents. Returns the steps at which an extent is done with."""
+        """Tell each dataset's plan holder which extents this rank reads in which steps. Nothing is told where
+        indices do not map to extents. Returns the steps at which an extent is no longer needed."""
         order, share = self.order(epoch), self.share
         cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
             plans = [*zip(self._opened, order.plans(*cut), strict=True)]
         else:
-            plans = plans_for(self._laid, order, *cut)
-        shared: dict[int, list[Plan]] = {}  # one plan a connection; parts of a dataset share theirs
+            plans = plans_for(self._layout, order, *cut)
+        shared: dict[int, list[Plan]] = {}  # one plan per connection: parts of one dataset share it
         for opened, plan in plans:
             shared.setdefault(id(opened), []).append(plan)
         for opened in self._opened:
@@ -192,18 +197,18 @@ class Feed(TorchDataset[Any]):
         if self._view is not None:
             reader = self._view.opened.reader()
             if reader.on_disk:
-                self._expect(reader, slab, row + self.apart)
+                self._read_ahead(reader, slab, row + self.turn_stride)
             if slab.located is not None:
                 return slab.located.batch(reader, row, self.empty)
         return self.fetch(epoch, slab.rows[row])
 
-    def _expect(self, reader: Reader, slab: _Slab, row: int) -> None:
-        """Have the disk work on a later batch while this one is copied; at the end of a slab it rests once."""
+    def _read_ahead(self, reader: ExtentReader, slab: _Slab, row: int) -> None:
+        """Start the disk reads of a later batch while this one is copied. The last batches of a slab start none."""
         if self._view is not None and self._samples is not None and row < len(slab.rows):
             self._samples.expect(reader, self._view.ids_of(slab.rows[row]))
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
-        """A batch's indices in the dataset, and how many of them are real (the first ones)."""
+        """Return a batch's indices in the dataset, and how many of them, the first ones, are real."""
         self.order(epoch)
         slab = self._slab
         if not slab.first <= turn < slab.last:
@@ -212,98 +217,99 @@ class Feed(TorchDataset[Any]):
         return slab.rows[row], self.share.batch_size if slab.valid is None else int(slab.valid[row])
 
     def origin_bytes(self) -> dict[str, int]:
-        """Bytes that this process read so far, by where they lay."""
+        """Return the bytes that this process has read, by origin."""
         total: Counter[str] = Counter()
         for opened in {id(one): one for one in self._opened}.values():
             total.update(opened.origin_bytes())
         return dict(total)
 
     def passed(self, turn: int) -> None:
-        """Everything before this turn has been consumed."""
+        """Report that every batch before this turn is consumed."""
         self.passed_step(turn // self.share.accumulate)
 
     def passed_step(self, step: int) -> None:
-        """Everything before this step has been consumed."""
+        """Report that every batch before this step is consumed."""
         for opened in self._opened:
             opened.passed(step, self)
 
     def given_up(self) -> None:
-        """The iteration ended, in mid-epoch perhaps."""
+        """Withdraw the plan: the iteration ended, perhaps in mid-epoch."""
         for opened in self._opened:
             opened.given_up(self)
 
     def report(self, report: StallReport) -> None:
-        """Say what steps waited for, to a daemon's metrics."""
+        """Send the wait times of steps to the daemon's metrics."""
         if self._opened:
             self._opened[0].report(report)
 
     def valid(self, epoch: int, turn: int) -> int:
-        """How many samples of a batch are real; full batches cost a comparison."""
+        """Return how many samples of a batch are real. Full batches cost one comparison."""
         if turn < self.order(epoch).full_steps * self.share.accumulate:
             return self.share.batch_size
         return self.indices(epoch, turn)[1]
 
     def index_at(self, epoch: int, position: int) -> int:
-        """The dataset's index at a position of the epoch's full batches; of its partial one where that is all."""
+        """Return the dataset's index at a position among the epoch's full batches, or in its partial batch if it
+        has no full one."""
         order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
         if order.full_steps:
-            return int(self._arranged(order.slots(step, step + 1, slot, slot + 1))[0, 0])
-        return int(self._arranged(order.tail(0, self.spec.global_batch).samples)[0, slot])
+            return int(self._indices_of(order.slots(step, step + 1, slot, slot + 1))[0, 0])
+        return int(self._indices_of(order.tail(0, self.spec.global_batch).samples)[0, slot])
 
     def key_of(self, index: int) -> str:
-        """A sample's key in the source; "" where it has none, or who wrote the dataset alone knows."""
+        """Return a sample's key in the source, "" if it has none or a user's own dataset hides it."""
         return key_at(self.dataset if self._view is None else self._view, index)
 
     def reading_s(self) -> tuple[float, ...]:
-        """Seconds that this thread waited for bytes so far, by `stages.READING`."""
+        """Return the seconds that this thread has waited for bytes, by `READING` of `wait_clock`."""
         each = {id(one): one.reading_s() for one in self._opened}.values()
         return tuple(map(sum, zip(*each, strict=True))) or NOT_READ
 
     def fetch(self, epoch: int, indices: Ints) -> Any:
-        """A batch of these indices."""
+        """Make a batch of these indices."""
         name = partial(self._name_in, indices)
-        if self._composed is not None and self._wants_ready:
-            return self._composed.whole(indices, self.spec, epoch, name)
-        if self._whole is not None and self._view is not None:
+        if self._composite is not None and self._default_collation:
+            return self._composite.default_batch(indices, self.spec, epoch, name)
+        if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
-            return self._whole.make(
-                reader, self._whole.locate(reader, self._view.ids_of(indices)), self.empty
+            return self._gather.make(
+                reader, self._gather.locate(reader, self._view.ids_of(indices)), self.empty
             )
-        samples = self._drawn(epoch, indices)
+        samples = self._iter_samples(epoch, indices)
         if self.collate is default_collate:
             return default_collate_into(self.empty, samples, len(indices), name)
         made = list(samples)
         try:
             return self.collate(made)
         except Exception as error:
-            found = unlike(made, name)
+            found = describe_mismatch(made, name)
             if found and hasattr(error, "add_note"):
                 error.add_note(f"samples of the batch differ: {found}")
             raise
 
     def _name_in(self, indices: Ints, place: int) -> str:
-        """The name of the sample at a place of a batch."""
+        """Name the sample in one row of a batch, for errors."""
         index = int(indices[place])
         return self.key_of(index) or f"sample {index}"
 
     def collated(self, samples: list[Any]) -> Any:
-        """A batch of samples that were taken."""
-        if self._composed is not None and self._wants_ready:
-            return self._composed.collate(samples)
+        """Collate samples that `take` returned."""
+        if self._composite is not None and self._default_collation:
+            return self._composite.collate(samples)
         return self.collate(samples)
 
     def take(self, epoch: int, indices: Ints) -> list[Any]:
-        """The samples of these indices, before they are made a batch."""
-        return list(self._drawn(epoch, indices))
+        """Return the samples of these indices, not collated."""
+        return list(self._iter_samples(epoch, indices))
 
-    def _drawn(self, epoch: int, indices: Ints) -> Iterable[Any]:
-        """One after the other, so that what made one is free for the next."""
-        if self._composed is not None:
-            return self._composed.read(indices, self.spec, epoch)
-        draw = (self.spec.seed, epoch)
-        for inner in self._inner:
-            inner.draw = draw  # for threads that the outer dataset reads in
-        return self._samples_of(indices, draw)
+    def _iter_samples(self, epoch: int, indices: Ints) -> Iterable[Any]:
+        """Make samples one at a time, so that the memory of one is free for the next."""
+        if self._composite is not None:
+            return self._composite.read(indices, self.spec, epoch)
+        rng_key = (self.spec.seed, epoch)
+        for inner in self._wrapped:
+            inner.rng_key = rng_key  # for threads in which the user's dataset reads
+        return self._samples_of(indices, rng_key)
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share
@@ -314,17 +320,19 @@ class Feed(TorchDataset[Any]):
             width = share.high - share.low
             last = min(order.full_steps, step + max(1, SLAB // width))
             found = order.slots(step, last, share.low, share.high)
-            slab = _Slab(step * share.accumulate, self._arranged(found.reshape(-1, share.batch_size)), None)
-            if self._whole is not None and self._view is not None:
-                slab.located = Located(self._whole, self._view.opened.reader(), self._view.ids_of(slab.rows))
+            slab = _Slab(step * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
+            if self._gather is not None and self._view is not None:
+                slab.located = LocatedBatches(
+                    self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
+                )
         self._slab = slab
         return slab
 
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:
         share = self.share
         samples, valid = order.tail(share.low, share.high, share.accumulate)
-        return _Slab(order.full_steps * share.accumulate, self._arranged(samples), valid)
+        return _Slab(order.full_steps * share.accumulate, self._indices_of(samples), valid)
 
-    def _arranged(self, ordinals: Ints) -> Ints:
-        arrange = self._laid.arrange
-        return ordinals if arrange is None else arrange[ordinals]
+    def _indices_of(self, ordinals: Ints) -> Ints:
+        index_of = self._layout.index_of
+        return ordinals if index_of is None else index_of[ordinals]

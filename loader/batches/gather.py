@@ -1,6 +1,7 @@
-"""Batches made in one pass over memory, with no Python call for each sample: records of one size as one tensor (as two
-where tokens come with targets), samples that stay bytes as `Jagged`. A slab of them is located once; a batch then only
-indexes.
+"""Makes batches in one pass over memory, without a Python call per sample.
+
+Records of one size become one tensor (two where tokens have targets); samples that stay bytes become a `Jagged`.
+The samples of a whole slab are located at once, so that a batch only indexes arrays.
 """
 
 from __future__ import annotations
@@ -10,44 +11,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from loader.datasets.jagged import jagged
-from loader.datasets.samples import Samples
+from loader.datasets.samples import SampleReader
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints, Reader
+from loader.reading.reader import ExtentReader, Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """`locate` says where samples lie: arrays by sample, the last two of them the first and the last extent.
-    `make` copies what is located to a batch, in new memory or in what its last argument gives for a size in bytes."""
+class GatherMethod:
+    """`locate` returns arrays by sample that say where samples lie; the last two are the first and the last extent.
+    `make` copies located samples into a batch, in new memory or in the memory that its last argument returns for a
+    size."""
 
-    locate: Callable[[Reader, Ints], tuple[Ints, ...]]
-    make: Callable[[Reader, Any, Callable[[int], Bytes] | None], Any]
+    locate: Callable[[ExtentReader, Ints], tuple[Ints, ...]]
+    make: Callable[[ExtentReader, Any, Callable[[int], Bytes] | None], Any]
 
 
-def whole(samples: Samples, collate: Callable[..., Any], as_gathered: bool) -> Whole | None:
-    """How such batches of these samples are made, where they can be. `as_gathered`: nobody collates records."""
-    if as_gathered and samples.ready:
-        return Whole(samples.locate, samples.whole)
+def gather_method(
+    samples: SampleReader, collate: Callable[..., Any], default_collation: bool
+) -> GatherMethod | None:
+    """Return the method that gathers batches of these samples, or None where each sample needs Python."""
+    if default_collation and samples.gathers_batches:
+        return GatherMethod(samples.locate, samples.gather_batch)
     if collate is jagged and samples.stays_bytes:
-        return Whole(samples.ranges, samples.jagged)
+        return GatherMethod(samples.ranges, samples.jagged)
     return None
 
 
-class Located:
-    """The batches of consecutive turns, located."""
+class LocatedBatches:
+    """The batches of consecutive turns, with the places of their samples."""
 
-    def __init__(self, kind: Whole, reader: Reader, ids: Ints) -> None:
-        """`ids`: of samples, [turns, batch size]."""
-        *places, first, last = kind.locate(reader, ids.reshape(-1))
-        self._make = kind.make
-        self._in_one = last is first
-        """Each sample lies in one extent."""
-        arrays = [*places, first] if self._in_one else [*places, first, last]
+    def __init__(self, method: GatherMethod, reader: ExtentReader, ids: Ints) -> None:
+        """`ids`: samples of the catalog, [turns, batch size]."""
+        *columns, first, last = method.locate(reader, ids.reshape(-1))
+        self._make = method.make
+        self._one_extent = last is first
+        """Each sample lies in a single extent."""
+        arrays = [*columns, first] if self._one_extent else [*columns, first, last]
         self._arrays = [each.reshape(ids.shape) for each in arrays]
 
-    def batch(self, reader: Reader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
-        """The batch of a row."""
+    def batch(self, reader: ExtentReader, row: int, empty: Callable[[int], Bytes] | None) -> Any:
+        """Make the batch of a row."""
         located = [each[row] for each in self._arrays]
-        if self._in_one:
+        if self._one_extent:
             located.append(located[-1])
         return self._make(reader, located, empty)

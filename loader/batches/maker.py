@@ -1,4 +1,4 @@
-"""A batch as it was made, in a worker or in the trainer, and what making it took."""
+"""Makes batches with reports of what making them took, in a worker or in the trainer."""
 
 from __future__ import annotations
 
@@ -10,75 +10,78 @@ from typing import Any, NamedTuple
 
 from cachesvc.core.errors import CacheError, from_code
 from cachesvc.core.stalls import CAUSES
-from loader.batches.bad_samples import Mender, OnError, Repair
+from loader.batches.bad_samples import BatchRepair, OnError, RepairingFeed
 from loader.batches.feed import Feed
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import DECODE, HAND_OVER, READING, TRANSFER
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Travels with a batch. `began`, `ended`: perf_counter, the same clock in all processes of a node; `moved`: when it
-    began and ended to be on its way to the device. `reading_s` by `READING`, `origin_bytes` by `ORIGINS`. `failure`: code
-    and message instead of a batch."""
+class BatchReport:
+    """The time and bytes that making a batch took; travels with the batch.
+
+    `began` and `ended` are perf_counter times, which all processes of a node share. `transfer` is when the copy to
+    the device began and was queued. `reading_s` is by `READING`, `origin_bytes` by `ORIGINS`. `failure` is the code
+    and message of an error that came instead of a batch.
+    """
 
     began: float
     ended: float
     reading_s: tuple[float, ...]
     origin_bytes: tuple[int, ...]
-    repair: Repair | None = None
+    repair: BatchRepair | None = None
     failure: tuple[int, str] | None = None
-    moved: tuple[float, float] = (0.0, 0.0)
+    transfer: tuple[float, float] = (0.0, 0.0)
     pid: int = field(default_factory=os.getpid)
 
 
-class Made(NamedTuple):
+class MadeBatch(NamedTuple):
     """A tuple, so that torch pins the batch inside it."""
 
     batch: Any
-    report: Report
+    report: BatchReport
 
 
-class Maker:
-    """Makes batches and reports. Picklable; threads may share one."""
+class BatchMaker:
+    """Makes batches and their reports. Picklable; threads may share one."""
 
     def __init__(self, feed: Feed, on_error: OnError) -> None:
-        self.feed, self.mender = feed, Mender(feed, on_error)
+        self.feed, self.repairing = feed, RepairingFeed(feed, on_error)
 
-    def make(self, key: tuple[int, int]) -> Made:
-        """The batch of a turn. A typed error comes back in the report: raised in a worker, it would reach the
-        trainer as a traceback; others are raised, and torch hands them over."""
+    def make(self, key: tuple[int, int]) -> MadeBatch:
+        """Make the batch of a turn. A typed error is returned in the report: torch would pass it to the trainer as
+        a traceback. Other errors are raised, and torch passes them on."""
         began, waited, read = time.perf_counter(), self.feed.reading_s(), self.feed.origin_bytes()
         batch, repair, failure = None, None, None
         try:
-            batch, repair = self.mender.make(key)
+            batch, repair = self.repairing.make(key)
         except CacheError as error:
             failure = error.code, str(error)
-        except StopIteration as error:  # which would end the iteration, and nobody would hear why
-            raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
+        except StopIteration as error:  # it would end the iteration silently
+            raise RuntimeError("making a batch (a collate_fn, for example) raised StopIteration") from error
         now_waited, now_read = self.feed.reading_s(), self.feed.origin_bytes()
         reading = tuple(now - before for now, before in zip(now_waited, waited, strict=True))
         bytes_read = tuple(now_read.get(origin, 0) - read.get(origin, 0) for origin in ORIGINS)
-        return Made(batch, Report(began, time.perf_counter(), reading, bytes_read, repair, failure))
+        return MadeBatch(batch, BatchReport(began, time.perf_counter(), reading, bytes_read, repair, failure))
 
 
-class Ledger:
-    """Sums of the reports of the batches that were handed over; `origin_bytes` of other processes' reads."""
+class ReportTotals:
+    """Sums over the reports of batches that were handed over. `origin_bytes` counts reads of other processes only."""
 
     def __init__(self) -> None:
         self.origin_bytes = dict.fromkeys(ORIGINS, 0)
         self.waited_s = [0.0] * len(CAUSES)
 
-    def enter(self, report: Report, asked: float) -> None:
-        """A step that asked at `asked` has this batch. What it waited before the batch was whole counts by the
-        causes that making it had, in proportion; what it waited after that is the transfer and, else, the hand-over."""
-        if report.pid != os.getpid():  # else they are in this process's own count
+    def add(self, report: BatchReport, asked: float) -> None:
+        """Add the report of a batch that a step asked for at `asked`. The wait until the batch was made is split
+        among causes in proportion to what making it took. The wait after that is transfer and hand-over."""
+        if report.pid != os.getpid():  # this process counts its own reads itself
             for origin, count in zip(ORIGINS, report.origin_bytes, strict=True):
                 self.origin_bytes[origin] += count
         now = time.perf_counter()
         handed_s = now - max(asked, min(report.ended, now))
         made_s, share = max(report.ended - report.began, 1e-9), now - asked - handed_s
-        moved_s = max(0.0, report.moved[1] - max(asked, report.moved[0]))
+        moved_s = max(0.0, report.transfer[1] - max(asked, report.transfer[0]))
         self.waited_s[TRANSFER] += moved_s
         self.waited_s[HAND_OVER] += handed_s - moved_s
         self.waited_s[DECODE] += share * max(0.0, 1.0 - sum(report.reading_s) / made_s)
@@ -86,17 +89,17 @@ class Ledger:
             self.waited_s[cause] += share * min(1.0, report.reading_s[cause] / made_s)
 
 
-def moved(made: Made, move: Callable[[Any], Any]) -> Made:
-    """With its batch on the way to the device, and how long it took to send it there: to pin it and to queue the copy. For
-    the copy itself the device waits, not this process."""
+def move_batch(made: MadeBatch, move: Callable[[Any], Any]) -> MadeBatch:
+    """Return the batch on its way to the device, with the time that pinning it and queuing the copy took. The
+    device waits for the copy, this process does not."""
     if made.report.failure is not None:
         return made
     began = time.perf_counter()
     batch = move(made.batch)
-    return Made(batch, replace(made.report, moved=(began, time.perf_counter())))
+    return MadeBatch(batch, replace(made.report, transfer=(began, time.perf_counter())))
 
 
-def raise_failure(report: Report) -> None:
-    """Raises the typed error that a worker reported."""
+def raise_failure(report: BatchReport) -> None:
+    """Raise the typed error in a report, if any."""
     if report.failure is not None:
         raise from_code(*report.failure)

@@ -1,4 +1,4 @@
-"""The stall clock: how long each step waited for data, and where the bytes lay."""
+"""The stall clock: how long each step waited for data, why, and which tier the bytes came from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import numpy as np
 from cachesvc.core.stalls import CAUSES
 
 WAITS_KEPT = 65_536
-"""Percentiles are over the last so many steps: 2 MiB at most."""
-SHOWN_S = 0.05
-"""Less of a cause than this reads 0.0 s and is left out of the line."""
+"""Percentiles cover the latest steps, at most this many: 2 MiB."""
+MIN_SHOWN_S = 0.05
+"""A cause below this would print as 0.0 s and is left out of the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One epoch so far, of this rank. Times in seconds; `wait_s` is what steps waited for data in total.
+    """Statistics of one rank's epoch so far. Times are in seconds; `wait_s` is the total time that steps waited for
+    data.
 
-    `wait_by_cause_s` (by `CAUSES` of `core/stalls.py`) sums to `wait_s`. `bytes_by_origin` counts what this rank read, its
-    workers included, by where it lay ("ram", "nvme", "direct", "local"). `bad_samples` were skipped or replaced.
+    `wait_by_cause_s` (by `CAUSES` of `core/stalls.py`) sums to `wait_s`. `bytes_by_origin` counts what this rank
+    and its workers read, by origin ("ram", "nvme", "direct", "local"). `bad_samples` counts samples that were
+    skipped or replaced.
     """
 
     steps: int
@@ -42,9 +44,9 @@ class Stats:
         return self.samples / self.elapsed_s if self.elapsed_s else 0.0
 
     def line(self) -> str:
-        """For people: `120 steps, 9.1 s, waited 3.2 s (source 2.9 s, decode 0.3 s), p50 1.2 ms, ...`."""
+        """Format for people: `120 steps, 9.1 s, waited 3.2 s (source 2.9 s, decode 0.3 s), p50 1.2 ms, ...`."""
         causes = sorted(self.wait_by_cause_s.items(), key=lambda each: -each[1])
-        shown = ", ".join(f"{cause} {spent:.1f} s" for cause, spent in causes if spent >= SHOWN_S)
+        shown = ", ".join(f"{cause} {spent:.1f} s" for cause, spent in causes if spent >= MIN_SHOWN_S)
         waits = zip(("p50", "p95", "p99"), (self.wait_p50_s, self.wait_p95_s, self.wait_p99_s), strict=True)
         found = f", {self.bad_samples:,} bad samples" if self.bad_samples else ""
         return (
@@ -56,13 +58,13 @@ class Stats:
 
 
 class StallClock:
-    """Started when a step asks for data, stopped when it has it: two clock reads a step. What happens inside is
-    counted where it waits."""
+    """Measures how long steps wait for data, with two clock reads per step. The causes are measured where they
+    occur."""
 
-    def __init__(self, bytes_before: dict[str, int], waited_before: Sequence[float], rest: int) -> None:
-        """`waited_before`: seconds by `CAUSES` before this epoch. `rest`: the cause of what nothing
+    def __init__(self, bytes_before: dict[str, int], waited_before: Sequence[float], remainder: int) -> None:
+        """`waited_before`: seconds by `CAUSES` before this epoch. `remainder`: the cause of time that nothing
         measured."""
-        self._bytes_before, self._waited_before, self._rest = bytes_before, waited_before, rest
+        self._bytes_before, self._waited_before, self._remainder = bytes_before, waited_before, remainder
         self._begun = perf_counter()
         self._ended = self._begun
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
@@ -71,7 +73,7 @@ class StallClock:
         self._wait_s = 0.0
 
     def record(self, asked: float, samples: int) -> None:
-        """A step that asked at `asked` (perf_counter) now has its batch."""
+        """Record that a step which asked at `asked` (perf_counter) has its batch."""
         now = self._ended = perf_counter()
         waited = now - asked
         self._wait_s += waited
@@ -80,8 +82,8 @@ class StallClock:
         self._samples += samples
 
     def stats(self, bytes_now: dict[str, int], waited_now: Sequence[float], bad_samples: int) -> Stats:
-        """What was seen so far."""
-        # By nearest rank: numpy's percentile imports numpy.ma, 2.5 MB in the first epoch of every trainer.
+        """Return the statistics so far."""
+        # Nearest rank: numpy's percentile imports numpy.ma, 2.5 MB in the first epoch of every trainer.
         waits = np.sort(np.array(self._waits or [0.0]))
         p50, p95, p99 = (float(waits[-(-waits.size * percent // 100) - 1]) for percent in (50, 95, 99))
         return Stats(
@@ -98,16 +100,16 @@ class StallClock:
             wait_by_cause_s=by_cause(
                 [now - before for now, before in zip(waited_now, self._waited_before, strict=True)],
                 self._wait_s,
-                self._rest,
+                self._remainder,
             ),
             bad_samples=bad_samples,
         )
 
 
-def by_cause(seconds: Sequence[float], wait_s: float, rest: int) -> dict[str, float]:
-    """Measured seconds by cause, made to sum to `wait_s`: what nothing measured goes to the cause `rest`."""
+def by_cause(seconds: Sequence[float], wait_s: float, remainder: int) -> dict[str, float]:
+    """Return measured seconds by cause, made to sum to `wait_s`: unmeasured time goes to the cause `remainder`."""
     measured = sum(seconds)
     scale = min(1.0, wait_s / measured) if measured else 0.0
     found = [each * scale for each in seconds]
-    found[rest] += wait_s - sum(found)
+    found[remainder] += wait_s - sum(found)
     return dict(zip(CAUSES, found, strict=True))

@@ -1,8 +1,8 @@
-"""Batches moved to a CUDA device ahead of their use: from pinned memory, on a stream beside the training step's.
+"""Copies batches to a CUDA device ahead of their use, from pinned memory on a side stream.
 
-Order of events: the copy is queued on the side stream and an event behind it; the step's stream waits for that
-event, not the processor; the memory on the device is told that the step's stream uses it (record_stream), and the
-pinned memory stays until the event has come.
+Order of events: the copy is queued on the side stream, followed by an event. The training stream waits for that
+event; the processor does not. The device memory is marked as used by the training stream (record_stream). The
+pinned memory is kept until the event has occurred.
 """
 
 from __future__ import annotations
@@ -22,56 +22,57 @@ from loader.reading.address_range import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A batch on its way: what lies on the device once `event` has come."""
+class DeviceTransfer:
+    """A batch under way to the device: usable once `event` has occurred."""
 
     batch: Any
     event: torch.cuda.Event
 
 
-class Mover:
-    """Sends batches to one device. `send` may be called from several threads, `arrived` from the trainer's."""
+class DeviceMover:
+    """Copies batches to one device. Several threads may call `send`; the trainer's thread calls `receive`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._leaving: deque[tuple[torch.cuda.Event, Any]] = deque()
+        self._in_flight: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._lock = threading.Lock()
 
     def empty(self, size_bytes: int) -> Bytes:
-        """Pinned memory to build a batch in."""
+        """Return pinned memory to build a batch in."""
         found: Bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         return found
 
-    def send(self, batch: Any) -> Sent:
+    def send(self, batch: Any) -> DeviceTransfer:
         """Queue the copy of every tensor in a batch."""
         pinned = each_tensor(batch, lambda tensor: tensor if tensor.is_pinned() else pin_memory(tensor))
         with self._lock, torch.cuda.stream(self._stream):
             moved = each_tensor(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._stream)
-            while self._leaving and self._leaving[0][0].query():
-                self._leaving.popleft()
-            self._leaving.append((event, pinned))
-        return Sent(moved, event)
+            while self._in_flight and self._in_flight[0][0].query():
+                self._in_flight.popleft()
+            self._in_flight.append((event, pinned))
+        return DeviceTransfer(moved, event)
 
-    def arrived(self, sent: Sent) -> Any:
-        """The batch, for use on the current stream."""
+    def receive(self, transfer: DeviceTransfer) -> Any:
+        """Return the batch for use on the current stream."""
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(sent.event)
+        current.wait_event(transfer.event)
 
         def used(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(current)
             return tensor
 
-        return each_tensor(sent.batch, used)
+        return each_tensor(transfer.batch, used)
 
 
 def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch with every tensor in its tuples, lists and mappings changed; whatever else stays as it is."""
+    """Return a batch with `change` applied to every tensor in its tuples, lists and mappings. Other values are
+    kept."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
-    if isinstance(batch, PackedSequence):  # whose batch_sizes must lie in the processor's memory
+    if isinstance(batch, PackedSequence):  # its batch_sizes must stay in CPU memory
         return PackedSequence(
             *(each if each is batch.batch_sizes else each_tensor(each, change) for each in batch)
         )
@@ -81,13 +82,13 @@ def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         return type(batch)(each_tensor(each, change) for each in batch)
     if isinstance(batch, Mapping):
         changed = {name: each_tensor(each, change) for name, each in batch.items()}
-        return changed if type(batch) is dict else _like(batch, changed)
+        return changed if type(batch) is dict else _updated_copy(batch, changed)
     return batch
 
 
-def _like(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """A mapping of a user's own type (a tokenizer's batch, say) with these values, as torch does it when it pins; a dict
-    where that type does not let itself be changed."""
+def _updated_copy(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """Return a copy of a user-defined mapping (a tokenizer's batch, say) with these values, as torch's pinning
+    does. Returns the plain dict where the mapping cannot be changed."""
     if not isinstance(mapping, MutableMapping):
         return values
     found = copy.copy(mapping)

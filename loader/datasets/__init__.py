@@ -1,4 +1,4 @@
-"""Datasets as a user sees them: opened, wrapped, mixed, packed, with samples decoded.
+"""Datasets as a user sees them: opened, wrapped, mixed or packed, with decoded samples.
 
-In: catalogs and options. Out: samples by index, and where they lie. It owns the form of a sample.
+In: catalogs and options. Out: samples by index, and their place in extents. It owns what a sample looks like.
 """

@@ -1,10 +1,11 @@
-"""torch's default collation, with tensors and arrays stacked straight into the memory that a batch is handed over in.
+"""torch's default collation, stacking tensors and arrays directly into the memory in which a batch is handed over.
 
-torch stacks into new memory, in a worker into a new shared file for each batch, and makes a tensor of each array
-first. What is not plain numbers of one shape and type goes torch's way, and so do types that the user registered.
+torch stacks into new memory (in a worker, a new shared file per batch) and first makes a tensor of each array.
+Values that are not plain numbers of one shape and type go through torch's functions, as do types that the user
+registered.
 
-Large values are copied as their samples come, so that what a picture was decoded into is free for the next one and
-still in a core's cache: 32 pictures of 500 x 375 that wait until the batch is whole are 18 MB.
+Large values are copied as soon as their sample is made. The memory of a decoded picture is then free for the next
+one and still in the processor's cache; 32 pictures of 500 x 375 that wait for the whole batch are 18 MB.
 """
 
 from __future__ import annotations
@@ -24,37 +25,39 @@ from torch.utils.data._utils.collate import (
 )
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.shape_mismatch import Name, unlike, unnamed
+from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
 Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 _NUMBERS = "biufc"
 LARGE_BYTES = 16 << 10
-"""Smaller values wait for the others: one stack costs less than a copy each."""
+"""Smaller values are stacked at the end: one stack costs less than a copy each."""
 
 
 def default_collate_into(
-    empty: Empty | None, samples: Iterable[Any], count: int, name: Name = unnamed
+    empty: Empty | None, samples: Iterable[Any], count: int, name: SampleName = name_by_place
 ) -> Any:
-    """What `torch.utils.data.default_collate` makes of `count` samples, in memory that `empty` gives for a size in
-    bytes; in new memory where that is None. `name`: of a sample, by its place. Raises InvalidInput where samples differ in
-    shape, and where only some of them have a field: torch would leave it out of a whole batch, or raise, by which sample
-    comes first."""
+    """Collate `count` samples as `torch.utils.data.default_collate` does.
+
+    `empty` returns memory of a size in bytes for the batch; None means new memory. `name` names the sample in a
+    row, for errors. Raises InvalidInput when samples differ in shape, and when only some of them have a field:
+    torch would drop the field or raise, depending on which sample comes first.
+    """
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)
     kinds = frozenset(kind for kind in stacks if default_collate_fn_map.get(kind) is _TORCHS[kind])
     columns = _Columns(kinds, empty or _new, count)
-    mine: dict[type | tuple[type, ...], Callable[..., Any]] = {
+    stackers: dict[type | tuple[type, ...], Callable[..., Any]] = {
         kind: columns.or_else(stacks[kind]) for kind in kinds
     }
     placed = [columns.placed(each) for each in samples]
     _check_fields(placed)
     try:
-        return collate(placed, collate_fn_map={**default_collate_fn_map, **mine})
+        return collate(placed, collate_fn_map={**default_collate_fn_map, **stackers})
     except RuntimeError as error:
-        found = unlike(placed, name)
+        found = describe_mismatch(placed, name)
         if not found:
             raise
         raise InvalidInput(
@@ -63,20 +66,21 @@ def default_collate_into(
 
 
 def _check_fields(samples: Sequence[Any]) -> None:
-    theirs = default_collate_fn_map.keys() & {dict, tuple, type(None)}  # what the user registered
-    if theirs or not samples or type(samples[0]) not in (dict, tuple):
+    # types for which the user registered a collate function
+    registered = default_collate_fn_map.keys() & {dict, tuple, type(None)}
+    if registered or not samples or type(samples[0]) not in (dict, tuple):
         return
     found = [_fields(each) for each in samples]
     if found.count(found[0]) < len(found):
-        some = sorted(map(str, frozenset().union(*found).difference(frozenset.intersection(*found))))
+        partial = sorted(map(str, frozenset().union(*found).difference(frozenset.intersection(*found))))
         raise InvalidInput(
-            f"only some samples of a batch have {', '.join(some)}: name fields= that all have, set what is absent in a"
-            " transform, or give a collate_fn"
+            f"only some samples of a batch have {', '.join(partial)}: choose fields= that all have, fill absent"
+            " values in a transform, or give a collate_fn"
         )
 
 
 def _fields(sample: Any) -> frozenset[Any]:
-    """Names in a dict; places in a tuple, of values that are not absent."""
+    """Return the keys of a dict, or the places in a tuple whose value is not None."""
     if type(sample) is dict:
         return frozenset(sample)
     places = enumerate(sample) if type(sample) is tuple else ()
@@ -92,9 +96,9 @@ def _tensors(empty: Empty) -> Callable[..., Any]:
         first = batch[0]
         if {type(each) for each in batch} == {torch.Tensor} and len({each.dtype for each in batch}) == 1:
             try:
-                room = torch.from_numpy(empty(len(batch) * first.numel() * first.element_size()))
-                return torch.stack(tuple(batch), out=room.view(first.dtype).view(len(batch), *first.shape))
-            except (RuntimeError, TypeError):  # of several shapes, sparse, with gradients, not on this device
+                memory = torch.from_numpy(empty(len(batch) * first.numel() * first.element_size()))
+                return torch.stack(tuple(batch), out=memory.view(first.dtype).view(len(batch), *first.shape))
+            except (RuntimeError, TypeError):  # different shapes, sparse, with gradients, or on a device
                 pass
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
 
@@ -106,9 +110,9 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
         first = batch[0]
         one = len({each.dtype for each in batch}) == len({each.shape for each in batch}) == 1
         if one and first.dtype.kind in _NUMBERS and first.dtype.isnative:
-            room = empty(len(batch) * first.nbytes)
+            memory = empty(len(batch) * first.nbytes)
             return torch.from_numpy(
-                np.stack(batch, out=room.view(first.dtype).reshape(len(batch), *first.shape))
+                np.stack(batch, out=memory.view(first.dtype).reshape(len(batch), *first.shape))
             )
         return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
 
@@ -116,14 +120,14 @@ def _arrays(empty: Empty) -> Callable[..., Any]:
 
 
 class _Columns:
-    """Large values of the samples of one batch, each in its row of the batch's memory as soon as it comes."""
+    """The large values of one batch, each copied to its row of the batch's memory as soon as its sample is made."""
 
     def __init__(self, kinds: frozenset[type], empty: Empty, count: int) -> None:
         self._kinds, self._empty, self._count = kinds, empty, count
         self._columns: list[_Column] = []
 
     def placed(self, sample: Any) -> Any:
-        """The sample, with rows for its large values. The n-th of a sample goes to the n-th column."""
+        """Return the sample with its large values replaced by rows. The n-th large value goes to the n-th column."""
         return self._placed(sample, itertools.count())
 
     def _placed(self, value: Any, numbers: Iterator[int]) -> Any:
@@ -138,43 +142,44 @@ class _Columns:
 
     def _row(self, value: Any, number: int) -> Any:
         if number == len(self._columns):
-            room = self._empty(self._count * value.nbytes)
-            self._columns.append(_Column(value, room, self._count))
+            memory = self._empty(self._count * value.nbytes)
+            self._columns.append(_Column(value, memory, self._count))
         return self._columns[number].row(value)
 
     def or_else(self, stack: Callable[..., Any]) -> Callable[..., Any]:
-        """Stacks values: those of a whole column lie stacked, `stack` does the rest."""
+        """Return a function that stacks values: a whole column is stacked already, `stack` does the rest."""
 
         def stacked(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
             for column in self._columns:
                 if len(batch) == len(column.rows) and all(map(is_, batch, column.rows)):
-                    return torch.as_tensor(column.room[: len(batch)])
+                    return torch.as_tensor(column.stacked[: len(batch)])
             return stack(batch, collate_fn_map=collate_fn_map)
 
         return stacked
 
 
 class _Column:
-    """Room for values of one kind, type and shape, those of the first, and the rows of it that are taken."""
+    """Memory for the values of one column, all like the first one, and the rows in use."""
 
-    def __init__(self, first: Any, room: Bytes, count: int) -> None:
-        memory = room if isinstance(first, np.ndarray) else torch.from_numpy(room)
-        self.room = memory.view(first.dtype).reshape(count, *first.shape)
+    def __init__(self, first: Any, memory: Bytes, count: int) -> None:
+        like_first = memory if isinstance(first, np.ndarray) else torch.from_numpy(memory)
+        self.stacked = like_first.view(first.dtype).reshape(count, *first.shape)
         self.rows: list[Any] = []
 
     def row(self, value: Any) -> Any:
-        """The next row, with the value in it; the value itself where it is unlike the first."""
+        """Copy a value to the next row and return the row. Returns the value itself if it differs from the first in
+        type or shape, or if no row is left."""
         at = len(self.rows)
-        like = type(value) is type(self.room) and value.dtype == self.room.dtype
-        if not like or at == len(self.room) or value.shape != self.room.shape[1:]:
+        like = type(value) is type(self.stacked) and value.dtype == self.stacked.dtype
+        if not like or at == len(self.stacked) or value.shape != self.stacked.shape[1:]:
             return value
-        self.rows.append(self.room[at])
+        self.rows.append(self.stacked[at])
         self.rows[at][...] = value
         return self.rows[at]
 
 
 def _is_large(value: Any) -> bool:
-    """And plain numbers in this machine's memory."""
+    """Return whether a value is large and consists of plain numbers in CPU memory."""
     if isinstance(value, np.ndarray):
         return value.nbytes >= LARGE_BYTES and value.dtype.kind in _NUMBERS and value.dtype.isnative
     plain = value.layout == torch.strided and value.device.type == "cpu"

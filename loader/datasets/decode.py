@@ -1,4 +1,4 @@
-"""Bytes -> values, by extension or column encoding. Nothing here unpickles."""
+"""Decodes the bytes of a field by extension or column encoding. Pickles are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cachesvc.sources.parquet.nulls import numbers_of
 
 Decoder = Callable[[bytes], Any]
 ImageMode = Literal["RGB", "L"] | None
-"""Modes that images are converted to, by Pillow's names; None leaves them as they are."""
+"""Pillow's names of the modes that images are converted to; None keeps the mode of the file."""
 IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
@@ -28,16 +28,16 @@ _SCALARS = {"bool": "?", "int": "<i8", "float64": "<f8", "float32": "<f4", "floa
 _ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
     bits + kind: f"<{letter}{bits // 8}" for bits in (32, 64) for kind, letter in enumerate("uif")
 }
-"""MDS's numbers for the types of arrays."""
+"""MDS's numbers of array types."""
 
 
 def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
-    """How to decode a field; bytes stay bytes where nothing is known of them. `image_mode`: of images.
+    """Return the decoder of a field; fields of unknown encoding stay bytes. `image_mode` applies to images.
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
     kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
-    if kind.startswith("jpeg:"):  # MDS: the quality that it was written with
+    if kind.startswith("jpeg:"):  # MDS appends the quality
         kind = "jpeg"
     if kind in _REFUSED:
         raise InvalidInput(
@@ -47,11 +47,11 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
     if kind in IMAGES:
         return _image(name, image_mode)
     if kind in _MDS_IMAGES:
-        return _pixels(name, image_mode) if kind == "pil" else _several(_image(name, image_mode))
+        return _raw_image(name, image_mode) if kind == "pil" else _value_list(_image(name, image_mode))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("list[") and kind.endswith("]"):
-        return _several(decoder(name, kind[5:-1], image_mode), 4)
+        return _value_list(decoder(name, kind[5:-1], image_mode), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     if kind.startswith("array:"):
@@ -64,13 +64,14 @@ def _pillow(name: str) -> Any:
         from PIL import Image
     except ImportError:
         raise InvalidInput(
-            f"field {name!r} is an image and Pillow is not installed; pip install pillow, or decode=None for bytes"
+            f"field {name!r} is an image and Pillow is not installed: pip install 'cachesvc[images]', "
+            "or give decode=None for bytes"
         ) from None
     return Image
 
 
 def _converted(image: Any, mode: ImageMode) -> Any:
-    """An image in a mode; Pillow would copy one that has it."""
+    """Convert an image to a mode. Pillow would copy an image that already has it."""
     return image if mode is None or image.mode == mode else image.convert(mode)
 
 
@@ -85,23 +86,23 @@ def _image(name: str, mode: ImageMode) -> Decoder:
     return decode
 
 
-def _pixels(name: str, mode: ImageMode) -> Decoder:
-    """MDS `pil`: width, height and the length of the mode's name, the name, the pixels as they are."""
+def _raw_image(name: str, mode: ImageMode) -> Decoder:
+    """MDS `pil`: width, height and the length of the mode's name; then the name and the raw pixels."""
     image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
         width, height, length = np.frombuffer(raw, "<u4", 3).tolist()
         stored, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
-        if width * height > 8 * len(pixels):  # an image of bits is the smallest
+        if width * height > 8 * len(pixels):  # one bit per pixel is the smallest mode
             raise ValueError("not enough image data")
         return _converted(image.frombytes(stored, (width, height), pixels), mode)
 
     return decode
 
 
-def _several(decode: Decoder, skipped_bytes: int = 0) -> Decoder:
-    """MDS `jpeg_array`: how many images, the size of each, then one behind the other. A `list[...]` has 4 bytes more in
-    front."""
+def _value_list(decode: Decoder, skipped_bytes: int = 0) -> Decoder:
+    """Decodes a list: the number of values, the size of each, then the values. MDS `jpeg_array` has this form; a
+    `list[...]` has 4 more bytes in front."""
 
     def each(raw: bytes) -> Any:
         count = int(np.frombuffer(raw, "<u4", 1, skipped_bytes)[0])
@@ -121,8 +122,9 @@ def _scalar(dtype: str) -> Decoder:
 
 
 def _ndarray(encoding: str) -> Decoder:
-    """MDS `ndarray:dtype:shape`. Each value begins with what the encoding leaves open: a number for the type; the number
-    of sides, in 6 bits, and the log of a side's width in bytes, in 2, then the sides."""
+    """MDS `ndarray:dtype:shape`. A value begins with what the encoding leaves open: a number for the type, then one
+    byte with the number of dimensions (6 bits) and the log of a dimension's width in bytes (2 bits), then the
+    dimensions."""
     _, stated, sides = (*encoding.split(":"), "", "")[:3]
     fixed = [int(side) for side in sides.split(",")] if sides else None
 
@@ -139,8 +141,8 @@ def _ndarray(encoding: str) -> Decoder:
 
 
 def _array(encoding: str) -> Decoder:
-    """All of a value is numbers of one type; of a tensor it has a shape, and perhaps its sides in another order. One with
-    nulls is a list, as Python holds those."""
+    """Numbers of one type, for a tensor with its shape and, if given, a transposition. An array with nulls becomes
+    a list with None."""
     name, *sides = encoding.split(":")
     dtype: np.dtype[Any] = np.dtype(name)
     shape, *order = [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]]
@@ -157,7 +159,7 @@ def _text(raw: bytes) -> str:
     return raw.decode()
 
 
-def _whole(raw: bytes) -> int:
+def _integer(raw: bytes) -> int:
     return int(raw)
 
 
@@ -173,13 +175,13 @@ def _decimal(raw: bytes) -> Decimal:
 
 
 def _npy(raw: bytes) -> Any:
-    """One array, not an archive of several. Memory is taken for what is there, not for what a header promises."""
+    """One array, not an archive. Memory is taken for the data present, not for the size in the header."""
     file, layout = io.BytesIO(raw), np.lib.format
-    old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 in names alone
+    old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 only in field names
     shape, fortran, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects; save plain arrays")
-    # TypeError where that is more than there is
+    # raises TypeError if the header promises more data than there is
     return np.ndarray(shape, dtype, raw, file.tell(), order="F" if fortran else "C").copy("K")
 
 
@@ -189,27 +191,26 @@ _PLAIN: dict[str, Decoder] = {
     "text": _text,
     "str": _text,
     "cls": _number,
-    "cls2": _whole,
-    "index": _whole,
+    "cls2": _integer,
+    "index": _integer,
     "id": _text,
-    "str_int": _whole,
+    "str_int": _integer,
     "str_float": float,
     "str_decimal": _decimal,
     "npy": _npy,
 }
 
 
-def decoded(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
-    """One field's value; None for an absent field. Raises CorruptData naming the sample (`where`), and MemoryError."""
+def decode_field(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -> Any:
+    """Decode one field's value; None for an absent field. Raises CorruptData, which names the sample by `where`,
+    and MemoryError."""
     if raw is None:
         return None
     try:
         return decode(raw)
     except MemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # decoders of other people, which meet any bytes: EOFError, TypeError, Pillow's own
+    except Exception as error:  # decoders of other libraries raise EOFError, TypeError or their own
         raise CorruptData(
-            f"{where()} does not decode: {error}; mend the file or leave the field out"
+            f"{where()} does not decode: {error}; repair the file, or leave the field out of fields="
         ) from error

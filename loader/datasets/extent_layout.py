@@ -1,4 +1,5 @@
-"""How the samples of a dataset lie in extents, whatever is around it: Subset, ConcatDataset, StackDataset, a user's own."""
+"""Maps the samples of a dataset to extents, also through Subset, ConcatDataset, StackDataset and users' own
+datasets."""
 
 from __future__ import annotations
 
@@ -9,134 +10,145 @@ from torch.utils.data import StackDataset, Subset
 
 from cachesvc.core.arguments import places_of
 from cachesvc.core.order.epoch_order import EpochOrder, Plan
-from loader.datasets.composite import spread_of
-from loader.datasets.wrapped import MAX_DEPTH, flattened, parts_of
-from loader.reading.opened_dataset import Opened
+from loader.datasets.components import view_layout
+from loader.datasets.wrapped import MAX_DEPTH, as_view, parts_of
+from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
 
-class Piece(NamedTuple):
-    """A dataset that is read: the first ordinal of each extent of its catalog, ascending, int64[E+1]."""
+class LayoutPart(NamedTuple):
+    """An opened dataset that is read. `first`: the first ordinal of each extent of its catalog, ascending,
+    int64[E+1]."""
 
-    opened: Opened
+    opened: OpenedDataset
     first: Ints
 
 
-class Laid(NamedTuple):
-    """What an order is made over, the first ordinal of each extent; the index of each ordinal (None: the same); and what
-    is read for it. An extent of a ConcatDataset is one of a part's; of a StackDataset, one of that part's which has the
-    most: of what is small beside it all may lie in one. `pieces`: none where nothing is known of extents."""
+class ExtentLayout(NamedTuple):
+    """The extents of a dataset, over which its order is made.
+
+    `extent_first`: the first ordinal of each extent. `index_of`: the index of each ordinal, None where they are
+    equal. `parts`: the opened datasets that are read, () where extents are unknown. The extents of a ConcatDataset
+    are those of its parts. The extents of a StackDataset are those of the part that has the most.
+    """
 
     extent_first: Ints
-    arrange: Ints | None
-    pieces: tuple[Piece, ...]
+    index_of: Ints | None
+    parts: tuple[LayoutPart, ...]
 
 
-def laid(dataset: Any, shuffle: bool, depth: int = MAX_DEPTH) -> Laid:
-    """Raises IndexError for a Subset of samples that are not there. Where nothing is known, all counts as one extent."""
-    view, count = flattened(dataset), len(dataset)
+def extent_layout(dataset: Any, shuffle: bool, depth: int = MAX_DEPTH) -> ExtentLayout:
+    """Return the layout of a dataset. If nothing is known, all samples count as one extent. Raises IndexError for a
+    Subset with an index out of range."""
+    view, count = as_view(dataset), len(dataset)
     if view is not None:
-        spread = spread_of(view, shuffle)
-        pieces = (Piece(view.opened, spread.extent_first),) if spread.planned else ()
-        return Laid(spread.extent_first, spread.arrange, pieces)
-    found = _around(dataset, shuffle, depth - 1) if depth else None
+        layout = view_layout(view, shuffle)
+        parts = (LayoutPart(view.opened, layout.extent_first),) if layout.extents_known else ()
+        return ExtentLayout(layout.extent_first, layout.index_of, parts)
+    found = _layout_of_outer(dataset, shuffle, depth - 1) if depth else None
     if found is None or int(found.extent_first[-1]) != count:
-        return Laid(np.asarray([0, count], np.int64), None, ())
+        return ExtentLayout(np.asarray([0, count], np.int64), None, ())
     return found
 
 
-def _around(dataset: Any, shuffle: bool, depth: int) -> Laid | None:
-    """Of what is around others. A user's own of as many samples as what it holds is taken to index that alike."""
+def _layout_of_outer(dataset: Any, shuffle: bool, depth: int) -> ExtentLayout | None:
+    """Return the layout of a dataset around others. A user's dataset with as many samples as the dataset it holds
+    is assumed to use the same indices."""
     parts = parts_of(dataset)
     if parts is not None:
-        found = [laid(part, shuffle, depth) for part in parts]
-        return _side_by_side(found) if isinstance(dataset, StackDataset) else _one_behind_the_other(found)
+        found = [extent_layout(part, shuffle, depth) for part in parts]
+        return _stacked(found) if isinstance(dataset, StackDataset) else _concatenated(found)
     inner = getattr(dataset, "dataset", None)
     if not hasattr(inner, "__len__"):
         return None
-    held = laid(inner, shuffle, depth)
-    if not held.pieces:  # perhaps no dataset of ours, and indices of any kind
+    inner_layout = extent_layout(inner, shuffle, depth)
+    if not inner_layout.parts:  # perhaps another library's dataset, with indices of any kind
         return None
-    return _chosen(held, dataset.indices, shuffle) if type(dataset) is Subset else held
+    return _subset(inner_layout, dataset.indices, shuffle) if type(dataset) is Subset else inner_layout
 
 
-def _one_behind_the_other(parts: list[Laid]) -> Laid:
+def _concatenated(parts: list[ExtentLayout]) -> ExtentLayout:
     starts = np.cumsum([0, *(part.extent_first[-1] for part in parts)]).tolist()
-    moved = [
-        (part, start, tuple(Piece(each.opened, each.first + start) for each in part.pieces))
+    shifted = [
+        (part, start, tuple(LayoutPart(each.opened, each.first + start) for each in part.parts))
         for part, start in zip(parts, starts, strict=False)
     ]
-    firsts = [part.extent_first[1:] + start for part, start, _ in moved]
-    arrange = None
-    if any(part.arrange is not None for part in parts):
-        arrange = np.concatenate([_indices(part) + start for part, start, _ in moved])
-    pieces = tuple(piece for _, _, each in moved for piece in each)
-    return Laid(np.concatenate([np.zeros(1, np.int64), *firsts]), arrange, pieces)
+    firsts = [part.extent_first[1:] + start for part, start, _ in shifted]
+    index_of = None
+    if any(part.index_of is not None for part in parts):
+        index_of = np.concatenate([_indices(part) + start for part, start, _ in shifted])
+    parts_of_all = tuple(piece for _, _, each in shifted for piece in each)
+    return ExtentLayout(np.concatenate([np.zeros(1, np.int64), *firsts]), index_of, parts_of_all)
 
 
-def _side_by_side(parts: list[Laid]) -> Laid:
-    """Those parts that the leading one's order takes through their own are looked ahead for."""
-    known = [part for part in parts if part.pieces]
-    leading = max(known or parts, key=lambda part: len(part.extent_first))
-    alike = [part for part in parts if part is leading or _alike(part.arrange, leading.arrange)]
-    return leading._replace(pieces=tuple(piece for part in alike for piece in part.pieces))
+def _stacked(parts: list[ExtentLayout]) -> ExtentLayout:
+    """Take the order of the part with the most extents. Other parts are read ahead if their own order is the same."""
+    with_parts = [part for part in parts if part.parts]
+    leading = max(with_parts or parts, key=lambda part: len(part.extent_first))
+    in_order = [part for part in parts if part is leading or _same_order(part.index_of, leading.index_of)]
+    return leading._replace(parts=tuple(piece for part in in_order for piece in part.parts))
 
 
-def _alike(one: Ints | None, other: Ints | None) -> bool:
+def _same_order(one: Ints | None, other: Ints | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
-def _chosen(held: Laid, indices: Any, shuffle: bool) -> Laid | None:
-    """Those of a Subset, as they lie in what it is of."""
-    places = places_of(indices, int(held.extent_first[-1]), "sample")
-    if held.arrange is not None:
-        ordinal = np.empty_like(held.arrange)
-        ordinal[held.arrange] = np.arange(len(ordinal))
+def _subset(inner_layout: ExtentLayout, indices: Any, shuffle: bool) -> ExtentLayout | None:
+    """Return the layout of a Subset's samples within its inner dataset."""
+    places = places_of(indices, int(inner_layout.extent_first[-1]), "sample")
+    if inner_layout.index_of is not None:
+        ordinal = np.empty_like(inner_layout.index_of)
+        ordinal[inner_layout.index_of] = np.arange(len(ordinal))
         places = ordinal[places]
-    arrange = None
+    index_of = None
     if (places[1:] < places[:-1]).any():
         if not shuffle:
             return None
-        arrange = np.argsort(places, kind="stable")
-        places = places[arrange]
+        index_of = np.argsort(places, kind="stable")
+        places = places[index_of]
     first, *others = (
         np.searchsorted(places, each).astype(np.int64)
-        for each in (held.extent_first, *(piece.first for piece in held.pieces))
+        for each in (inner_layout.extent_first, *(piece.first for piece in inner_layout.parts))
     )
-    pieces = zip((piece.opened for piece in held.pieces), others, strict=True)
-    return Laid(first, arrange, tuple(Piece(*each) for each in pieces))
+    parts = zip((piece.opened for piece in inner_layout.parts), others, strict=True)
+    return ExtentLayout(first, index_of, tuple(LayoutPart(*each) for each in parts))
 
 
-def _indices(part: Laid) -> Ints:
-    return np.arange(part.extent_first[-1]) if part.arrange is None else part.arrange
+def _indices(part: ExtentLayout) -> Ints:
+    return np.arange(part.extent_first[-1]) if part.index_of is None else part.index_of
 
 
-def plans_for(found: Laid, order: EpochOrder, low: int, high: int, batches: int) -> list[tuple[Opened, Plan]]:
-    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents of each piece, and those of the
-    epoch after this one."""
-    after = EpochOrder(order.spec, found.extent_first, order.epoch + 1).plan(low, high, batches)
+def plans_for(
+    layout: ExtentLayout, order: EpochOrder, low: int, high: int, batches: int
+) -> list[tuple[OpenedDataset, Plan]]:
+    """Plan when a rank with the slots [low, high) in `batches` micro-batches reads the extents of each part, in
+    this epoch and the next."""
+    after = EpochOrder(order.spec, layout.extent_first, order.epoch + 1).plan(low, high, batches)
     now = order.plan(low, high, batches)
     return [
-        (piece.opened, _of(piece, found, now)._replace(following=_of(piece, found, after).extent))
-        for piece in found.pieces
+        (
+            part.opened,
+            _plan_of_part(part, layout, now)._replace(following=_plan_of_part(part, layout, after).extent),
+        )
+        for part in layout.parts
     ]
 
 
-def _of(piece: Piece, found: Laid, plan: Plan) -> Plan:
-    """The plan over a piece's own extents: those that hold the same ordinals."""
-    if piece.first is found.extent_first:
+def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:
+    """Convert the plan to a part's own extents: those with the same ordinals."""
+    if part.first is layout.extent_first:
         return plan
-    begin, end = found.extent_first[plan.extent], found.extent_first[plan.extent + 1]
-    begin, end = np.maximum(begin, piece.first[0]), np.minimum(end, piece.first[-1])
-    low = np.searchsorted(piece.first, begin, side="right") - 1
-    counts = np.where(begin < end, np.searchsorted(piece.first, end, side="left") - low, 0)
+    begin, end = layout.extent_first[plan.extent], layout.extent_first[plan.extent + 1]
+    begin, end = np.maximum(begin, part.first[0]), np.minimum(end, part.first[-1])
+    low = np.searchsorted(part.first, begin, side="right") - 1
+    counts = np.where(begin < end, np.searchsorted(part.first, end, side="left") - low, 0)
     rows = np.repeat(np.arange(len(counts)), counts)
     extent = low[rows] + np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-    return _each_once(Plan(extent, plan.first_step[rows], plan.last_step[rows]))
+    return _without_duplicates(Plan(extent, plan.first_step[rows], plan.last_step[rows]))
 
 
-def _each_once(plan: Plan) -> Plan:
-    """Without what is said twice: an extent that lies beside several."""
+def _without_duplicates(plan: Plan) -> Plan:
+    """Drop duplicate rows, which occur where one extent overlaps several of the leading part."""
     order = np.lexsort((plan.extent, plan.last_step, plan.first_step))
     extent, first_step, last_step = (column[order] for column in plan[:3])
     new = np.ones(len(order), np.bool_)

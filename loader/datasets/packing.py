@@ -1,4 +1,4 @@
-"""`pack`: documents of any length as samples of one length, with their boundaries. The arithmetic:
+"""`pack`: documents of any length as samples of one length, with their boundaries. The arithmetic is in
 core/order/packing.py."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.packing import PackRun
 from cachesvc.core.order.recent import Latest
-from loader.datasets.composite import alone, spread_of, without_parts
+from loader.datasets.components import component_spec, refuse_subsets, view_layout
 from loader.datasets.dataset import Dataset
 from loader.datasets.documents import Documents, documents_of
-from loader.datasets.samples import converted, must_hold
-from loader.datasets.shape_mismatch import Name, unnamed
-from loader.datasets.targets import OUT, Targets, checked, columns
+from loader.datasets.dtypes import check_range, output_dtype
+from loader.datasets.shape_mismatch import SampleName, name_by_place
+from loader.datasets.targets import DEFAULT_DTYPE, Targets, check_targets, split_targets
 from loader.reading.reader import Ints
 
 _RUNS_KEPT = 4
@@ -31,26 +31,27 @@ _IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
 def pack(
     dataset: Dataset, seq_len: int, *, dtype: str | None = None, targets: Targets | None = None
 ) -> Packed:
-    """Documents laid end to end, in the shuffled order or the dataset's own, and cut to `seq_len` tokens.
+    """Lay documents end to end, in the shuffled order or the dataset's own, and cut them into packs of `seq_len`
+    tokens.
 
-    Documents are those of a Megatron `.idx` (open it with any `seq_len`), else the records of a dataset of
-    integers, else the one field of each sample as raw integers of `dtype`. A sample is {"tokens": [seq_len],
-    "cu_seqlens": int32}; a batch {"tokens": [batch, seq_len], "cu_seqlens", "max_seqlen"}, where `cu_seqlens`
-    are offsets into `tokens.flatten()`, from 0 to batch x seq_len, as flash-attention's varlen functions take
-    them: each document, and each part of one that was cut, attends to itself only. The part of a document that
-    does not fit is the beginning of the next pack. Fewer than `seq_len` tokens at an epoch's end are left out.
+    Documents are those of a Megatron `.idx` (open it with any `seq_len`), or the records of a dataset of integers,
+    or one field of each sample as raw integers of `dtype`. A sample is {"tokens": [seq_len], "cu_seqlens": int32}.
+    A batch is {"tokens": [batch, seq_len], "cu_seqlens", "max_seqlen"}. `cu_seqlens` are offsets into
+    `tokens.flatten()`, from 0 to batch x seq_len, as flash-attention's varlen functions take them: each document,
+    and each part of a cut one, attends only to itself. The rest of a document that does not fit begins the next
+    pack. Fewer than `seq_len` tokens at the end of an epoch are left out.
 
-    `targets`: "shifted" has "inputs" and "targets" of [seq_len] in place of "tokens", which takes one token more of the
-    stream for each pack; "unshifted" has "input_ids" and "labels", the same values.
+    `targets`: "shifted" has "inputs" and "targets" of [seq_len] in place of "tokens", and each pack takes one more
+    token of the stream. "unshifted" has "input_ids" and "labels" with equal values.
 
-    Raises InvalidInput when the documents hold fewer than `seq_len` tokens together, when their lengths are not
-    known without reading, and for a dataset with a transform or with targets of its own.
+    Raises InvalidInput when the documents hold fewer than `seq_len` tokens in total, when their lengths are unknown
+    without reading, and for a dataset with a transform or with targets of its own.
     """
     return Packed(dataset, seq_len, dtype, targets)
 
 
 class Packed(TorchDataset[Any]):
-    """Made by `pack`. `packs[i]` is pack i of the documents in their own order. Picklable."""
+    """A dataset made by `pack`. `packs[i]` is pack i of the documents in their own order. Picklable."""
 
     def __init__(
         self, dataset: Dataset, seq_len: int, dtype: str | None, targets: Targets | None = None
@@ -59,25 +60,26 @@ class Packed(TorchDataset[Any]):
         if not isinstance(dataset, Dataset):
             raise InvalidInput(f"pack() takes a dataset of open_dataset, not {type(dataset).__name__}")
         seq_len = whole_number("seq_len", seq_len, 1, 2**63 - 1)
-        checked(targets)
+        check_targets(targets)
         self.leaf, self.seq_len, self._dtype, self._targets = dataset, seq_len, dtype, targets
         self._length = seq_len + (targets == "shifted")
-        if dataset.form.targets is not None:
+        if dataset.sample_spec.targets is not None:
             raise InvalidInput(
                 "pack() makes targets of whole packs: give targets= to pack, not to open_dataset"
             )
-        if dataset.form.transform is not None:
+        if dataset.sample_spec.transform is not None:
             raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
         self._documents = self._unshuffled = documents_of(dataset, dtype)
         ids = dataset.ids
-        if ids is not None and not spread_of(dataset, shuffle=False).planned:  # in an order of their own
-            self._unshuffled = self._documents.arranged(np.argsort(np.argsort(ids, kind="stable")))
+        if ids is not None and not view_layout(dataset, shuffle=False).extents_known:
+            # the indices do not ascend
+            self._unshuffled = self._documents.reordered(np.argsort(np.argsort(ids, kind="stable")))
         if self._length > self._documents.tokens:
             raise InvalidInput(
-                f"packs of {self._length} tokens out of {self._documents.tokens}: give seq_len from 1 to what there is"
+                f"packs of {self._length} tokens out of {self._documents.tokens}: give a smaller seq_len"
             )
-        self._out = converted(
-            dataset.form.out or (OUT if targets else None)
+        self._out = output_dtype(
+            dataset.sample_spec.out or (DEFAULT_DTYPE if targets else None)
         ) or self._documents.dtype.newbyteorder("=")
         self._runs: Latest[tuple[OrderSpec, int], PackRun] = Latest(_RUNS_KEPT)
 
@@ -98,12 +100,12 @@ class Packed(TorchDataset[Any]):
 
     @property
     def identity(self) -> str:
-        """Which data this is."""
+        """The identity of the dataset, with the length and type of packs."""
         return f"{self.leaf.identity}:{self._length}{self._documents.dtype.str}"
 
     @property
-    def looks(self) -> str:
-        """What a sample looks like, in words."""
+    def sample_kind(self) -> str:
+        """The kind of a sample, in words."""
         return (
             f"packs of {self.seq_len} {self._out}{f' with {self._targets} targets' if self._targets else ''}"
         )
@@ -113,16 +115,16 @@ class Packed(TorchDataset[Any]):
         """The dataset that is read."""
         return (self.leaf,)
 
-    where = select = take = split = without_parts("pack")
+    where = select = take = split = refuse_subsets("pack")
 
-    # ---- for the loader
+    # ---- used by the loader
 
     def run(self, spec: OrderSpec, epoch: int) -> PackRun:
-        """The packs of an epoch."""
-        return self._runs.get((alone(spec), epoch), self._run)
+        """Return the order of an epoch's packs."""
+        return self._runs.get((component_spec(spec), epoch), self._run)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
-        """Packs, read in one pass."""
+        """Return packs, read in one pass."""
         tokens, pack_of, ends = self._read(spots, spec, epoch)
         cuts = np.searchsorted(pack_of, np.arange(len(spots) + 1)).tolist()
         return [
@@ -131,13 +133,17 @@ class Packed(TorchDataset[Any]):
             for row, (low, high) in enumerate(pairwise(cuts))
         ]
 
-    def whole(self, spots: Ints, spec: OrderSpec, epoch: int, name: Name = unnamed) -> dict[str, Any]:
-        """A batch as it goes out when nobody collates."""
+    def default_batch(
+        self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place
+    ) -> dict[str, Any]:
+        """Make a batch under default collation."""
         tokens, _, ends = self._read(spots, spec, epoch)
         return _batch(tokens, _boundaries(ends))
 
-    def collate(self, samples: Sequence[dict[str, torch.Tensor]], name: Name = unnamed) -> dict[str, Any]:
-        """Packs as one batch; see `pack`."""
+    def collate(
+        self, samples: Sequence[dict[str, torch.Tensor]], name: SampleName = name_by_place
+    ) -> dict[str, Any]:
+        """Collate packs; see `pack`."""
         names = [name for name in samples[0] if name != "cu_seqlens"]
         tokens = {name: torch.stack([sample[name] for sample in samples]) for name in names}
         inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]
@@ -149,11 +155,12 @@ class Packed(TorchDataset[Any]):
     def _run(self, key: tuple[OrderSpec, int]) -> PackRun:
         documents = self._in_order_of(key[0])
         order = EpochOrder(key[0], documents.extent_first, key[1])
-        planned = documents is self._documents
-        return PackRun(order, documents.length_of, documents.extent_tokens, self._length, planned)
+        extents_known = documents is self._documents
+        return PackRun(order, documents.length_of, documents.extent_tokens, self._length, extents_known)
 
     def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[dict[str, torch.Tensor], Ints, Ints]:
-        """Tokens by name, each [packs, seq_len]; of each piece its pack's row, and where it ends in flattened tokens."""
+        """Return tokens by name, each [packs, seq_len]; and for each piece of a document the row of its pack and
+        its end in the flattened tokens."""
         pieces, width = self.run(spec, epoch).pieces(spots), self._documents.dtype.itemsize
         lengths, documents = pieces.end - pieces.begin, self._in_order_of(spec)
         addresses = documents.address_of(pieces.document) + pieces.begin * width
@@ -161,9 +168,9 @@ class Packed(TorchDataset[Any]):
             part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width)
         )
         stored = np.frombuffer(raw, self._documents.dtype)
-        must_hold(self._out, stored, self.leaf.catalog.uri)
+        check_range(self._out, stored, self.leaf.catalog.uri)
         end = np.cumsum(lengths) - pieces.row * self._length
-        kept = end - lengths < self.seq_len  # not of a piece that is the last target alone
+        kept = end - lengths < self.seq_len  # a piece that holds only the last target is left out
         ends = pieces.row * self.seq_len + np.minimum(end, self.seq_len)
         return self._named(stored.reshape(len(spots), self._length)), pieces.row[kept], ends[kept]
 
@@ -171,7 +178,7 @@ class Packed(TorchDataset[Any]):
         if self._targets is None:
             return {"tokens": torch.from_numpy(tokens.astype(self._out, copy=False))}
         names = ("inputs", "targets") if self._targets == "shifted" else ("input_ids", "labels")
-        return dict(zip(names, columns(tokens, self._targets, self._out), strict=True))
+        return dict(zip(names, split_targets(tokens, self._targets, self._out), strict=True))
 
 
 def _batch(tokens: dict[str, torch.Tensor], boundaries: torch.Tensor) -> dict[str, Any]:

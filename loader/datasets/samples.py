@@ -1,4 +1,4 @@
-"""Sample numbers -> samples: bytes located, read in one pass, cut into fields, decoded, transformed."""
+"""Makes samples of sample ids: locates bytes, reads them in one pass, and cuts, decodes and transforms them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, Table
+from cachesvc.catalog.layout import Fixed, Indirect, InlineTable
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import sample_key
-from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decoded, decoder
+from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
+from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.jagged import Jagged, offsets_of
-from loader.datasets.targets import OUT, Targets, check_rows, columns, named
-from loader.datasets.targets import checked as checked_targets
+from loader.datasets.targets import (
+    DEFAULT_DTYPE,
+    Targets,
+    check_rows,
+    check_targets,
+    split_targets,
+    target_sample,
+)
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints, Reader
+from loader.reading.reader import ExtentReader, Ints
 
 LABEL = "label"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """What the user asked a sample to look like; see `open_dataset`. Raises InvalidInput for what nobody can call."""
+class SampleSpec:
+    """The form of a sample that the user asked for; see `open_dataset`. Raises InvalidInput for bad arguments."""
 
     fields: tuple[str, ...] | None = None
     decode: Literal["auto"] | Callable[..., Any] | None = "auto"
@@ -38,13 +45,13 @@ class Form:
     targets: Targets | None = None
 
     def __post_init__(self) -> None:
-        checked_targets(self.targets)
+        check_targets(self.targets)
         if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
             raise InvalidInput(
                 f"decode={self.decode!r} is neither 'auto', None (bytes) nor a function of the sample"
             )
         if not (self.transform is None or callable(self.transform)):
-            raise InvalidInput(f"transform={self.transform!r} is no function of the sample")
+            raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
         if self.image_mode not in IMAGE_MODES:
             choices = ", ".join(map(repr, IMAGE_MODES))
             raise InvalidInput(
@@ -56,71 +63,73 @@ class Form:
             )
 
 
-Wants = Literal["nothing", "named", "second"]
-"""How a callable of the user takes its generator."""
+RngParameter = Literal["nothing", "named", "second"]
+"""How a user's callable takes its generator."""
 
 
-class Samples:
-    """Makes samples of one catalog through one reader. `draw` is the (seed, epoch) of generators."""
+class SampleReader:
+    """Makes samples of one catalog. The `rng_key` arguments are the (seed, epoch) of the generators."""
 
-    def __init__(self, catalog: Catalog, form: Form) -> None:
+    def __init__(self, catalog: Catalog, spec: SampleSpec) -> None:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
-        self._catalog, self._form = catalog, form
+        self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
         names = [field.name for field in catalog.fields]
-        self._names = _chosen(form.fields, names, catalog.labels is not None)
+        self._names = _field_names(spec.fields, names, catalog.labels is not None)
         self._columns = [
             -1 if name == LABEL and name not in names else names.index(name) for name in self._names
         ]
-        self._decoders = self._decoders_of(form)
-        self._decode_wants = _wanted_by(form.decode)
-        self._transform_wants = _wanted_by(form.transform)
-        self._with_label = form.fields is None and catalog.labels is not None and len(names) == 1
-        self._single = form.fields is None and len(names) == 1 and not self._with_label
-        self.gathered = isinstance(self._layout, Fixed) and form.decode == "auto"
+        self._decoders = self._decoders_of(spec)
+        self._decode_rng = _rng_parameter(spec.decode)
+        self._transform_rng = _rng_parameter(spec.transform)
+        self._with_label = spec.fields is None and catalog.labels is not None and len(names) == 1
+        self._single = spec.fields is None and len(names) == 1 and not self._with_label
+        self.gathered = isinstance(self._layout, Fixed) and spec.decode == "auto"
         """Samples are rows of one tensor."""
-        self.ready = self.gathered and form.transform is None and form.fields is None and not self._with_label
-        """A batch needs no Python per sample."""
+        self.gathers_batches = (
+            self.gathered and spec.transform is None and spec.fields is None and not self._with_label
+        )
+        """A batch needs no Python call per sample."""
         one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
-        plain = one and form.decode is None and form.transform is None
-        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Table))
-        """A sample is one range of bytes, and handed out as it is, alone or in a tuple of one."""
+        plain = one and spec.decode is None and spec.transform is None
+        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, InlineTable))
+        """A sample is one range of bytes, handed out unchanged, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
             self._shape = self._layout.shape
             native = self._dtype.newbyteorder("=")
-            out = form.out or (OUT if form.targets else None)
-            self._out = converted(out) or (native if native != self._dtype else None)
-        if form.targets is not None:
-            plain = self.gathered and form.fields is None and not self._with_label
-            check_rows(form.targets, self._layout, plain, catalog.format == "tokens", catalog.uri)
+            out = spec.out or (DEFAULT_DTYPE if spec.targets else None)
+            self._out = output_dtype(out) or (native if native != self._dtype else None)
+        if spec.targets is not None:
+            plain = self.gathered and spec.fields is None and not self._with_label
+            check_rows(spec.targets, self._layout, plain, catalog.format == "tokens", catalog.uri)
 
     @property
-    def looks(self) -> str:
-        """What a sample looks like, in words; the same for datasets whose samples can lie in one batch."""
+    def sample_kind(self) -> str:
+        """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
         names = [*self._names, *([LABEL] if self._with_label else [])]
-        classes = self._labels_in_words() if LABEL in names else ""
+        classes = self._describe_labels() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
             kind = (
                 "one value"
                 if self._single
                 else "a tuple"
-                if self._form.fields or self._with_label
+                if self._spec.fields or self._with_label
                 else "a dict"
             )
-            return f"{kind} of {', '.join(names)}{classes}{'' if self._form.decode else ' in bytes'}"
+            return f"{kind} of {', '.join(names)}{classes}{'' if self._spec.decode else ' in bytes'}"
         rest = f" and {LABEL}{classes}" if LABEL in names else ""
-        if self._form.targets is not None:
-            rest += f" with {self._form.targets} targets"
+        if self._spec.targets is not None:
+            rest += f" with {self._spec.targets} targets"
         return f"{self._out or self._dtype} of shape {list(self._shape)}{rest}"
 
-    def _labels_in_words(self) -> str:
+    def _describe_labels(self) -> str:
         labels = self._catalog.labels
         is_number = labels is not None and labels.dtype.kind == "f"
-        return " as a number" if is_number else _in_words(self._catalog.classes)
+        return " as a number" if is_number else _describe_classes(self._catalog.classes)
 
-    def locate(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Slots of records and the extents they lie in: what `gather` takes."""
+    def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the slots of records and the extents in which they lie, as `ExtentReader.gather` takes them."""
         layout = self._layout
         assert isinstance(layout, Fixed), "only records of one size have slots"
         slots = layout.slots(samples)
@@ -128,151 +137,165 @@ class Samples:
         return slots, first, last
 
     def tensor(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
     ) -> torch.Tensor:
-        """Located records as one tensor [n, *shape], in new memory or in what `empty` gives for a size in bytes."""
+        """Return located records as one tensor [n, *shape], in new memory or in memory that `empty` returns for a
+        size in bytes."""
         rows = self._stored(reader, located, None if self._out is not None else empty)
         if self._out is not None and empty is not None:
-            must_hold(self._out, rows, self._catalog.uri)
+            check_range(self._out, rows, self._catalog.uri)
             given = empty(rows.size * self._out.itemsize).view(self._out).reshape(rows.shape)
             np.copyto(given, rows, casting="unsafe")
             rows = given
         elif self._out is not None:
-            must_hold(self._out, rows, self._catalog.uri)
+            check_range(self._out, rows, self._catalog.uri)
             rows = rows.astype(self._out)
         try:
             return torch.from_numpy(rows)
         except TypeError as error:
             raise InvalidInput(
-                f"{self._catalog.uri} holds {rows.dtype}, which no tensor does; out= converts, array() takes it as it is"
+                f"{self._catalog.uri} holds {rows.dtype}, which tensors do not have; give out= to convert, or use array()"
             ) from error
 
-    def whole(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None = None
+    def gather_batch(
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
     ) -> Any:
-        """A batch of located records as it goes out when nobody collates, in new memory or in what `empty` gives."""
-        if self._form.targets is None:
+        """Make a batch of located records under default collation, in new memory or in memory that `empty` returns."""
+        if self._spec.targets is None:
             return self.tensor(reader, located, empty)
         rows = self._stored(reader, located, None)
         assert self._out is not None, "targets have a type"
-        must_hold(self._out, rows, self._catalog.uri)
-        return self.batched(rows, empty)
+        check_range(self._out, rows, self._catalog.uri)
+        return self.batch_of_rows(rows, empty)
 
-    def batched(self, rows: np.ndarray[Any, Any], empty: Callable[[int], Bytes] | None = None) -> Any:
-        """Records [n, *shape] as a batch, a list where torch's collation makes a list of tuples."""
-        if self._form.targets is None:
+    def batch_of_rows(self, rows: np.ndarray[Any, Any], empty: Callable[[int], Bytes] | None = None) -> Any:
+        """Make a batch of records [n, *shape]; a list where torch's collation makes a list of tuples."""
+        if self._spec.targets is None:
             return torch.from_numpy(rows)
-        batch = named(self._form.targets, *self._columns_of(rows, empty))
+        batch = target_sample(self._spec.targets, *self._columns_of(rows, empty))
         return list(batch) if isinstance(batch, tuple) else batch
 
     def _columns_of(
         self, rows: np.ndarray[Any, Any], empty: Callable[[int], Bytes] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self._form.targets is not None
+        assert self._spec.targets is not None
         assert self._out is not None
-        return columns(rows, self._form.targets, self._out, empty)
+        return split_targets(rows, self._spec.targets, self._out, empty)
 
     def _stored(
-        self, reader: Reader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
+        self, reader: ExtentReader, located: tuple[Ints, Ints, Ints], empty: Callable[[int], Bytes] | None
     ) -> np.ndarray[Any, Any]:
-        """Located records [n, *shape] of the stored dtype."""
+        """Return located records [n, *shape] of the stored dtype."""
         records = reader.gather(*located, empty)
         return records.view(self._dtype).reshape(len(records), *self._shape)
 
     @property
     def record_bytes(self) -> int:
-        """Of a sample, where all are of one size."""
+        """Size of a sample, where all have the same size."""
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
 
-    def ranges(self, reader: Reader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Of samples that stay bytes: where they begin and end, and the extents they lie in. What `jagged` takes."""
+    def ranges(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the begin and end of samples that stay bytes, and the extents in which they lie, as `jagged` takes
+        them."""
         addresses, lengths = (array[:, self._columns[0]] for array in self._catalog.locate(samples))
-        lengths = np.maximum(lengths, 0)  # absent: nothing
+        lengths = np.maximum(lengths, 0)  # absent fields are empty
         return addresses, addresses + lengths, *reader.spans(addresses, lengths)
 
     def jagged(
         self,
-        reader: Reader,
+        reader: ExtentReader,
         ranges: tuple[Ints, Ints, Ints, Ints],
         empty: Callable[[int], Bytes] | None = None,
     ) -> Jagged:
-        """Samples that stay bytes, one behind the other, in new memory or in what `empty` gives."""
+        """Return samples that stay bytes, back to back, in new memory or in memory that `empty` returns."""
         values = torch.from_numpy(reader.join(*ranges, empty))
         return Jagged(values, torch.from_numpy(offsets_of(ranges[1] - ranges[0])))
 
-    def expect(self, reader: Reader, samples: Ints) -> None:
-        """These samples will be taken next; see `Reader.expect`. Where a table in the extent says where samples
-        lie, nothing is known ahead."""
-        if not isinstance(self._layout, (Indirect, Table)):
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """Start reading samples that come next; see `ExtentReader.expect`. Does nothing if a table in the extent says
+        where samples lie."""
+        if not isinstance(self._layout, (Indirect, InlineTable)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
 
-    def take(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> list[Any]:
-        """Samples in the order asked."""
-        return list(self.drawn(reader, samples, draw))
+    def take(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> list[Any]:
+        """Return samples in the order given."""
+        return list(self.iter_samples(reader, samples, rng_key))
 
-    def drawn(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
-        """The same one by one: all are read at once, and each is decoded and transformed when it is asked for."""
+    def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+        """Make samples one at a time: all bytes are read at once, and each sample is decoded and transformed on
+        demand."""
         rows = (
             self._gathered_rows(reader, samples)
             if self.gathered
-            else self._decoded_rows(reader, samples, draw)
+            else self._decoded_rows(reader, samples, rng_key)
         )
-        transform = self._form.transform
+        transform = self._spec.transform
         if transform is None:
             return rows
-        wants = self._transform_wants
+        rng_parameter = self._transform_rng
         pairs = zip(rows, samples.tolist(), strict=True)
-        return (self._called(transform, wants, row, n, draw) for row, n in pairs)
+        return (self._call_user(transform, rng_parameter, row, n, rng_key) for row, n in pairs)
 
-    def _gathered_rows(self, reader: Reader, samples: Ints) -> Iterator[Any]:
+    def _gathered_rows(self, reader: ExtentReader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
-        if self._form.targets is not None:
+        if self._spec.targets is not None:
             pairs = zip(*self._columns_of(values.numpy()), strict=True)
-            return (named(self._form.targets, *pair) for pair in pairs)
+            return (target_sample(self._spec.targets, *pair) for pair in pairs)
         rows = zip(values, samples.tolist(), strict=True)
         return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 
-    def _decoded_rows(self, reader: Reader, samples: Ints, draw: tuple[int, int]) -> Iterator[Any]:
-        raw = self._raw(reader, samples)
-        if self._form.decode is None and self._single:
+    def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+        raw = self._read_fields(reader, samples)
+        if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
         rows = zip(raw, samples.tolist(), strict=True)
-        decode = self._form.decode
+        decode = self._spec.decode
         if not callable(decode):
             return (
                 self._shape_sample(row if self._decoders is None else self._decode_row(row, n), n, row)
                 for row, n in rows
             )
         shaped = ((self._shape_sample(row, n, row), n) for row, n in rows)
-        return (self._called(decode, self._decode_wants, row, n, draw) for row, n in shaped)
+        return (self._call_user(decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
 
-    def _called(
-        self, ask: Callable[..., Any], wants: Wants, row: Any, sample: int, draw: tuple[int, int]
+    def _call_user(
+        self,
+        function: Callable[..., Any],
+        rng_parameter: RngParameter,
+        row: Any,
+        sample: int,
+        rng_key: tuple[int, int],
     ) -> Any:
-        """What a callable of the user makes of a sample. What it raises stays what it is, and says over which sample
-        (from Python 3.11 on)."""
+        """Call a user's function with a sample. Its errors pass unchanged, with a note that names the sample
+        (Python 3.11 and later)."""
         try:
-            if wants == "nothing":
-                return ask(row)
-            rng = _generator(draw, sample)
-            return ask(row, rng=rng) if wants == "named" else ask(row, rng)
+            if rng_parameter == "nothing":
+                return function(row)
+            rng = _rng_of(rng_key, sample)
+            return function(row, rng=rng) if rng_parameter == "named" else function(row, rng)
         except Exception as error:
             if hasattr(error, "add_note"):
-                error.add_note(f"over {self._catalog.key(sample)} in {self._catalog.uri}")
+                error.add_note(f"in sample {self._catalog.key(sample)} of {self._catalog.uri}")
             raise
 
     def _decode_row(self, row: Sequence[Any], sample: int) -> tuple[Any, ...]:
         assert self._decoders is not None
         return tuple(
-            decoded(decode, value, lambda: f"{self._catalog.key(sample)} in {self._catalog.uri}")
+            decode_field(decode, value, lambda: f"{self._catalog.key(sample)} in {self._catalog.uri}")
             for decode, value in zip(self._decoders, row, strict=True)
         )
 
-    def _raw(self, reader: Reader, samples: Ints) -> list[Sequence[Any]]:
-        """The chosen fields' bytes of each sample; the label's place is left out."""
+    def _read_fields(self, reader: ExtentReader, samples: Ints) -> list[Sequence[Any]]:
+        """Read the chosen fields' bytes of each sample. The label is not among them."""
         columns = [column for column in self._columns if column >= 0]
         addresses, lengths = self._catalog.locate(samples)
         if isinstance(self._layout, Indirect):
@@ -282,7 +305,7 @@ class Samples:
             whole = reader.read(addresses[:, 0], lengths[:, 0])
             split = [self._catalog.split(row or b"") for row in whole]
             return [[row[column] for column in columns] for row in split]
-        if isinstance(self._layout, Table):
+        if isinstance(self._layout, InlineTable):
             rows = reader.read(addresses[:, 0], lengths[:, 0])
             table = np.frombuffer(b"".join(row or b"" for row in rows), "<u4")
             addresses, lengths = self._catalog.settle(samples, table.reshape(len(rows), -1, 2))
@@ -295,10 +318,11 @@ class Samples:
         )
 
     def _shape_sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any]) -> Any:
-        """A tuple where fields were named, (value, label) for one field with labels, the value for one field,
-        else a dict by field of what is `stored`: a value may be None, as JSON's null is."""
+        """Return a tuple if fields were named, (value, label) for one field with labels, the value for one field,
+        otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
+        None, as JSON's null."""
         labels = self._catalog.labels
-        if self._form.fields is not None:
+        if self._spec.fields is not None:
             given = iter(values)
             full = [next(given) if column >= 0 else labels[sample].item() for column in self._columns]  # type: ignore[index]
             return tuple(full)
@@ -306,45 +330,17 @@ class Samples:
             return values[0], labels[sample].item()  # type: ignore[index]
         if len(values) == 1:
             return values[0]
-        named = zip(self._names, values, stored, strict=True)
-        return {name: value for name, value, held in named if held is not None}
+        fields = zip(self._names, values, stored, strict=True)
+        return {name: value for name, value, held in fields if held is not None}
 
-    def _decoders_of(self, form: Form) -> list[Decoder] | None:
-        if form.decode != "auto" or isinstance(self._layout, Fixed):
+    def _decoders_of(self, spec: SampleSpec) -> list[Decoder] | None:
+        if spec.decode != "auto" or isinstance(self._layout, Fixed):
             return None
         fields = self._catalog.fields
-        return [decoder(fields[c].name, fields[c].encoding, form.image_mode) for c in self._columns if c >= 0]
+        return [decoder(fields[c].name, fields[c].encoding, spec.image_mode) for c in self._columns if c >= 0]
 
 
-def converted(out: str | None) -> np.dtype[Any] | None:
-    """The dtype that `out` asks for, in this machine's byte order. Raises InvalidInput for one that no tensor has."""
-    if not out:
-        return None
-    if isinstance(out, torch.dtype):
-        raise InvalidInput(f"out={out!r}: give it as text, {str(out).removeprefix('torch.')!r}")
-    try:
-        found: np.dtype[Any] = np.dtype(out).newbyteorder("=")
-        torch.from_numpy(np.empty(0, found))
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise InvalidInput(f"out={out!r} is not a type that tensors have") from error
-    if found.shape:
-        raise InvalidInput(f"out={out!r} has a shape; it is the type of one item")
-    return found
-
-
-def must_hold(out: np.dtype[Any], values: np.ndarray[Any, Any], uri: str) -> None:
-    """Raises InvalidInput for a number that an integer type does not hold: it would become another one."""
-    if out.kind not in "iu" or values.dtype.kind not in "iuf" or np.can_cast(values.dtype, out):
-        return
-    room = np.iinfo(out)
-    for found in (values.min(initial=0).item(), values.max(initial=0).item()):
-        if not room.min <= found <= room.max:  # NaN, too
-            raise InvalidInput(
-                f"{uri} holds {found} as {values.dtype}, and out={out.name!r} {room.min} to {room.max}: give a wider out"
-            )
-
-
-def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
+def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
     if wanted is None:
         return names
     known = [*names, LABEL] if labelled else names
@@ -354,22 +350,22 @@ def _chosen(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) ->
     return list(wanted)
 
 
-def _in_words(classes: Sequence[str]) -> str:
-    """Classes by which a label is a number: all of them count, a few are named."""
+def _describe_classes(classes: Sequence[str]) -> str:
+    """Describe the classes of numeric labels: all are counted, some are named."""
     if not classes:
         return ""
     some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
     return f" of {len(classes):,} classes ({some}; {xxh3_64_hexdigest(repr(tuple(classes)).encode())[:8]})"
 
 
-def _wanted_by(function: object) -> Wants:
-    """Whether a callable takes (sample, rng): a parameter named `rng`, or a second one without default."""
+def _rng_parameter(function: object) -> RngParameter:
+    """Return how a callable takes `rng`: by a parameter of that name, or by a second one without a default."""
     if not callable(function):
         return "nothing"
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return "nothing"  # a builtin without a signature takes the sample
+        return "nothing"  # a builtin without a signature takes only the sample
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if any(parameter.name == "rng" for parameter in positional[1:2]):
         return "second"
@@ -379,5 +375,5 @@ def _wanted_by(function: object) -> Wants:
     return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
 
 
-def _generator(draw: tuple[int, int], sample: int) -> np.random.Generator:
-    return np.random.default_rng(sample_key(*draw, sample))
+def _rng_of(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
+    return np.random.default_rng(sample_key(*rng_key, sample))

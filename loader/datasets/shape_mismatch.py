@@ -1,4 +1,4 @@
-"""Which samples of a batch cannot be stacked, in words: those whose values differ in shape."""
+"""Describes which samples of a batch cannot be stacked because their values differ in shape."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-Name = Callable[[int], str]
-"""Names the sample at a place of a batch."""
-unnamed: Name = "sample {}".format
+SampleName = Callable[[int], str]
+"""Returns the name of the sample in a row of a batch."""
+name_by_place: SampleName = "sample {}".format
 
 
-def unlike(samples: Sequence[Any], name: Name) -> str:
-    """The first sample and the first one that differs from it in the shape of a value, by name; "" where none does."""
+def describe_mismatch(samples: Sequence[Any], name: SampleName) -> str:
+    """Name the first sample, and the first one that differs from it in the shape of a value. Returns "" if none
+    does."""
     shapes = [dict(_shapes(sample, "")) for sample in samples]
     for at, found in enumerate(shapes):
         for place, shape in found.items():
@@ -35,5 +36,5 @@ def _shapes(value: Any, place: str) -> Iterator[tuple[str, str]]:
         yield place, f"length {len(value)}"
         for number, item in enumerate(value):
             yield from _shapes(item, f"{place}[{number}]")
-    elif hasattr(value, "mode") and hasattr(value, "size"):  # of Pillow, which may not be installed
+    elif hasattr(value, "mode") and hasattr(value, "size"):  # a Pillow image; Pillow may not be installed
         yield place, f"mode {value.mode} and size {value.size}"

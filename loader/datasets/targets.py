@@ -1,4 +1,4 @@
-"""Rows of tokens as what a language model is trained on: inputs, and what is to be predicted from them."""
+"""Inputs and targets of language models, made from rows of tokens."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from cachesvc.core.errors import InvalidInput
 from loader.reading.address_range import Bytes
 
 Targets = Literal["shifted", "unshifted"]
-KINDS = get_args(Targets)
-OUT = "int64"
-"""The type of tokens unless `out` says otherwise: the one that torch's losses take as targets."""
+TARGETS = get_args(Targets)
+DEFAULT_DTYPE = "int64"
+"""The type of tokens unless `out` is given. torch's losses take targets of this type."""
 Rows = np.ndarray[Any, Any]
 
 
-def checked(targets: Any) -> None:
-    """Raises InvalidInput for what is no kind of targets."""
-    if targets is not None and targets not in KINDS:
-        raise InvalidInput(f"targets={targets!r}: give one of {', '.join(map(repr, KINDS))}, or None")
+def check_targets(targets: Any) -> None:
+    """Raise InvalidInput for an unknown kind of targets."""
+    if targets is not None and targets not in TARGETS:
+        raise InvalidInput(f"targets={targets!r}: give one of {', '.join(map(repr, TARGETS))}, or None")
 
 
 def check_rows(targets: Targets, layout: object, gathered: bool, is_tokens: bool, uri: str) -> None:
-    """Raises InvalidInput for samples that have no targets in them."""
+    """Raise InvalidInput for samples that cannot have targets."""
     if not (gathered and isinstance(layout, Fixed)):
         raise InvalidInput(
             f"targets={targets!r} is for tokens as they are stored (format='tokens', or records), without fields= and"
-            f" decode=; {uri} is opened otherwise"
+            f" decode=; {uri} is opened differently"
         )
     dtype = np.dtype(layout.dtype)
     if dtype.kind not in "iu" or len(layout.shape) != 1:
@@ -45,22 +45,22 @@ def check_rows(targets: Targets, layout: object, gathered: bool, is_tokens: bool
         )
 
 
-def columns(
+def split_targets(
     rows: Rows, targets: Targets, out: np.dtype[Any], empty: Callable[[int], Bytes] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of rows [n, tokens], each contiguous, in new memory or in what `empty` gives for a size in
-    bytes. Shifted: the target of each token is the one after it; unshifted: the same tokens again."""
+    """Return inputs and targets of rows [n, tokens], each contiguous, in new memory or in memory that `empty`
+    returns for a size in bytes. Shifted: each target is the token after its input. Unshifted: the same tokens."""
     parts = (rows[:, :-1], rows[:, 1:]) if targets == "shifted" else (rows, rows)
-    first, second = (_copied(part, out, empty) for part in parts)
+    first, second = (_converted(part, out, empty) for part in parts)
     return first, second
 
 
-def named(targets: Targets, inputs: Any, labels: Any) -> Any:
+def target_sample(targets: Targets, inputs: Any, labels: Any) -> Any:
     """Return (inputs, targets) of a sample or batch, or a dict as Hugging Face's models take it."""
     return (inputs, labels) if targets == "shifted" else {"input_ids": inputs, "labels": labels}
 
 
-def _copied(rows: Rows, out: np.dtype[Any], empty: Callable[[int], Bytes] | None) -> torch.Tensor:
+def _converted(rows: Rows, out: np.dtype[Any], empty: Callable[[int], Bytes] | None) -> torch.Tensor:
     if empty is None:
         return torch.from_numpy(rows.astype(out, order="C"))
     room = empty(rows.size * out.itemsize).view(out).reshape(rows.shape)

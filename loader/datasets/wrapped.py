@@ -1,4 +1,4 @@
-"""Our datasets inside what torch and users put around them: Subset, ConcatDataset, StackDataset, or what holds one in
+"""Finds cachesvc datasets inside Subset, ConcatDataset, StackDataset, and users' datasets that hold one in
 `.dataset`."""
 
 from __future__ import annotations
@@ -20,80 +20,85 @@ from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 
 MAX_DEPTH = 8
-"""Layers looked through for a dataset of ours."""
+"""Layers that are searched for a cachesvc dataset."""
 MAX_PARTS = 1000
-"""Of a list or dict, looked through: longer ones are of samples."""
+"""Entries of a list or dict that are searched. Longer ones hold samples."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """Plain datasets of ours in `outer`, which indexes them its own way."""
+class WrappedDataset:
+    """Plain datasets of `open_dataset` inside `outer`, which indexes them in its own way."""
 
     outer: object
     leaves: tuple[Dataset, ...]
-    """In the order in which they lie there, each once."""
+    """In their order inside `outer`, without duplicates."""
 
     @property
     def identity(self) -> str:
-        """Which data this is: all parts, in order."""
+        """The identity of all parts, in order."""
         return _identity(self.outer, MAX_DEPTH)
 
 
-Core = Dataset | Mixture | Packed | Inside
+CacheDataset = Dataset | Mixture | Packed | WrappedDataset
 
 
-def ours(dataset: object) -> Core | None:
-    """What is ours of a dataset: itself, or what is inside; None for nothing. Raises InvalidInput for a mixture or
-    packs inside another dataset: their samples are drawn anew each epoch, so no index from outside names one."""
+def cache_dataset_in(dataset: object) -> CacheDataset | None:
+    """Return the cachesvc dataset that `dataset` is or holds; None if there is none.
+
+    Raises InvalidInput for a mixture or packs inside another dataset: their samples are drawn anew in each epoch,
+    so an outer index names none of them.
+    """
     if isinstance(dataset, (Dataset, Mixture, Packed)):
         return dataset
     leaves: dict[Dataset, None] = {}
-    for found in _inside(dataset, MAX_DEPTH):
+    for found in _cache_datasets_in(dataset, MAX_DEPTH):
         if not isinstance(found, Dataset):
             made = "mix" if isinstance(found, Mixture) else "pack"
             raise InvalidInput(
-                f"a {type(found).__name__} inside a {type(dataset).__name__} has no order to share between ranks: split(), "
-                f"take() or where() the datasets first, then {made}() the parts"
+                f"a {type(found).__name__} inside a {type(dataset).__name__} cannot be divided among ranks: apply "
+                f"split(), take() or where() to the datasets first, then {made}() to the parts"
             )
         leaves[found] = None
-    return Inside(dataset, tuple(leaves)) if leaves else None
+    return WrappedDataset(dataset, tuple(leaves)) if leaves else None
 
 
 def leaves_in(dataset: object) -> Iterator[Dataset]:
-    """The plain datasets of ours, whatever is around them."""
-    for found in _inside(dataset, MAX_DEPTH):
+    """Iterate over the plain datasets of `open_dataset` in a dataset."""
+    for found in _cache_datasets_in(dataset, MAX_DEPTH):
         yield from found.leaves
 
 
-def hidden_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
-    """The plain datasets of ours in any attribute of what users wrote, or in a list or dict there, where `leaves_in` finds
-    none."""
-    for part in _kept(dataset) if depth else ():
+def hidden_leaves_in(dataset: object, depth: int = MAX_DEPTH) -> Iterator[Dataset]:
+    """Iterate over the plain datasets in any attribute of a user's dataset, or in a list or dict there. They are
+    not ordered by a loader."""
+    for part in _attribute_values(dataset) if depth else ():
         if isinstance(part, (Dataset, Mixture, Packed)):
             yield from part.leaves
         elif isinstance(part, TorchDataset):
-            yield from hidden_in(part, depth - 1)
+            yield from hidden_leaves_in(part, depth - 1)
 
 
-def _kept(dataset: object) -> Iterator[object]:
+def _attribute_values(dataset: object) -> Iterator[object]:
     for value in getattr(dataset, "__dict__", {}).values():
         several = [*value.values()] if isinstance(value, dict) else value
         yield from several[:MAX_PARTS] if isinstance(several, (list, tuple)) else (value,)
 
 
-def flattened(dataset: object) -> Dataset | None:
-    """The dataset as a view of ours, where it is one: ours, or torch's own Subset of it. Raises IndexError."""
+def as_view(dataset: object) -> Dataset | None:
+    """Return the dataset as a view, if it is a dataset of `open_dataset` or torch's Subset of one; otherwise None.
+    Raises IndexError."""
     if isinstance(dataset, Dataset):
         return dataset
     if type(dataset) is Subset:
-        inner = flattened(dataset.dataset)
+        inner = as_view(dataset.dataset)
         return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
     return None
 
 
 def key_at(dataset: object, index: int) -> str:
-    """The key in the source of the sample that an index names, of a StackDataset that of its first part with keys; "" where
-    what is around our dataset indexes it its own way, and of a pack, which has pieces of several."""
+    """Return the source key of the sample at an index. For a StackDataset it is the key of the first part that has
+    keys. Returns "" for a pack, which has pieces of several samples, and for datasets that use indices in their own
+    way."""
     if isinstance(dataset, Dataset):
         return dataset.catalog.key(int(dataset.ids_of(np.asarray([index], np.int64))[0]))
     if isinstance(dataset, Mixture):
@@ -113,45 +118,46 @@ def key_at(dataset: object, index: int) -> str:
     return ""
 
 
-def _inside(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]:
+def _cache_datasets_in(dataset: object, depth: int) -> Iterator[Dataset | Mixture | Packed]:
     if isinstance(dataset, (Dataset, Mixture, Packed)):
         yield dataset
     elif dataset is not None and depth:
         parts = parts_of(dataset)
         for part in [getattr(dataset, "dataset", None)] if parts is None else parts:
-            yield from _inside(part, depth - 1)
+            yield from _cache_datasets_in(part, depth - 1)
 
 
 def parts_of(dataset: object) -> Iterable[Any] | None:
-    """What torch has put one behind the other, or side by side; None for all else."""
+    """Return the parts of a ConcatDataset or StackDataset; None for anything else."""
     if isinstance(dataset, StackDataset) and isinstance(dataset.datasets, dict):
         return dataset.datasets.values()
     return dataset.datasets if isinstance(dataset, (ConcatDataset, StackDataset)) else None
 
 
 def _identity(dataset: object, depth: int) -> str:
-    """Of a view its own; of parts or of chosen indices a digest; of what only holds a dataset, that dataset's."""
-    view = flattened(dataset)
+    """Return a view's identity, a digest for concatenated or stacked parts and for chosen indices, or the identity
+    of the dataset that is held."""
+    view = as_view(dataset)
     if view is not None:
         return view.identity
     if dataset is None or not depth:
         return ""
     parts = parts_of(dataset)
     if parts is not None:
-        told = [f"{len(part)}:{_identity(part, depth - 1)}" for part in parts]
+        identities = [f"{len(part)}:{_identity(part, depth - 1)}" for part in parts]
         how = "beside" if isinstance(dataset, StackDataset) else "behind"
-        return _digest("\n".join((how, *told)).encode())
+        return _digest("\n".join((how, *identities)).encode())
     inner = _identity(getattr(dataset, "dataset", None), depth - 1)
-    chosen = _chosen(dataset)
+    chosen = _chosen_indices(dataset)
     return inner if chosen is None else f"{inner}:{_digest(chosen.tobytes())}"
 
 
-def _chosen(dataset: object) -> np.ndarray[Any, Any] | None:
-    """The indices that say which samples these are: of a Subset (names, say, of what is not ours), and of what a user
-    wrote like it."""
+def _chosen_indices(dataset: object) -> np.ndarray[Any, Any] | None:
+    """Return the indices that a Subset, or a user's dataset like it, selects. They may be names if the inner
+    dataset is not a cachesvc one."""
     try:
         indices = np.asarray(getattr(dataset, "indices", None))
-    except ValueError:  # a list of lists, say: no choice of samples
+    except ValueError:  # a list of lists, for example, selects no samples
         return None
     whole = indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size)
     if not (whole or isinstance(dataset, Subset)):

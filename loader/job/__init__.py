@@ -1,5 +1,5 @@
-"""The ranks of a job: who they are, that they agree, that they stay together, where they stand.
+"""The ranks of a job: their topology, their agreement before they read, their failures, their saved states.
 
-In: environment, mesh, process group, saved states. Out: topology, states, typed errors on every rank. It owns what is
-written into the job's store.
+In: environment, mesh, process group, saved states. Out: topology, states, typed errors on every rank. It owns the keys
+in the job's store.
 """

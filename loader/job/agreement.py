@@ -1,7 +1,7 @@
-"""Ranks compare what they are about to read before its first batch: one that would go on out of step is found out.
+"""Compares, before the first batch, what all ranks are about to read, so that no rank goes on out of step.
 
-Process 0 opens a round in the job's store, every process states its facts there, process 0 compares and gives the
-verdict. Who cannot begin says so in the round instead, or leaves word for the next one.
+Process 0 opens a round in the job's store, every process writes its facts there, and process 0 compares them and writes
+the verdict. A process that cannot begin writes its failure to the round instead, or leaves it for the next round.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from loader.job.topology import Topology, process_group
 
 AGREE_TIMEOUT_S = 300.0
 """Ranks reach their first batch minutes apart when models load from a slow disk."""
-TOLD_S = 30.0
-"""How long whoever cannot begin waits for the others to hear of it; its own error comes after that."""
-WAITING_S = 30.0
-"""Who waits so long for another process says so."""
-LOOK_S = 0.5
-"""How often a process that waits looks: two requests of 50 us; more often in the first second."""
-_NAMED_MOST = 8
+TELL_FAILURE_S = 30.0
+"""How long a process that cannot begin waits for the others to read its failure, before it raises its own error."""
+WARN_AFTER_S = 30.0
+"""A wait this long for another process is logged."""
+POLL_S = 0.5
+"""The interval at which a waiting process polls the store: two requests of 50 us; shorter in the first second."""
+_MAX_NAMED = 8
 _log = logging.getLogger("cachesvc")
 
 
 class Store(Protocol):
-    """What we use of `torch.distributed.Store`."""
+    """The part of `torch.distributed.Store` that is used here."""
 
     def set(self, key: str, value: str, /) -> Any: ...
 
@@ -44,7 +44,7 @@ class Store(Protocol):
 
 
 def job_store() -> Store | None:
-    """The process group's key-value store; None where no group is initialised."""
+    """The process group's key-value store; None without an initialised group."""
     if process_group() is None:
         return None
     store: Store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
@@ -58,27 +58,27 @@ def agree(
     name: str = "loader",
     timeout_s: float = AGREE_TIMEOUT_S,
 ) -> str:
-    """Return once every process of the job has stated the same facts; what returns is the same on all, and was never
-    returned before in this store.
+    """Wait until every process of the job has stated the same facts. Returns a name that is equal on all processes and
+    new in this store.
 
-    Every process calls this with the same `name`. Process 0 opens a round and compares, so the store sees a few
-    requests a process. Raises `StateMismatch` on all of them when a fact differs, a rank is not on as many processes
-    as each other one, or a process said that it cannot begin; `DeadlineExceeded` when one has not stated its own within
+    Every process calls this with the same `name`. Process 0 opens a round and compares, so the store receives a few
+    requests a process. Raises on all processes: `StateMismatch` when a fact differs, when ranks have unequal numbers of
+    processes, or when a process cannot begin; `DeadlineExceeded` when a process has not stated its facts within
     `timeout_s`, or the store is gone.
     """
     rounds = f"cachesvc/agree/{topology.group}{name}"
-    told = json.dumps([topology.rank, dict(facts) | {"world size": topology.world_size}], sort_keys=True)
+    statement = json.dumps([topology.rank, dict(facts) | {"world size": topology.world_size}], sort_keys=True)
     try:
         if topology.process == 0:
             number = store.add(rounds, 1)
-            store.set(f"{rounds}/{number}/0", told)
+            store.set(f"{rounds}/{number}/0", statement)
             kind, message = _verdict(topology, f"{rounds}/{number}", store, timeout_s)
             store.set(f"{rounds}/{number}/verdict", json.dumps([kind, message]))
         else:
-            # the comparer's own deadline may have started as late as ours ends
-            number = _heard(topology.process, rounds, told, store, 2 * timeout_s)
+            # Twice: the deadline of process 0 may begin when ours would end.
+            number = _await_verdict(topology.process, rounds, statement, store, 2 * timeout_s)
             kind, message = json.loads(store.get(f"{rounds}/{number}/verdict"))
-    except RuntimeError as gone:  # torch's DistError: the store's host, which is process 0 as often as not
+    except RuntimeError as gone:  # torch's DistError: the store's host is gone, usually process 0
         raise DeadlineExceeded("the job's store does not answer: look for process 0's own error") from gone
     if kind == "mismatch":
         raise StateMismatch(message)
@@ -88,75 +88,82 @@ def agree(
 
 
 def tell_failure(topology: Topology, failure: str, store: Store, name: str = "loader") -> None:
-    """Have every process hear that this one cannot begin: in a round of within `TOLD_S`, else in the next one."""
+    """Tell every process that this one cannot begin: in a round that takes place within `TELL_FAILURE_S`, else in the
+    next one."""
+    timeout_s = TELL_FAILURE_S if topology.process == 0 else TELL_FAILURE_S / 2
     try:
-        agree(topology, {"failure": failure}, store, name, TOLD_S if topology.process == 0 else TOLD_S / 2)
+        agree(topology, {"failure": failure}, store, name, timeout_s)
     except StateMismatch:
-        pass  # they have heard
+        pass  # the others have read the failure
     except DeadlineExceeded:
-        if topology.process:  # who comes later waits for process 0's rounds alone
+        if topology.process:  # without process 0 there is no round
             rounds = f"cachesvc/agree/{topology.group}{name}"
             with suppress(RuntimeError):
-                word = f"process {topology.process} cannot go on: {failure}"
-                store.set(_word(f"{rounds}/{store.add(rounds, 0) + 1}"), word)
+                text = f"process {topology.process} cannot go on: {failure}"
+                store.set(_failure_key(f"{rounds}/{store.add(rounds, 0) + 1}"), text)
 
 
-def _word(prefix: str) -> str:
-    """Where one that has gone left word. torchrun keeps the store when it starts processes again: they are others then."""
-    return f"{prefix}/gone/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+def _failure_key(round_key: str) -> str:
+    """The key of a failure that a process left before the round. It has the restart count, since torchrun keeps the store
+    when it restarts processes."""
+    return f"{round_key}/gone/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
 
 
-def _looks(timeout_s: float, awaited: str) -> Iterator[None]:
-    """One for each look at the store, ever rarer, in this time: its own wait would see no new round, and warns of each
-    time-out."""
-    began, pause_s, said = time.monotonic(), 0.01, False
+def _polls(timeout_s: float, awaited: str) -> Iterator[None]:
+    """Yield for each poll of the store until the timeout, at growing intervals. The store's own wait would not see a new
+    round, and logs each timeout."""
+    began, pause_s, warned = time.monotonic(), 0.01, False
     while (waited_s := time.monotonic() - began) < timeout_s:
         yield
-        if waited_s >= WAITING_S and not said:
-            said = True
+        if waited_s >= WARN_AFTER_S and not warned:
+            warned = True
             _log.warning(
-                "waiting for %s, up to %.0f s more: it starts slowly, or this rank alone was moved (set_epoch, skip,"
-                " load_state_dict, other data) or iterates (a loader of one rank alone wants shard=False)",
+                "waiting for %s, up to %.0f s more: it may start slowly, or only this rank was moved (set_epoch,"
+                " skip, load_state_dict, other data) or iterates (give a loader of one rank alone shard=False)",
                 awaited,
                 timeout_s - waited_s,
             )
         time.sleep(min(pause_s, timeout_s))
-        pause_s = min(2 * pause_s, LOOK_S)
+        pause_s = min(2 * pause_s, POLL_S)
 
 
-def _heard(process: int, rounds: str, told: str, store: Store, timeout_s: float) -> int:
-    """State what is `told` in process 0's newest round, and return that once it has its verdict."""
+def _await_verdict(process: int, rounds: str, statement: str, store: Store, timeout_s: float) -> int:
+    """Write the statement to process 0's newest round; returns that round once it has its verdict."""
     at = 0
-    for _ in _looks(timeout_s, "process 0 to compare"):
-        at = _stated(process, rounds, told, store, at)
+    for _ in _polls(timeout_s, "process 0 to compare"):
+        at = _round_stated_in(process, rounds, statement, store, at)
         if at and store.check([f"{rounds}/{at}/verdict"]):
             return at
     raise DeadlineExceeded(f"process 0 gave no verdict within {timeout_s:.0f} s: look for its own error")
 
 
-def _stated(process: int, rounds: str, told: str, store: Store, at: int) -> int:
-    """The round in which this process has stated what is `told`: the newest, unless that is of another time. torchrun
-    keeps the store when it starts processes again: a round that has a verdict, or a word of this process's former
-    self, is over; one without may be, so a newer one is looked for until the verdict comes."""
+def _round_stated_in(process: int, rounds: str, statement: str, store: Store, at: int) -> int:
+    """Write the statement to the newest round, unless that round is over; returns the round of the latest statement, which
+    was `at` before.
+
+    torchrun keeps the store when it restarts processes. A round that has a verdict, or a statement of this process from
+    before the restart, is over. A round without them may be over too, so the caller looks for newer rounds until it has a
+    verdict.
+    """
     newest = store.add(rounds, 0)
-    mine = f"{rounds}/{newest}/{process}"
-    # Its own first: process 0 opens no round before the one before it has its verdict.
+    own_key = f"{rounds}/{newest}/{process}"
+    # Round `at` first: process 0 opens no round before the previous one has its verdict.
     over = any(store.check([f"{rounds}/{each}/verdict"]) for each in (at, newest))
-    if newest == at or over or store.add(f"{mine}/here", 1) > 1:
+    if newest == at or over or store.add(f"{own_key}/here", 1) > 1:
         return at
-    store.set(mine, told)
+    store.set(own_key, statement)
     return newest
 
 
 def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) -> tuple[str, str]:
-    """What process 0 found: ("", "") where all agree."""
+    """Compare the statements of all processes, as process 0: the kind of error and its text, ("", "") where all agree."""
     deadline, processes = time.monotonic() + timeout_s, topology.processes
     ranks: list[int] = []
     stated: list[dict[str, str | int]] = []
     for process in range(processes):
-        for _ in _looks(max(0.001, deadline - time.monotonic()), f"process {process} of {processes}"):
-            if store.check([_word(prefix)]):
-                return "mismatch", store.get(_word(prefix)).decode()
+        for _ in _polls(max(0.001, deadline - time.monotonic()), f"process {process} of {processes}"):
+            if store.check([_failure_key(prefix)]):
+                return "mismatch", store.get(_failure_key(prefix)).decode()
             if store.check([f"{prefix}/{process}"]):
                 break
         else:
@@ -170,15 +177,16 @@ def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) ->
     for process, facts in enumerate(stated):
         if "failure" in facts:
             return "mismatch", f"process {process} cannot go on: {facts['failure']}"
-    differing = [_told(fact, stated) for fact in sorted(set().union(*stated))]
-    found = "; ".join(filter(None, differing)) or _unequal(ranks, topology.world_size)
+    differing = [_difference(fact, stated) for fact in sorted(set().union(*stated))]
+    found = "; ".join(filter(None, differing)) or _uneven_ranks(ranks, topology.world_size)
     return (
         ("mismatch", f"the job's processes disagree: {found}; start all of them alike") if found else ("", "")
     )
 
 
-def _unequal(ranks: Sequence[int], size: int) -> str:
-    """The first rank that others outnumber, or nothing: its samples would be nobody's, or count for less."""
+def _uneven_ranks(ranks: Sequence[int], size: int) -> str:
+    """A text for the first rank with fewer processes than others, or "": its samples would be read by no process, or
+    count for less."""
     each, counts = len(ranks) // size, Counter(ranks)
     wrong = [rank for rank in range(size) if counts[rank] < each]
     if not wrong:
@@ -186,17 +194,17 @@ def _unequal(ranks: Sequence[int], size: int) -> str:
     return f"{counts[wrong[0]]} of {len(ranks)} are rank {wrong[0]} of {size}, not {each}"
 
 
-def _told(fact: str, stated: Sequence[Mapping[str, str | int]]) -> str:
-    """`seed is 0 on 0, 1, 2 and 1 on 3`, or nothing where all say the same."""
+def _difference(fact: str, stated: Sequence[Mapping[str, str | int]]) -> str:
+    """A text like `seed is 0 on processes 0, 1, 2 and 1 on process 3`, or "" where all values are equal."""
     holders: defaultdict[str, list[str]] = defaultdict(list)
     for process, facts in enumerate(stated):
         holders[str(facts.get(fact, "not given"))].append(str(process))
     if len(holders) == 1:
         return ""
-    shown = [f"{value} on {_listed(where)}" for value, where in list(holders.items())[:_NAMED_MOST]]
+    shown = [f"{value} on {_processes_text(where)}" for value, where in list(holders.items())[:_MAX_NAMED]]
     return f"{fact} is " + " and ".join(shown)
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED_MOST} more" if len(names) > _NAMED_MOST else ""
-    return ("process " if len(names) == 1 else "processes ") + ", ".join(names[:_NAMED_MOST]) + more
+def _processes_text(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ("process " if len(names) == 1 else "processes ") + ", ".join(names[:_MAX_NAMED]) + more

@@ -1,4 +1,4 @@
-"""Where a rank stands in its epochs, and how that is saved: plain numbers, the same on every rank."""
+"""A rank's position in its epochs, and the saved state of a run: plain numbers, equal on every rank."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.safe_text import printable
 
 STATE_VERSION = 3
-"""The oldest version that can be loaded; a state inside a step that is not full needs version 3."""
+"""The version that is written. Version 2 can be loaded, too, except inside a last step that is not full."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
-"""The order counts in numpy's integers, and its keys are of 64 bits, without a sign."""
+"""The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
 
 
-class Turns(Protocol):
-    """How long epochs are: alike, but from each of `changes`, ascending, on."""
+class EpochLengths(Protocol):
+    """The lengths of epochs: they are equal, except that they may change at each of `weight_changes`, ascending epochs."""
 
     @property
-    def changes(self) -> tuple[int, ...]: ...
+    def weight_changes(self) -> tuple[int, ...]: ...
 
-    def turns(self, epoch: int) -> int: ...
+    def turns(self, epoch: int) -> int:
+        """Batches of an epoch on this rank."""
+        ...
 
 
 @dataclass(slots=True)
-class Place:
-    """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next
-    iteration continues at `turn` instead of beginning the epoch anew. `loaded`: a state says so, and no batch was handed
-    over since."""
+class EpochPosition:
+    """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next iteration
+    continues at `turn` instead of restarting the epoch. `loaded`: the position is that of a loaded state, and no batch
+    was handed over since."""
 
     epoch: int = 0
     turn: int = 0
@@ -38,42 +40,41 @@ class Place:
     latest: tuple[int, int] | None = None
     loaded: bool = False
 
-    def told(self, accumulate: int) -> str:
-        """For messages."""
+    def text(self, accumulate: int) -> str:
+        """The position in words, for messages."""
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
-    def begin(self, feed: Turns) -> None:
-        """An iteration starts: an abandoned epoch begins anew, a loaded state or a skip continues. An epoch whose batches
-        were all handed over is over, also for a caller (Lightning, `zip`) who counts them and asks for no more."""
+    def begin(self, feed: EpochLengths) -> None:
+        """Begin an iteration: an abandoned epoch restarts, a loaded state or a skip continues. An epoch whose batches were
+        all handed over has ended, also for a caller (Lightning, `zip`) that counts them and does not fetch the end."""
         if not self.resume and self.turn < feed.turns(self.epoch):
             self.turn = 0
         self.epoch, self.turn = self.next_in(feed)
 
-    def next_in(self, feed: Turns) -> tuple[int, int]:
-        """Epoch and turn of the next batch; turns beyond an epoch's are those of the next."""
+    def next_in(self, feed: EpochLengths) -> tuple[int, int]:
+        """Epoch and turn of the next batch. Turns beyond the end of an epoch count into the next one."""
         epoch, turn = self.epoch, self.turn
         while turn and turn >= (turns := feed.turns(epoch)):
-            alike = [change for change in feed.changes if change > epoch][:1]
+            next_change = [change for change in feed.weight_changes if change > epoch][:1]
             if turns:
-                epochs = min([turn // turns, *(change - epoch for change in alike)])
+                epochs = min([turn // turns, *(change - epoch for change in next_change)])
                 epoch, turn = epoch + epochs, turn - epochs * turns
-            elif alike:  # epochs of less than one batch, until the weights change
-                epoch = alike[0]
+            elif next_change:  # epochs of less than one batch, until the weights change
+                epoch = next_change[0]
             else:
                 break
         return epoch, turn
 
-    def reach(self, feed: Turns) -> bool:
-        """To the next epoch that has batches, past those of less than one; whether there is any."""
-        for epoch in (self.epoch, *(change for change in feed.changes if change > self.epoch)):
+    def reach(self, feed: EpochLengths) -> bool:
+        """Move to the next epoch that has batches; False when there is none."""
+        for epoch in (self.epoch, *(change for change in feed.weight_changes if change > self.epoch)):
             if feed.turns(epoch):
                 self.epoch = epoch
                 return True
         return False
 
     def skip(self, batches: int) -> None:
-        """So many batches are left out, into next epochs if need be; none changes nothing. Raises InvalidInput for more
-        than any state could say."""
+        """Leave out so many batches, into next epochs if need be. Raises InvalidInput for more than a state can hold."""
         if batches > MAX_COUNT - self.epoch - self.turn:
             raise InvalidInput(
                 f"skip={batches} from {self.turn} batches after the beginning of epoch {self.epoch}: no run is that long"
@@ -82,77 +83,79 @@ class Place:
         self.resume = self.resume or batches > 0
 
     def hand(self, key: tuple[int, int]) -> None:
-        """The batch of a turn goes to the user."""
+        """Count a batch (epoch, turn) that is handed to the user."""
         self.turn, self.latest, self.resume, self.loaded = key[1] + 1, key, False, False
 
     def pass_over(self, turn: int) -> None:
-        """A turn's batch cannot be made; whoever heard so may have skipped it already, and more."""
+        """Count a batch that cannot be made, unless the user has skipped it since the error."""
         if self.turn == turn:
             self.turn += 1
 
     def finish(self, turns: int) -> None:
-        """An iteration reached the end of an epoch of so many turns; what was skipped beyond it is the next one's."""
+        """End an epoch of so many turns; turns skipped beyond it count into the next one."""
         self.epoch, self.turn = self.epoch + 1, max(0, self.turn - turns)
         self.resume = self.turn > 0
 
 
-class Progress:
-    """The place of one loader, the state that it was loaded from, and which of its iterations takes it further: the latest.
-    An iteration sees that its place was moved by there being another, and what it still does with its own then moves
-    nobody."""
+class LoaderProgress:
+    """The position of one loader, the state that it was loaded from, and the iteration that moves it: the latest one.
+    `move` and `load` make a new `place`: an iteration that holds the old one thereby sees that the loader was moved, and
+    changes only its own."""
 
-    def __init__(self, place: Place | None = None, loaded: State | None = None) -> None:
-        self.place, self.loaded = place or Place(), loaded
+    def __init__(self, place: EpochPosition | None = None, loaded: LoaderState | None = None) -> None:
+        self.place, self.loaded = place or EpochPosition(), loaded
         self.iteration = object()
         self.counted_from: int | None = 0
-        """The epoch that callers which count the epochs of this process call 0; None: the next of them says, for the user
-        has moved the place since."""
-        self.given_out: int | None = None
-        """The epoch whose batches a sampler gave out to the last, since a state was loaded or an epoch was set."""
+        """The epoch that callers which count the epochs of this process call 0; None after the user moved the position: the
+        next such caller defines it."""
+        self.read_by_sampler: int | None = None
+        """The epoch whose batches a sampler handed out to the last, since a state was loaded or an epoch was set."""
 
     def move(self, epoch: int, turn: int = 0, resume: bool = False) -> None:
-        """To wherever the user wants."""
-        self.place = Place(epoch, turn, resume)
+        """Move to an epoch and turn."""
+        self.place = EpochPosition(epoch, turn, resume)
 
-    def load(self, state: State, turn: int) -> None:
-        """Move to a state's place, `turn` batches into its epoch."""
-        self.place = Place(state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True)
-        self.loaded, self.counted_from, self.given_out = state, None, None
+    def load(self, state: LoaderState, turn: int) -> None:
+        """Move to the position of a state, `turn` batches into its epoch."""
+        self.place = EpochPosition(
+            state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True
+        )
+        self.loaded, self.counted_from, self.read_by_sampler = state, None, None
 
     def skip(self, batches: int) -> None:
-        """See Place."""
+        """See `EpochPosition.skip`."""
         self.place.skip(batches)
         self.counted_from = None
 
-    def epoch(self, feed: Callable[[], Turns]) -> int:
-        """The epoch that the latest iteration is in, and the next one after its end."""
+    def epoch(self, feed: Callable[[], EpochLengths]) -> int:
+        """The epoch of the latest iteration, and the next one after its end."""
         return self.place.next_in(feed())[0] if self.place.resume else self.place.epoch
 
-    def begin(self, epoch: int, feed: Callable[[], Turns]) -> None:
-        """The next iteration is of this epoch: from its beginning, unless the place was moved into it. Warns where it goes
-        back behind a place that was loaded."""
-        self.counted_from = self.given_out = None
+    def begin(self, epoch: int, feed: Callable[[], EpochLengths]) -> None:
+        """Let the next iteration begin with this epoch, unless the position was moved into it. Warns of an epoch before a
+        loaded position."""
+        self.counted_from = self.read_by_sampler = None
         if self.place.resume and epoch == self.epoch(feed):
             return
         if self.place.loaded and epoch < self.place.epoch:
             warnings.warn(
-                f"set_epoch({epoch}) goes back behind the state that was loaded, which is of epoch {self.place.epoch}; to"
-                " go on from there, begin with the epoch that batches.epoch says",
+                f"set_epoch({epoch}) goes back behind the loaded state, which is of epoch {self.place.epoch}; to go on from"
+                " the state, begin with the epoch in batches.epoch",
                 stacklevel=3,
             )
         self.move(epoch)
 
-    def counted(self, epoch: int) -> int:
-        """The epoch that a caller means who may count the epochs of this process: an earlier one than the loader was moved
-        to begins the count there."""
+    def epoch_of_count(self, epoch: int) -> int:
+        """The epoch that a caller means which may count the epochs of this process: its count begins at the loader's epoch,
+        where that is later."""
         if self.counted_from is None:
             self.counted_from = max(0, self.place.epoch - epoch)
         return self.counted_from + epoch
 
-    def warn_of_twice(self) -> None:
-        """Warn where the iteration that begins now reads the rest of an epoch that another loader has read."""
+    def warn_if_read_twice(self) -> None:
+        """Warn if the iteration that begins now reads the rest of an epoch that another loader has read."""
         place = self.place
-        if place.loaded and place.turn and place.epoch == self.given_out:
+        if place.loaded and place.turn and place.epoch == self.read_by_sampler:
             warnings.warn(
                 f"epoch {place.epoch} was read to its end by its batch_sampler (in accelerate.skip_first_batches, say), and"
                 f" this iteration reads on where a state was loaded in it; set_epoch({place.epoch + 1}) begins the next",
@@ -160,21 +163,21 @@ class Progress:
             )
 
     def take_over(self) -> object:
-        """Another iteration begins. Returns what it knows itself by."""
+        """Let a new iteration move the position. Returns its mark, which is `iteration` until the next one takes over."""
         self.iteration = object()
         return self.iteration
 
-    def copied(self) -> Progress:
-        """The same place, for another loader to go on from."""
-        copy = Progress(replace(self.place), self.loaded)
+    def copied(self) -> LoaderProgress:
+        """A copy, for another loader to go on from."""
+        copy = LoaderProgress(replace(self.place), self.loaded)
         copy.counted_from = self.counted_from
         return copy
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """All that a resumed run keeps. `step` of `steps` global batches of `epoch` are consumed, and `micro`
-    micro-batches of the next, by each of `world_size` ranks in batches of `batch_size` (0 between steps)."""
+class LoaderState:
+    """The saved state of a run. `step` of `steps` global batches of `epoch` are consumed, and `micro` micro-batches of the
+    next, by each of `world_size` ranks in batches of `batch_size` (both 0 between steps)."""
 
     version: int
     dataset: str
@@ -194,17 +197,17 @@ class State:
 
     @property
     def over(self) -> bool:
-        """Whether all of its epoch is consumed."""
+        """True once its epoch is consumed."""
         return self.steps > 0 and self.step >= self.steps
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The state as a dict of plain values."""
         return asdict(self)
 
 
-def parsed(state: Mapping[str, Any]) -> State:
-    """Raises StateMismatch for anything that `State.plain` did not write."""
-    expected = State.__dataclass_fields__
+def parse_state(state: Mapping[str, Any]) -> LoaderState:
+    """The inverse of `LoaderState.plain`. Raises StateMismatch for anything else."""
+    expected = LoaderState.__dataclass_fields__
     if not isinstance(state, Mapping):
         raise StateMismatch(
             f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
@@ -219,18 +222,18 @@ def parsed(state: Mapping[str, Any]) -> State:
             found = printable(repr(state[name]))
             raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
         if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
-            raise StateMismatch(f"the state's {name} is {state[name]}: no state says so")
+            raise StateMismatch(f"the state's {name} is {state[name]}: out of range")
     if state["version"] not in (2, STATE_VERSION):
         raise StateMismatch(
             f"a state of version {state['version']}; this program reads 2 and {STATE_VERSION}"
         )
-    whole = State(**state)
-    _must_be_an_order(whole)
-    return whole
+    parsed = LoaderState(**state)
+    _check_consistent(parsed)
+    return parsed
 
 
-def _must_be_an_order(state: State) -> None:
-    """Raises StateMismatch where numbers that follow from each other do not."""
+def _check_consistent(state: LoaderState) -> None:
+    """Raise StateMismatch for numbers that contradict each other."""
     try:
         last: Last = state.last  # type: ignore[assignment]
         nodes = state.canonical_nodes

@@ -1,7 +1,7 @@
-"""Ranks that take different numbers of batches are warned of: they would resume at different samples.
+"""Warns of ranks that take different numbers of batches: they would resume at different samples.
 
-Process 0 publishes its place in the job's store, every other process compares its own with it, and one that stays apart
-says so in the store, where process 0 hears of it. All of this runs on the thread of the watch on other ranks.
+Process 0 publishes its position in the job's store. Every other process compares its own with it, and reports to the
+store when it stays apart, where process 0 reads it. All of this runs on the thread of `RankFailureWatch`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from loader.job.topology import Topology
 
 DRIFT_S = 30.0
 """An evaluation or a checkpoint on one rank may take some seconds; ranks with collectives are never so long apart."""
-LOOK_S = 2.0
-"""How often processes compare; process 0 publishes twice as often, so that each comparison has a newer count."""
+COMPARE_EVERY_S = 2.0
+"""The interval at which processes compare; process 0 publishes twice as often, so that each comparison has a new count."""
 ALLOWED_STEPS = 2
 """A rank may have its next batch, or the one after it, while others are in the step before."""
 _log = logging.getLogger("cachesvc")
 
 
-class Stand(NamedTuple):
-    """The place of a rank: its next step as a saved state counts it, and the `batches` of all epochs up to there."""
+class RankPosition(NamedTuple):
+    """The position of a rank: its next step as a saved state counts it, and the `batches` of all epochs up to there."""
 
     rank: int
     epoch: int
     step: int
     batches: int
 
-    def told(self) -> str:
-        """The place in words, for messages."""
+    def text(self) -> str:
+        """The position in words, for messages."""
         return f"rank {self.rank} is at epoch {self.epoch}, step {self.step}"
 
 
 class DriftWatch:
     """Watches one process, from one agreement of the ranks to the next. Ranks may be `prefetch` batches or ALLOWED_STEPS
-    steps apart, whichever is more; a warning comes when they have been further apart for `drift_s` seconds."""
+    steps apart, whichever is more; being further apart for `drift_s` seconds is logged."""
 
     def __init__(
         self, topology: Topology, name: str, prefetch: int, accumulate: int, drift_s: float = DRIFT_S
@@ -47,27 +47,29 @@ class DriftWatch:
         self._topology, self._accumulate, self._drift_s = topology, accumulate, drift_s
         self._key = f"cachesvc/drift/{name}"
         self._drift = Drift(max(prefetch, ALLOWED_STEPS * accumulate))
-        self._look_s = min(LOOK_S, drift_s)
-        self._publish_at = self._look_at = 0.0
-        self._apart: tuple[Stand, Stand] | None = None
+        self._compare_every_s = min(COMPARE_EVERY_S, drift_s)
+        self._publish_at = self._compare_at = 0.0
+        self._apart: tuple[RankPosition, RankPosition] | None = None
+        """This process's position and another rank's, when they were last found apart."""
         self._apart_until, self._quiet_until = 0.0, 0.0
-        self._published = self._noticed = ""
+        self._published = self._last_report = ""
 
-    def look(self, store: Store, at: tuple[int, int, int] | None, now: float) -> None:
-        """Publish or compare, where it is time to. `at`: this process's epoch, the batches taken of it, and those of all
-        epochs; None where no other place compares with it. Raises RuntimeError where the store is gone."""
-        own = at and Stand(self._topology.rank, at[0], at[1] // self._accumulate, at[2])
+    def update(self, store: Store, at: tuple[int, int, int] | None, now: float) -> None:
+        """Publish or compare, where it is due. `at`: this process's epoch, the batches taken of it, and those of all
+        epochs; None where no position can be compared with it. Raises RuntimeError where the store is gone."""
+        own = at and RankPosition(self._topology.rank, at[0], at[1] // self._accumulate, at[2])
         if self._topology.process == 0:
             self._publish(store, own, now)
-        if now >= self._look_at:
-            self._look_at = now + self._look_s
+        if now >= self._compare_at:
+            self._compare_at = now + self._compare_every_s
             if self._topology.process == 0:
-                self._hear(store, own, now)
+                self._read_report(store, own, now)
             else:
                 self._compare(store, own, now)
 
     def warn_of_state(self) -> None:
-        """Warn, where a state is saved, of another rank that is elsewhere as far as this process knows; every `drift_s`."""
+        """Warn, when a state is saved, of another rank at another position, as far as this process knows; at most every
+        `drift_s`."""
         now = time.monotonic()
         if self._apart is None or not self._quiet_until <= now < self._apart_until:
             return
@@ -75,53 +77,53 @@ class DriftWatch:
         own, other = self._apart
         _log.warning(
             "a state is saved while %s, and %s: all ranks that load it go on from the first place",
-            own.told(),
-            other.told(),
+            own.text(),
+            other.text(),
         )
 
-    def _publish(self, store: Store, own: Stand | None, now: float) -> None:
+    def _publish(self, store: Store, own: RankPosition | None, now: float) -> None:
         text = json.dumps(own)
         if now >= self._publish_at and text != self._published:
             store.set(f"{self._key}/first", text)
-            self._publish_at, self._published = now + self._look_s / 2, text
+            self._publish_at, self._published = now + self._compare_every_s / 2, text
 
-    def _compare(self, store: Store, own: Stand | None, now: float) -> None:
+    def _compare(self, store: Store, own: RankPosition | None, now: float) -> None:
         first = _read(store, f"{self._key}/first")
         if own is None or first is None:
             return self._drift.forget()
         apart_s = self._drift.compare(own.batches, first.batches, now)
-        if apart_s is None or apart_s < self._look_s:  # once is chance: a thread that was late, say
+        if apart_s is None or apart_s < self._compare_every_s:  # a single comparison may be late
             return
-        self._note(own, first, now)
+        self._note_apart(own, first, now)
         store.set(f"{self._key}/apart", json.dumps([*own, now]))
         if apart_s >= self._drift_s and store.add(f"{self._key}/warned", 1) == 1:
             _log.warning(
                 "%s, and %s, for %.0f s: ranks that take different numbers of batches see some samples twice or not at"
-                " all after a resume; take as many on each (a loader of one rank alone wants shard=False)",
-                own.told(),
-                first.told(),
+                " all after a resume; take equally many on each (give a loader of one rank alone shard=False)",
+                own.text(),
+                first.text(),
                 apart_s,
             )
 
-    def _hear(self, store: Store, own: Stand | None, now: float) -> None:
-        """Process 0: of the latest process that found itself apart; it says so again each time it looks."""
+    def _read_report(self, store: Store, own: RankPosition | None, now: float) -> None:
+        """Read, as process 0, the latest report of a process that is apart; the process repeats it at each comparison."""
         key = f"{self._key}/apart"
-        text = store.get(key).decode() if store.check([key]) else ""
-        if own is not None and text != self._noticed:
-            self._note(own, Stand(*json.loads(text)[:-1]), now)
-        self._noticed = text
+        report = store.get(key).decode() if store.check([key]) else ""
+        if own is not None and report != self._last_report:
+            self._note_apart(own, RankPosition(*json.loads(report)[:-1]), now)
+        self._last_report = report
 
-    def _note(self, own: Stand, other: Stand, now: float) -> None:
-        self._apart, self._apart_until = (own, other), now + 3 * self._look_s
+    def _note_apart(self, own: RankPosition, other: RankPosition, now: float) -> None:
+        self._apart, self._apart_until = (own, other), now + 3 * self._compare_every_s
 
 
 def watch_drift(
     store: Store | None, topology: Topology, name: str, prefetch: int, accumulate: int, drift_s: float
 ) -> DriftWatch | None:
-    """A watch, where there is a job to watch."""
+    """A watch on drift; None for a single process."""
     return None if store is None else DriftWatch(topology, name, prefetch, accumulate, drift_s)
 
 
-def _read(store: Store, key: str) -> Stand | None:
+def _read(store: Store, key: str) -> RankPosition | None:
     found = json.loads(store.get(key)) if store.check([key]) else None
-    return found and Stand(*found)
+    return found and RankPosition(*found)

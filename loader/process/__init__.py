@@ -1,4 +1,4 @@
-"""This process: what happens at a fork, when its parent dies, and to its heap.
+"""This process: its behaviour at a fork, at the end of its parent, and of its heap.
 
-In: forks and signals. Out: callbacks. It owns hooks of the interpreter.
+In: forks and the end of other processes. Out: callbacks. It owns hooks of the interpreter.
 """

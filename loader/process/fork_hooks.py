@@ -1,5 +1,5 @@
-"""What a forked child must drop: inherited descriptors keep leases and connections of its parent alive. And what it
-must not: objects whose threads stayed with its parent."""
+"""Hooks that run in forked children. They drop inherited descriptors, which would keep the parent's leases and
+connections alive, and keep inherited objects whose threads exist in the parent alone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CHILD_SAYS = (
 
 
 class Abandoned(Protocol):
-    """Something with descriptors that a child must not keep."""
+    """An object with descriptors that a forked child must not keep."""
 
     def abandon(self) -> None:
-        """In a forked child: close what was inherited, take no lock, say nothing to anybody."""
+        """Close inherited descriptors, in a forked child: take no lock, send nothing."""
         ...
 
 
@@ -31,15 +31,15 @@ _forks_workers = threading.local()
 
 
 def abandon_in_children(owner: Abandoned) -> None:
-    """Have `owner.abandon()` called in every child forked from now on, as long as it lives."""
+    """Call `owner.abandon()` in every child that is forked from now on, while `owner` lives."""
     _living.add(owner)
     _hook()
 
 
 @contextmanager
 def forks_workers() -> Iterator[None]:
-    """Children that this thread forks meanwhile never collect garbage that they inherited: an object that joins its
-    threads as it dies (torch's TCPStore) crashes there."""
+    """Keep children that this thread forks in this block from collecting inherited garbage: an object that joins its
+    threads when it is deleted (torch's TCPStore) crashes there."""
     _hook()
     _forks_workers.now = True
     try:

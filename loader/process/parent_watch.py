@@ -1,4 +1,5 @@
-"""A worker ends with its trainer: torch's own look every 5 s, and until then leases and memory stay taken."""
+"""Ends a worker at once when its trainer ends. torch itself checks every 5 s, and leases and memory stay taken until
+then."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ ORPHANED = 1
 
 @dataclass(frozen=True, slots=True)
 class EndsWithTrainer:
-    """A `worker_init_fn`: ties this worker to its trainer, then runs the user's own, to which `get_worker_info()` names
-    the user's dataset, not what makes batches of it."""
+    """A `worker_init_fn` that ties this worker to its trainer and then runs the user's own. In that, `get_worker_info()`
+    has the user's dataset, not our wrapper of it."""
 
     then: Callable[[int], None] | None
 
@@ -28,27 +29,27 @@ class EndsWithTrainer:
         assert parent is not None, "only workers have a parent to outlive"
         end_with(parent.pid or 0, _temporary_folder())
         info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # by itself it refuses to be changed
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # the object's own __setattr__ raises
         if self.then is not None:
             self.then(worker)
 
 
-class TiedFirst:
-    """A spawned worker that unpickles this is tied to the trainer that pickled it: before what comes after it opens a
-    dataset, which waits for a daemon for as long as a read does."""
+class EndsWithTrainerOnUnpickle:
+    """Ties a spawned worker that unpickles this to the trainer that pickled it. Pickle it before a dataset: opening one may
+    wait for a daemon as long as a read does."""
 
     def __reduce__(self) -> tuple[Callable[[int, str | None], None], tuple[int, str | None]]:
         return end_with, (os.getpid(), _temporary_folder())
 
 
 def end_with(trainer: int, inherited: str | None) -> None:
-    """End this process as soon as that one is gone, however it ended. `inherited`: the temporary folder that this one
-    did not make; a folder of its own goes with it."""
+    """End this process as soon as the trainer has ended, however it ended. `inherited`: the temporary folder that this
+    process did not make; a folder of its own is removed."""
     try:
         watched = os.pidfd_open(trainer)
     except ProcessLookupError:
         os._exit(ORPHANED)
-    except OSError:  # a kernel before 5.3, or one that forbids it: torch's look remains
+    except OSError:  # a kernel before 5.3, or one that forbids it: torch's own check remains
         return
     threading.Thread(target=_watch, args=(watched, inherited), daemon=True, name="cachesvc-orphan").start()
 
@@ -57,14 +58,14 @@ def _watch(pidfd: int, inherited: str | None) -> None:
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     ended.poll()
-    # At once: nobody is left to take batches, and torch's queues could wait for a reader for ever.
+    # Without clean-up: no process takes batches any more, and torch's queues could wait for a reader for ever.
     own = _temporary_folder()
     if own is not None and own != inherited:
-        shutil.rmtree(own, ignore_errors=True)  # sockets that hand tensors over
+        shutil.rmtree(own, ignore_errors=True)  # it has the sockets that hand tensors over
     os._exit(ORPHANED)
 
 
 def _temporary_folder() -> str | None:
-    """multiprocessing's, where one was made."""
+    """multiprocessing's temporary folder; None where it was not made."""
     config: dict[str, str | None] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     return config.get("tempdir")

@@ -1,5 +1,5 @@
-"""One reserved address range per dataset: every mapped extent lies at its catalog address, so that a resident
-dataset is one flat array."""
+"""One reserved address range per dataset: every extent is mapped at its catalog address, so that a resident dataset is
+one flat array."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MADV_DONTFORK, _MADV_DOFORK = 10, 11
 class AddressRange:
     """Reserved, unreadable memory of `size_bytes`, into which read-only descriptors are mapped.
 
-    Touching a page where nothing is mapped kills the process: the reader alone decides what is touched, and
-    changes mappings only while it touches nothing. A forked child does not have the range, unless it was left to it.
+    An access to a page where nothing is mapped kills the process: only the reader accesses the range, and it changes
+    mappings only where it does not read. Forked children do not inherit the range, except after `leave_to_children`.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -39,8 +39,8 @@ class AddressRange:
         self.memory = self.array.data
 
     def map(self, address: int, size_bytes: int, fd: int, offset: int) -> None:
-        """Show `size_bytes` of `fd` from `offset` (a page multiple) at `address`. Pages are entered at once:
-        one call without the interpreter lock instead of a fault per page with it."""
+        """Map `size_bytes` of `fd` from `offset` (a page multiple) at `address`. Pages are populated at once: one call
+        without the interpreter lock instead of a fault per page with it. Raises OutOfSpace."""
         flags = (
             mmap.MAP_SHARED
             | mapping.MAP_FIXED
@@ -52,18 +52,18 @@ class AddressRange:
         self._keep_from_children(address, size_bytes)
 
     def unmap(self, address: int, size_bytes: int) -> None:
-        """Make the part unreadable again; it stays reserved."""
+        """Make a part unreadable again; it stays reserved."""
         flags = mapping.RESERVED | mapping.MAP_FIXED
         with _explained(size_bytes):
             mapping.place(self._home + address, size_bytes, mapping.PROT_NONE, flags)
         self._keep_from_children(address, size_bytes)
 
     def leave_to_children(self) -> None:
-        """Children forked from now on have the range as it is: they may hold views of it."""
+        """Let children that are forked from now on inherit the range: they may hold views of it."""
         mapping.advise(self._home, self._size, _MADV_DOFORK)
 
     def close(self) -> None:
-        """Give the range back. The caller has dropped every view of it."""
+        """Free the range. The caller has dropped every view of it."""
         if self._size:
             self.memory.release()
             del self.array
@@ -71,7 +71,7 @@ class AddressRange:
             self._size = 0
 
     def forget(self) -> None:
-        """In a forked child: the range is not this process's to change, or does not exist here."""
+        """Leave the range alone in a forked child, where it is inherited or does not exist."""
         self._size = 0
 
     def _keep_from_children(self, address: int, size_bytes: int) -> None:

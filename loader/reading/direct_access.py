@@ -1,4 +1,4 @@
-"""Without a daemon: the catalog is compiled and the extents are filled by this process, with its own credentials."""
+"""Direct reads: this process compiles the catalog and fills the extents itself, with its own credentials."""
 
 from __future__ import annotations
 
@@ -9,88 +9,92 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Grants
 from cachesvc.core.errors import CorruptData, SourceChanged
 from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from loader.reading.direct_fills import DirectGrants
 from loader.reading.local_files import LocalGrants
 from loader.reading.shared_rate import direct_rate
 
 DIRECT_THREADS = 8
-"""Connections of one of the few fills at once of a process; the fillers of a daemon use more."""
+"""Connections of one fill, of the few that a process runs at once; the fillers of a daemon use more."""
 
 
-def _report_nobody(report: StallReport) -> None:
-    """Nobody keeps metrics here."""
+def _drop_report(report: StallReport) -> None:
+    """Do nothing: without a daemon there are no metrics."""
 
 
 def _suspect_nothing(extents: Sequence[int]) -> None:
-    """Nothing here is cached in files."""
+    """Do nothing: direct reads cache nothing in files."""
 
 
 def _recall_nothing() -> Mapping[int, bool]:
-    """Nobody asks for anything here."""
+    """Return nothing: direct reads share no room with other processes."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Extents for one process, and the places to say in which order they will be needed, what steps waited for, and
-    which extents were granted wrong; `recalled` tells those that the daemon asks for, and whether they are. `another`
-    makes a connection for the plan of an order that runs beside it."""
+    """The extents of one dataset for one process, and what it reports to their holder.
+
+    `submit` sends the plan by which extents will be needed, `report` the waits of steps, `suspect` extents that were
+    granted corrupt. `recalled` returns the extents that the holder recalls, and whether each is corrupt.
+    `connect_another` makes a connection for the plan of an order that runs at the same time."""
 
     grants: Grants
     submit: Callable[[Plan], None]
-    report: Callable[[StallReport], None] = _report_nobody
+    report: Callable[[StallReport], None] = _drop_report
     suspect: Callable[[Sequence[int]], None] = _suspect_nothing
     recalled: Callable[[], Mapping[int, bool]] = _recall_nothing
-    another: Callable[[], DaemonGrants] | None = None
+    connect_another: Callable[[], DaemonGrants] | None = None
 
 
-def reads_around(catalog: Catalog) -> Access:
-    """Local files as they are, all else filled into this process's memory, in the order of the plan."""
+def direct_access(catalog: Catalog) -> Access:
+    """Grants local files themselves, and fills all other extents into this process's memory, in the order of the plan."""
     home = _home()
     settings = SourceSettings(metadata_directory=Path(home) / "metadata")
     sources, own = Sources(settings), threading.local()
 
     def fill(extent: Extent, fd: int) -> str:
         if not hasattr(own, "fetcher"):
-            own.fetcher = Fetcher(sources, DIRECT_THREADS)  # one serves one thread
-        return written(own.fetcher.fetch(extent, fd))
+            own.fetcher = Fetcher(sources, DIRECT_THREADS)  # a fetcher serves one thread
+        return encode_missing(own.fetcher.fetch(extent, fd))
 
     direct = DirectGrants(catalog.extent, fill, direct_rate(home).take)
 
     def submit(plan: Plan) -> None:
-        direct.plan(plan.extent.tolist())
+        direct.follow(plan.extent.tolist())
 
     return Access(LocalGrants(catalog.extent, direct), submit)
 
 
-def compile_here(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
-    """Compile a catalog, or find the one compiled before: its id and its path. Raises SourceChanged when the
-    source is no longer at `version`."""
+def compile_locally(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
+    """Compile a catalog, or find the one compiled before; returns its id and its path. Raises SourceChanged when the
+    source does not hold `version`."""
     home = _home()
     sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
-    found = survey(sources.spelled_out(uris), options, sources)
+    found = survey(sources.expand(uris), options, sources)
     if version and version != found.id:
         raise SourceChanged(
             f"{found.uri} is now version {found.id}, not {version}; open it without version= to go on with what is there"
         )
     path = f"{home}/catalogs/{found.id}.lmdb"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    if not _whole(path):
+    if not _is_complete(path):
         build(found, path, sources, DirectBytes(sources), lambda done, total: None)
     return found.id, path
 
 
-def _whole(path: str) -> bool:
+def _is_complete(path: str) -> bool:
     try:
         Catalog.open(path)
     except (FileNotFoundError, CorruptData):
@@ -99,7 +103,7 @@ def _whole(path: str) -> bool:
 
 
 def _home() -> str:
-    """Where catalogs built by this user are kept: $XDG_CACHE_HOME or ~/.cache, else the temporary folder."""
+    """The folder of catalogs built by this user: in $XDG_CACHE_HOME or ~/.cache, else in the temporary folder."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     home = f"{base}/cachesvc"
     try:

@@ -1,4 +1,4 @@
-"""Extents without a daemon: filled from the source into memory of this process, ahead of need."""
+"""Grants without a daemon: extents are filled from the source into memory of this process, ahead of need."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from cachesvc.client.protocol import Granted, Refused
+from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
-from cachesvc.tiers.failures import translated
-from cachesvc.tiers.huge import in_huge_pages
+from cachesvc.tiers.huge_pages import use_huge_pages
+from cachesvc.tiers.os_errors import translated
 from loader.process.fork_hooks import abandon_in_children
 
 DIRECT_BYTES = 2 << 30
 """Private memory of one process: eight windows of 256 MiB. A daemon shares memory; this does not."""
-AHEAD = 4
+READ_AHEAD = 4
 """Extents filled ahead of the plan's cursor: enough to hide a source's latency behind the reading of one."""
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One extent in a private memfd; `leases` of them are out."""
+    """One extent in a private memfd."""
 
     fd: int
     size_bytes: int
     filled: Future[str]
-    """The parts of it that are no data."""
+    """Ends with the fill; its result names the holes."""
     leases: int = 0
 
 
 class DirectGrants:
-    """Grants that read the source themselves. At most `budget_bytes` are held (one extent always may be); what
-    nobody leases goes first, least recently used first."""
+    """Fills extents in this process. At most `budget_bytes` are held (one extent always may be); the least recently used
+    extents without a lease are evicted first."""
 
     def __init__(
         self,
@@ -45,31 +45,33 @@ class DirectGrants:
         take: Callable[[int], float],
         budget_bytes: int = DIRECT_BYTES,
     ) -> None:
-        """`fill(extent, descriptor)` writes an extent's bytes and answers its holes, or raises a typed error.
-        `take(bytes)`: the seconds to wait before so many are fetched."""
+        """`fill(extent, descriptor)` writes an extent's bytes and returns its holes, or raises a typed error.
+        `take(bytes)` returns the seconds to wait before so many are fetched."""
         self._extent_of, self._fill, self._budget, self._take = extent_of, fill, budget_bytes, take
         self._closing = threading.Event()
         self._copies: OrderedDict[int, _Copy] = OrderedDict()
         self._used = 0
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="cachesvc-direct")
+        self._pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="cachesvc-direct")
         self._plan: Sequence[int] = ()
-        self._place: dict[int, int] = {}
-        self._passed = 0
-        """Places of the plan before this one give their room to what is filled ahead."""
+        self._position: dict[int, int] = {}
+        """The position of each extent in the plan."""
+        self._cursor = 0
+        """Extents before this position of the plan are evicted for those filled ahead."""
         abandon_in_children(self)
 
-    def plan(self, extents: Sequence[int]) -> None:
-        """The order of need, from now on; the fills follow it."""
+    def follow(self, extents: Sequence[int]) -> None:
+        """Fill ahead in this order of need from now on."""
         with self._lock:
-            self._plan, self._place = extents, {extent: at for at, extent in enumerate(extents)}
+            self._plan, self._position = extents, {extent: at for at, extent in enumerate(extents)}
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        """See Grants; raises what the source raises."""
+        """See `Grants`. Raises what the source raises."""
+        self._check_open()
         leased: list[_Copy] = []
         try:
-            with ExitStack() as made:
-                answers = self._lease(extents, leased, made)
+            with ExitStack() as descriptors:
+                answers = self._lease(extents, leased, descriptors)
                 filling = [copy.filled for copy in leased]
                 late = wait(filling, timeout_s).not_done
                 failure = next((f.exception() for f in filling if f.done() and f.exception()), None)
@@ -79,17 +81,19 @@ class DirectGrants:
                     )
                 if failure is not None:
                     raise failure
-                made.pop_all()
+                descriptors.pop_all()
                 return [self._with_holes(answer) for answer in answers]
         except BaseException:
-            with self._lock:  # of these very copies: a failed one may have given its place to another's
+            with self._lock:  # not by index: another call may have replaced a failed copy
                 for copy in leased:
                     copy.leases -= 1
             raise
 
-    def _lease(self, extents: Sequence[int], leased: list[_Copy], made: ExitStack) -> list[Granted | Refused]:
-        """Enters in `leased` what is, and in `made` the descriptors of the answers. What is needed gets its own before
-        anything is read ahead."""
+    def _lease(
+        self, extents: Sequence[int], leased: list[_Copy], descriptors: ExitStack
+    ) -> list[Granted | Refused]:
+        """Add copies to `leased`, and the descriptors of the answers to `descriptors`. Needed extents get descriptors
+        before extents are filled ahead."""
         answers: dict[int, Granted | Refused] = {}
         with self._lock, translated("memory for extents", "hold one more"):
             for extent in extents:
@@ -97,34 +101,34 @@ class DirectGrants:
                 if copy is None:
                     answers[extent] = Refused(extent)
                     continue
-                copy.leases += 1  # at once: the next extent's room must not be made from this one
+                copy.leases += 1  # at once: the next extent must not evict this one
                 leased.append(copy)
                 if extent not in answers:
                     fd = os.dup(copy.fd)
-                    made.callback(os.close, fd)
+                    descriptors.callback(os.close, fd)
                     answers[extent] = Granted(extent, fd, 0, copy.size_bytes, "direct")
             self._read_ahead(extents)
         return list(answers.values())
 
     def _with_holes(self, answer: Granted | Refused) -> Granted | Refused:
-        """The lease as it was granted, once its copy has been filled."""
+        """The answer, with the holes that are known now that the copy is filled."""
         if isinstance(answer, Refused):
             return answer
         with self._lock:
             return answer._replace(holes=self._copies[answer.extent].filled.result())
 
     def release(self, extents: Sequence[int]) -> None:
-        """See Grants; a released extent stays until its room is needed."""
+        """See `Grants`; a released extent stays until its room is needed."""
         with self._lock:
             for extent in extents:
                 if extent in self._copies:
                     self._copies[extent].leases -= 1
 
     def passed(self, step: int) -> None:
-        """The fills follow what is acquired, so steps say nothing new."""
+        """See `Grants`. Has no effect: the cursor follows the acquired extents."""
 
     def close(self) -> None:
-        """Drop every copy, after the fills in flight have ended."""
+        """See `Grants`. Waits for the fills in flight."""
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
@@ -134,19 +138,19 @@ class DirectGrants:
             self._used = 0
 
     def abandon(self) -> None:
-        """In a forked child: the copies are the parent's."""
+        """Close the parent's copies in a forked child."""
         for copy in self._copies.values():
             os.close(copy.fd)
         self._copies.clear()
 
     def _begin(self, extent: int, needed: bool) -> _Copy | None:
-        """The extent's copy, its fill under way; None when there is no room."""
+        """The extent's copy, its fill begun or done; None when there is no room."""
         found = self._copies.get(extent)
         if found is not None and not (found.filled.done() and found.filled.exception()):
             self._copies.move_to_end(extent)
             return found
         if found is not None:
-            self._discard(extent)  # failed before: this demand tries again
+            self._discard(extent)  # failed before: retry
         wanted = self._extent_of(extent)
         if not self._reserve(wanted.size_bytes, needed):
             return None
@@ -162,14 +166,18 @@ class DirectGrants:
         return copy
 
     def _run(self, extent: Extent, fd: int) -> str:
-        in_huge_pages(fd, extent.size_bytes)
-        if self._closing.wait(self._take(extent.stored_bytes)):
-            raise CacheError("the dataset was closed while its extents were read")
+        use_huge_pages(fd, extent.size_bytes)
+        self._closing.wait(self._take(extent.stored_bytes))
+        self._check_open()
         return self._fill(extent, fd)
 
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise CacheError(CLOSED)
+
     def _reserve(self, size_bytes: int, needed: bool) -> bool:
-        may_go = [e for e in self._copies if needed or self._place.get(e, -1) < self._passed]
-        for extent in [e for e in may_go if self._copies[e].leases <= 0]:
+        evictable = [e for e in self._copies if needed or self._position.get(e, -1) < self._cursor]
+        for extent in [e for e in evictable if self._copies[e].leases <= 0]:
             if self._used + size_bytes <= self._budget:
                 break
             if self._copies[extent].filled.done():
@@ -182,9 +190,9 @@ class DirectGrants:
         self._used -= copy.size_bytes
 
     def _read_ahead(self, extents: Sequence[int]) -> None:
-        at = max((self._place.get(extent, -1) for extent in extents), default=-1)
-        self._passed = at
-        for extent in self._plan[at + 1 : at + 1 + AHEAD]:
+        at = max((self._position.get(extent, -1) for extent in extents), default=-1)
+        self._cursor = at
+        for extent in self._plan[at + 1 : at + 1 + READ_AHEAD]:
             if extent not in self._copies:
-                with suppress(OSError):  # too many open files: what is needed is read all the same
+                with suppress(OSError):  # too many open files: needed extents are read all the same
                     self._begin(extent, needed=False)

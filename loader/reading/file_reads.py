@@ -1,4 +1,4 @@
-"""Reads of what is not mapped: ranges that lie in files, and those that span them."""
+"""Reads of what is not mapped: ranges in files, and ranges that span several extents."""
 
 from __future__ import annotations
 
@@ -10,173 +10,182 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
-from loader.reading.changed_files import Lying
-from loader.reading.lease_table import Held, Ints, Leases, Use, touched
-from loader.reading.preadv import Wanted, announce, read_bytes, read_into
-from loader.reading.verified_reads import Verified
+from loader.reading.active_reads import ActiveRead, Ints, touched
+from loader.reading.changed_files import ChangedFiles
+from loader.reading.held_extents import HeldExtent
+from loader.reading.lease_table import Leases
+from loader.reading.preadv import FileRange, announce, read_bytes, read_into
+from loader.reading.verified_reads import VerifiedReads
 from loader.reading.wait_for_room import PAUSE_S, wait_for_room
 
 _log = logging.getLogger("cachesvc")
 
-MAX_TOLD = 65_536
-"""Ranges remembered as announced to the kernel; forgetting one costs 2 us, when it is announced again."""
+MAX_ANNOUNCED = 65_536
+"""Ranges remembered as announced to the kernel; a forgotten range is announced again, for 2 us."""
 VERIFY_TRIES = 3
-"""A copy that was dropped is right when it is filled again; what is wrong then too is not the disk's doing."""
+"""A dropped copy is filled again from the source; bytes that are wrong then too are not the disk's fault."""
 
 
-class Far:
-    """What a reader reads by preadv. The caller holds a `Use` that leases the extents."""
+class FileReads:
+    """Reads ranges by preadv. The caller registers an `ActiveRead` that holds the extents."""
 
     def __init__(
         self,
         catalog: Catalog,
         leases: Leases,
-        lying: Lying,
+        changed_files: ChangedFiles,
         timeout_s: float,
         suspect: Callable[[Sequence[int]], None] | None,
     ) -> None:
-        """See `Reader`."""
-        self._leases, self._lying, self._timeout_s = leases, lying, timeout_s
+        """See `ExtentReader`."""
+        self._leases, self._changed_files, self._timeout_s = leases, changed_files, timeout_s
+        self._table, self._memory = leases.held.by_index, leases.held.range.memory
         self._starts = catalog.extent_starts
-        self._verified = Verified(catalog, suspect) if suspect is not None else None
-        self._told: set[int] = set()
+        self._verified = VerifiedReads(catalog, suspect) if suspect is not None else None
+        self._announced: set[int] = set()
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
-        """These ranges will be read next: what of them lies in files that are held, the kernel begins to read now.
-        It does not wait, and asks for no extent. A range counts as far as its first extent goes."""
+        """Have the kernel begin to read the parts of these ranges that are in held files. Requests no extent, and does
+        not wait. Only the part in a range's first extent counts."""
         began = time.perf_counter()
         order = np.argsort(addresses)
         addresses, lengths = addresses[order], lengths[order]
         first = np.searchsorted(self._starts, addresses, "right") - 1
-        places = zip(self._inside(addresses, first), lengths.tolist(), first.tolist(), strict=True)
-        with self._leases.kept_files(touched(first, first)) as files:
+        offsets = self._offsets(addresses, first)
+        with self._leases.open_files(touched(first, first)) as files:
             wanted = [
-                Wanted(files[extent].fd, files[extent].offset + inside, size, [], extent)
-                for inside, size, extent in places
+                FileRange(files[extent].fd, files[extent].offset + offset, size, [], extent)
+                for offset, size, extent in zip(offsets, lengths.tolist(), first.tolist(), strict=True)
                 if extent in files and size > 0
             ]
             announce(wanted)
         if len(wanted) == len(addresses):
-            if len(self._told) > MAX_TOLD:
-                self._told.clear()  # of iterations that were abandoned
-            self._told.update(addresses.tolist())
-        self._leases.stages.read(began)
+            if len(self._announced) > MAX_ANNOUNCED:
+                self._announced.clear()  # left by abandoned iterations
+            self._announced.update(addresses.tolist())
+        self._leases.wait_clock.read(began)
 
-    def read_into(self, use: Use, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
-        """Ranges that lie in files, or span them."""
-        wanted: list[Wanted] = []
+    def read_into(self, read: ActiveRead, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
+        """Fill `into` with ranges that are in files, or span extents. Raises TierFailed, SourceChanged, CorruptData."""
+        wanted: list[FileRange] = []
         ranges: list[tuple[int, memoryview, int]] = []
-        for inside, view, extent in zip(self._inside(addresses, first), into, first.tolist(), strict=True):
-            held = _sound(self._leases.held[extent], inside, len(view))
-            if self._verified is None and held.fd >= 0 and inside + len(view) <= held.size_bytes:
-                wanted.append(Wanted(held.fd, held.offset + inside, len(view), [view], extent))
+        offsets = self._offsets(addresses, first)
+        for offset, view, extent in zip(offsets, into, first.tolist(), strict=True):
+            held = _checked(self._table[extent], offset, len(view))
+            if self._verified is None and held.fd >= 0 and offset + len(view) <= held.size_bytes:
+                wanted.append(FileRange(held.fd, held.offset + offset, len(view), [view], extent))
             else:
-                ranges.append((inside, view, extent))
+                ranges.append((offset, view, extent))
         began = time.perf_counter()
         try:
-            read_into(wanted, self._was_told(addresses))
-            self._fill(use, ranges)
+            read_into(wanted, self._were_announced(addresses))
+            self._fill(read, ranges)
         except TierFailed:
-            self._lying.must_stand()
+            self._changed_files.raise_if_changed()
             raise
-        self._leases.stages.read(began)
+        self._leases.wait_clock.read(began)
 
-    def read(self, part: Ints, use: Use, addresses: Ints, lengths: Ints, out: list[bytes | None]) -> None:
-        """What lies in files, or spans them: in the order of the disk, all announced before the first is read."""
-        alone: list[tuple[int, Wanted]] = []
+    def read(
+        self, part: Ints, read: ActiveRead, addresses: Ints, lengths: Ints, out: list[bytes | None]
+    ) -> None:
+        """Set `out` for the ranges of `part`: in disk order, all announced before the first is read. Raises as
+        `read_into`."""
+        counted: list[tuple[int, int]] = []
+        alone: list[tuple[int, FileRange]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
         part = part[np.argsort(addresses[part])]
-        sizes, extents = lengths[part].tolist(), use.first[part].tolist()
-        insides = self._inside(addresses[part], use.first[part])
-        for at, inside, size, extent in zip(part.tolist(), insides, sizes, extents, strict=True):
-            held = _sound(self._leases.held[extent], inside, size)
-            self._leases.count_of(held, size)
-            if self._verified is None and held.fd >= 0 and inside + size <= held.size_bytes:
-                alone.append((at, Wanted(held.fd, held.offset + inside, size, [], extent)))
+        sizes, extents = lengths[part].tolist(), read.first[part].tolist()
+        offsets = self._offsets(addresses[part], read.first[part])
+        for at, offset, size, extent in zip(part.tolist(), offsets, sizes, extents, strict=True):
+            held = _checked(self._table[extent], offset, size)
+            counted.append((held.origin, size))
+            if self._verified is None and held.fd >= 0 and offset + size <= held.size_bytes:
+                alone.append((at, FileRange(held.fd, held.offset + offset, size, [], extent)))
             else:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
-                ranges.append((inside, memoryview(buffer), extent))
+                ranges.append((offset, memoryview(buffer), extent))
+        self._leases.count_origins(counted)
         began = time.perf_counter()
-        if not self._was_told(addresses[part]):
+        if not self._were_announced(addresses[part]):
             announce([each for _, each in alone])
         try:
-            self._fill(use, ranges)
+            self._fill(read, ranges)
             for at, each in alone:
                 out[at] = read_bytes(each)
         except TierFailed:
-            self._lying.must_stand()
+            self._changed_files.raise_if_changed()
             raise
-        self._leases.stages.read(began)
+        self._leases.wait_clock.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
 
-    def must_be_whole(self, use: Use) -> None:
-        """Raise the error of an object that is missing in what a read looks at."""
-        for extent in use.looks_at():
-            if (held := self._leases.held.get(extent)) is not None:
-                _sound(held, 0, held.size_bytes)
+    def check_holes(self, read: ActiveRead) -> None:
+        """Raise the error of an object that is missing in the extents that a read needs."""
+        for extent in read.needs():
+            if (held := self._table.get(extent)) is not None:
+                _checked(held, 0, held.size_bytes)
 
-    def _was_told(self, addresses: Ints) -> bool:
-        """Whether all of these were expected; only once, since a later read may find them forgotten."""
+    def _were_announced(self, addresses: Ints) -> bool:
+        """True if `expect` announced all of these; they are forgotten then."""
         numbers = addresses.tolist()
-        told = self._told.issuperset(numbers)
-        self._told.difference_update(numbers)
-        return told
+        announced = self._announced.issuperset(numbers)
+        self._announced.difference_update(numbers)
+        return announced
 
-    def _inside(self, addresses: Ints, extents: Ints) -> list[int]:
-        """How far into their extents addresses lie."""
-        inside: list[int] = (addresses - self._starts[extents]).tolist()
-        return inside
+    def _offsets(self, addresses: Ints, extents: Ints) -> list[int]:
+        """Offsets of addresses in their extents."""
+        offsets: list[int] = (addresses - self._starts[extents]).tolist()
+        return offsets
 
-    def _fill(self, use: Use, ranges: Sequence[tuple[int, memoryview, int]]) -> None:
-        """Fill (place in the first extent, memory, first extent) from wherever these are held, and all of them are."""
+    def _fill(self, read: ActiveRead, ranges: Sequence[tuple[int, memoryview, int]]) -> None:
+        """Fill ranges (offset in the first extent, memory, first extent) whose extents are all held."""
         if not ranges:
             return
         if self._verified is None:
-            read_into([piece for one in ranges for piece in self._pieces(*one)])
+            read_into([piece for one in ranges for piece in self._file_ranges(*one)])
             return
-        needed = sorted(use.extents or ())
+        needed = sorted(read.extents or ())
         for _ in range(VERIFY_TRIES):
-            wanted = [piece for one in ranges for piece in self._pieces(*one)]
-            wrong = self._verified.read(wanted, self._leases.held)
+            wanted = [piece for one in ranges for piece in self._file_ranges(*one)]
+            wrong = self._verified.read(wanted, self._table)
             if not wrong:
                 return
-            _log.warning("cached bytes do not match their checksums: asking again for extents %s", [*wrong])
+            _log.warning("cached bytes do not match their checksums: requesting extents %s again", [*wrong])
             self._verified.suspect([*wrong])
-            self._exchange(use, wrong)
-            wait_for_room(self._leases, use, needed, self._timeout_s)
+            self._discard(read, wrong)
+            wait_for_room(self._leases, read, needed, self._timeout_s)
         raise CorruptData(
-            f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon found or "
-            "made them right; look at this node's memory and disks"
+            f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon had "
+            "verified or refilled them; look at this node's memory and disks"
         )
 
-    def _exchange(self, use: Use, wrong: dict[int, Held]) -> None:
+    def _discard(self, read: ActiveRead, wrong: dict[int, HeldExtent]) -> None:
         deadline = time.monotonic() + self._timeout_s
-        while not self._leases.exchange(use, wrong):
+        while not self._leases.discard(read, wrong):
             if time.monotonic() >= deadline:
-                raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads do not let go of them")
+                raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads still use them")
             time.sleep(PAUSE_S)
 
-    def _pieces(self, inside: int, into: memoryview, extent: int) -> Iterator[Wanted]:
-        """One range from so far inside an extent, over as many consecutive ones as it spans: what is mapped is
-        copied, the rest is wanted."""
-        done, memory = 0, self._leases.range.memory
+    def _file_ranges(self, offset: int, into: memoryview, extent: int) -> Iterator[FileRange]:
+        """Copy the mapped parts of one range, which begins at `offset` of `extent` and may span the extents after it;
+        yield the other parts."""
+        done = 0
         while done < len(into):
-            held = _sound(self._leases.held[extent], inside, len(into) - done)
-            part = into[done : done + held.size_bytes - inside]
+            held = _checked(self._table[extent], offset, len(into) - done)
+            part = into[done : done + held.size_bytes - offset]
             if held.fd < 0:
-                address = int(self._starts[extent]) + inside
-                part[:] = memory[address : address + len(part)]
+                address = int(self._starts[extent]) + offset
+                part[:] = self._memory[address : address + len(part)]
             else:
-                yield Wanted(held.fd, held.offset + inside, len(part), [part], extent)
+                yield FileRange(held.fd, held.offset + offset, len(part), [part], extent)
             done += len(part)
-            inside, extent = 0, extent + 1
+            offset, extent = 0, extent + 1
 
 
-def _sound(held: Held, inside: int, size_bytes: int) -> Held:
-    """A held extent, from which so many bytes are wanted. Raises the error of an object that is missing there."""
+def _checked(held: HeldExtent, offset: int, size_bytes: int) -> HeldExtent:
+    """The extent. Raises the error of an object that is missing in the bytes wanted of it."""
     if held.holes is not None:
-        held.holes.check(inside, size_bytes)
+        held.holes.check(offset, size_bytes)
     return held

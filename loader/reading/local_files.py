@@ -1,12 +1,12 @@
-"""Extents that are a range of a local file: the file itself, with an offset. Local paths need no daemon."""
+"""Grants for extents that are a range of a local file: the file itself, with an offset. Local paths need no daemon."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 
-from cachesvc.client.protocol import Granted, Grants, Refused
-from cachesvc.core.errors import NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.client.protocol import CLOSED, Granted, Grants, Refused
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.files import etag_of
 
@@ -19,16 +19,19 @@ def local_path(uri: str) -> str | None:
 
 
 class LocalGrants:
-    """Answers with descriptors of the files themselves; an extent of several pieces, or a compressed one, comes
-    from `others`."""
+    """Grants descriptors of the local files themselves; `others` grants extents of several pieces and compressed
+    ones."""
 
     def __init__(self, extent_of: Callable[[int], Extent], others: Grants) -> None:
         self._extent_of, self._others = extent_of, others
-        self._elsewhere: set[int] = set()
+        self._from_others: set[int] = set()
+        self._closed = False
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        """See Grants. Raises NotFound or SourceChanged when a file is not the one that the catalog names, NotAllowed, and
+        """See `Grants`. Raises NotFound or SourceChanged when a file is not the version in the catalog, NotAllowed, and
         SourceUnavailable where it cannot be opened now."""
+        if self._closed:
+            raise CacheError(CLOSED)
         others, answers = [], list[Granted | Refused]()
         try:
             for index in extents:
@@ -41,7 +44,7 @@ class LocalGrants:
                 else:
                     others.append(index)
             if others:
-                self._elsewhere.update(others)
+                self._from_others.update(others)
                 answers += self._others.acquire(others, timeout_s)
         except BaseException:
             for answer in answers:
@@ -51,17 +54,18 @@ class LocalGrants:
         return answers
 
     def release(self, extents: Sequence[int]) -> None:
-        """See Grants; a file's lease is its descriptor, which the receiver has closed."""
-        theirs = [extent for extent in extents if extent in self._elsewhere]
-        if theirs:
-            self._others.release(theirs)
+        """See `Grants`. The lease of a local file is its descriptor, which the receiver has closed."""
+        from_others = [extent for extent in extents if extent in self._from_others]
+        if from_others:
+            self._others.release(from_others)
 
     def passed(self, step: int) -> None:
-        """See Grants."""
+        """See `Grants`."""
         self._others.passed(step)
 
     def close(self) -> None:
-        """See Grants."""
+        """See `Grants`."""
+        self._closed = True
         self._others.close()
 
 
@@ -73,7 +77,7 @@ def _open(piece: Piece, path: str) -> int:
         raise NotFound(f"{path} is gone since the dataset was opened; open it again") from None
     except PermissionError:
         raise NotAllowed(f"{path} may not be read by this user") from None
-    except OSError as error:  # too many open files, a stale handle: no sample is bad by that
+    except OSError as error:  # too many open files, a stale handle: the sample is not bad
         raise SourceUnavailable(f"{path} cannot be opened: {error.strerror}; try again when it can") from None
     found = os.fstat(fd)
     etag = piece.object.etag
@@ -84,11 +88,11 @@ def _open(piece: Piece, path: str) -> int:
 
 
 def written_to(found: os.stat_result, stored: ObjectVersion) -> bool:
-    """Whether a file that was opened at this version holds other bytes by now; its ctime moves when its name goes, too."""
+    """True if a file was modified after it was opened at this version. A new ctime does not count: unlinking sets it."""
     mtime = stored.etag.rpartition("-")[0]
     return found.st_size != stored.size_bytes or (bool(mtime) and mtime != str(found.st_mtime_ns))
 
 
 def changed(path: str) -> SourceChanged:
-    """For whoever asks for a version that is no more."""
+    """The error for a request of a version that is gone."""
     return SourceChanged(f"{path} changed since the dataset was opened; open it again")

@@ -1,8 +1,8 @@
-"""Reads of files: told to the kernel ahead, in the order of the disk, neighbours in one call.
+"""Reads of files: announced to the kernel ahead, in disk order, adjacent ranges in one call.
 
-A page fault on a file mapping would hold the interpreter lock and turn a disk error into SIGBUS; preadv
-releases the lock and raises. Announcing a batch's ranges first (POSIX_FADV_WILLNEED) lets the disk work on all of
-them at once: measured 2-4 times the samples of one read after the other, page cache cold.
+A page fault on a file mapping would hold the interpreter lock and turn a disk error into SIGBUS; preadv releases the
+lock and raises. Announcing a batch's ranges first (POSIX_FADV_WILLNEED) lets the disk work on all of them at once:
+measured at 2-4 times the samples per second of one read after the other, page cache cold.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from operator import attrgetter
 
 from cachesvc.core.errors import TierFailed
 
-MAX_JOINED = 1024
+MAX_BUFFERS = 1024
 """Buffers of one preadv: IOV_MAX of Linux."""
-_place = attrgetter("fd", "offset")
+_fd_and_offset = attrgetter("fd", "offset")
 
 
 @dataclass(slots=True)
-class Wanted:
-    """`size_bytes` of a file from `offset`, to be put into `views`; `extent` is for messages."""
+class FileRange:
+    """`size_bytes` of a file from `offset`, to be read into `views`; `extent` is for messages."""
 
     fd: int
     offset: int
@@ -31,14 +31,14 @@ class Wanted:
     extent: int
 
 
-def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
-    """Sorted parts, neighbours as one: the first of them grows."""
-    run: Wanted | None = None
-    for part in sorted(parts, key=_place):
+def joined(parts: Iterable[FileRange]) -> Iterator[FileRange]:
+    """The parts in disk order, with adjacent parts merged into the first of them."""
+    run: FileRange | None = None
+    for part in sorted(parts, key=_fd_and_offset):
         if (
             run is not None
             and (run.fd, run.offset + run.size_bytes) == (part.fd, part.offset)
-            and len(run.views) < MAX_JOINED
+            and len(run.views) < MAX_BUFFERS
         ):
             run.size_bytes += part.size_bytes
             run.views += part.views
@@ -50,26 +50,26 @@ def joined(parts: Iterable[Wanted]) -> Iterator[Wanted]:
         yield run
 
 
-def announce(parts: Sequence[Wanted]) -> None:
-    """Have the kernel begin to read all of them; it does not wait. One alone is simply read."""
+def announce(parts: Sequence[FileRange]) -> None:
+    """Have the kernel begin to read all parts, without waiting. A single part is not announced."""
     if len(parts) > 1:
         for part in parts:
             os.posix_fadvise(part.fd, part.offset, part.size_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_into(parts: Iterable[Wanted], told: bool = False) -> None:
-    """Fill every view; the parts are used up. `told`: all were announced before. Raises TierFailed for a disk
+def read_into(parts: Iterable[FileRange], announced: bool = False) -> None:
+    """Fill the views of all parts, which are modified. `announced`: skip the announcement. Raises TierFailed for a disk
     that fails and for a file that ends too early."""
     runs = list(joined(parts))
-    if not told:
+    if not announced:
         announce(runs)
     for run in runs:
         done, views = 0, run.views
         while (count := _read(run, run.offset + done, views)) < run.size_bytes - done:
-            done, views = done + count, _rest(views, count)
+            done, views = done + count, _unfilled(views, count)
 
 
-def read_bytes(part: Wanted) -> bytes:
+def read_bytes(part: FileRange) -> bytes:
     """The bytes of one part, copied once. Raises as `read_into`."""
     try:
         found = os.pread(part.fd, part.size_bytes, part.offset)
@@ -78,11 +78,11 @@ def read_bytes(part: Wanted) -> bytes:
     if len(found) == part.size_bytes:
         return found
     buffer = bytearray(part.size_bytes)
-    read_into([Wanted(part.fd, part.offset, part.size_bytes, [memoryview(buffer)], part.extent)])
+    read_into([FileRange(part.fd, part.offset, part.size_bytes, [memoryview(buffer)], part.extent)])
     return bytes(buffer)
 
 
-def _read(run: Wanted, offset: int, views: Sequence[memoryview]) -> int:
+def _read(run: FileRange, offset: int, views: Sequence[memoryview]) -> int:
     try:
         count = os.preadv(run.fd, views, offset)
     except OSError as error:
@@ -95,8 +95,8 @@ def _read(run: Wanted, offset: int, views: Sequence[memoryview]) -> int:
     return count
 
 
-def _rest(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left to fill after `count` bytes."""
+def _unfilled(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """The memory that is left to fill after `count` bytes."""
     for at, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[at + 1 :]]
@@ -104,6 +104,6 @@ def _rest(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _failed(part: Wanted, error: OSError) -> TierFailed:
+def _failed(part: FileRange, error: OSError) -> TierFailed:
     why = errno.errorcode.get(error.errno or 0, str(error.errno))
     return TierFailed(f"extent {part.extent} cannot be read ({why}); look at the disk that holds it")

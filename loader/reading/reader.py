@@ -1,7 +1,7 @@
 """Extents -> bytes. Memory is mapped at its catalog address and gathered from; files are read with preadv.
 
 No view of a mapping leaves this module (`array` excepted), and a mapping is replaced or removed only while no read
-looks at it: a gather runs without the interpreter lock.
+needs it: a gather runs without the interpreter lock.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.order.intervals import Intervals
 from loader.process.fork_hooks import abandon_in_children
 from loader.process.malloc import keep_freed_memory
+from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
-from loader.reading.changed_files import Lying
-from loader.reading.file_reads import Far
-from loader.reading.lease_table import ORIGINS, Ints, Leases, Use, touched
+from loader.reading.changed_files import ChangedFiles
+from loader.reading.file_reads import FileReads
+from loader.reading.held_extents import ORIGINS
+from loader.reading.lease_table import Leases
 from loader.reading.wait_for_room import wait_for_room
 
-__all__ = ["ORIGINS", "Ints", "Reader", "Records"]
+__all__ = ["ORIGINS", "ExtentReader", "Ints", "Records"]
 
 Records = np.ndarray[Any, np.dtype[np.void]]
 
 MAPPED_BYTES = 1 << 40
-"""Mapping costs page tables (2 MiB a GiB), not memory: the tier holds the bytes once for everybody."""
+"""Mapping costs page tables (2 MiB a GiB), not memory: the tier holds the bytes once for all processes."""
 ACQUIRE_TIMEOUT_S = 300.0
-"""A cold extent behind a throttled source takes minutes at worst; past this somebody should know."""
+"""A cold extent behind a throttled source takes minutes at worst; a longer wait is an error."""
 MAX_GROUP = 64
-"""Extents asked for at once; one read that touches more goes through them in groups."""
+"""Extents requested at once; a read that touches more proceeds in groups."""
 
 
-class Reader:
+class ExtentReader:
     """Reads one dataset through `Grants`. Safe to share between threads. A forked child makes its own."""
 
     def __init__(
@@ -48,33 +50,34 @@ class Reader:
         timeout_s: float = ACQUIRE_TIMEOUT_S,
         suspect: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
-        """`timeout_s`: how long one read may wait for its extents. With `suspect`, reads of cached files are
-        checked, and it is told of extents whose bytes are wrong."""
+        """`timeout_s`: how long one read may wait for its extents. With `suspect`, reads of cached files are verified,
+        and it is called with extents whose bytes are wrong."""
         keep_freed_memory()
         self._catalog = catalog
         self._timeout_s = timeout_s
         self._extents = Intervals(catalog.extent_starts)
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
-        self.stages = self._leases.stages
-        self._lying = Lying(catalog, self._leases)
-        self._far = Far(catalog, self._leases, self._lying, timeout_s, suspect)
+        self._held = self._leases.held
+        self.wait_clock = self._leases.wait_clock
+        self._changed_files = ChangedFiles(catalog, self._leases)
+        self._files = FileReads(catalog, self._leases, self._changed_files, timeout_s, suspect)
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
 
-    # ---- what callers use
+    # ---- for callers
 
-    def ease(self) -> None:
-        """Give back what no read looks at just now."""
-        self._leases.ease()
+    def release_unused_mappings(self) -> None:
+        """See `Leases.release_unused_mappings`."""
+        self._leases.release_unused_mappings()
 
-    def forgo(self, extents: Iterable[int]) -> None:
-        """Read no more of what is held of these extents; see `Leases.forgo`."""
-        self._leases.forgo(extents)
+    def release_when_unused(self, extents: Iterable[int]) -> None:
+        """See `Leases.release_when_unused`; later reads lease these extents anew."""
+        self._leases.release_when_unused(extents)
 
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-        """The first and the last extent that each byte range touches; of an empty one, where it lies."""
+        """The first and the last extent that each byte range touches; for an empty range, the extent of its address."""
         first = self._extents.of(addresses)
         ends = addresses + lengths
         if (ends <= self._ends[first]).all():
@@ -84,27 +87,27 @@ class Reader:
     def gather(
         self, slots: Ints, first: Ints, last: Ints, empty: Callable[[int], Bytes] | None = None
     ) -> Records:
-        """Records of a Fixed layout, one opaque item each; `first`, `last` are their `spans`. In new memory, or
-        in what `empty` gives for a size in bytes.
+        """Records of a Fixed layout, one opaque item each; `first`, `last` are their `spans`. The result is new memory,
+        or what `empty` returns for a size in bytes.
 
         Raises what `Grants.acquire` raises, and TierFailed when a file cannot be read.
         """
         read_bytes = 0
-        use, ready = self._leases.begin(first, last)
+        read, ready = self._leases.begin(first, last)
         try:
             if not ready:
-                return self._gather_mixed(use, slots, self._place(len(slots), empty))
+                return self._gather_mixed(read, slots, self._empty_records(len(slots), empty))
             if empty is None:
                 out = self._records[slots]
             elif self._records.flags.c_contiguous:
-                out = np.take(self._records, slots, out=self._place(len(slots), empty), mode="clip")
-            else:  # of overlapping records `take` would first copy them all
-                out = self._place(len(slots), empty)
+                out = np.take(self._records, slots, out=self._empty_records(len(slots), empty), mode="clip")
+            else:  # `take` would first copy all overlapping records
+                out = self._empty_records(len(slots), empty)
                 out[:] = self._records[slots]
             read_bytes = out.nbytes
             return out
         finally:
-            self._leases.end(use, read_bytes)
+            self._leases.end(read, read_bytes)
 
     def join(
         self,
@@ -114,14 +117,14 @@ class Reader:
         last: Ints,
         empty: Callable[[int], Bytes] | None = None,
     ) -> Bytes:
-        """Ranges of bytes one behind the other; `first`, `last` are their `spans`. In new memory, or in what `empty`
-        gives for a size in bytes. Raises as `gather`."""
-        memory = self._leases.range.memory
+        """Ranges of bytes, concatenated; `first`, `last` are their `spans`. The result is new memory, or what `empty`
+        returns for a size in bytes. Raises as `gather`."""
+        memory = self._held.range.memory
         read_bytes = 0
-        use, ready = self._leases.begin(first, last)
+        read, ready = self._leases.begin(first, last)
         try:
             if not ready:
-                return self._join_mixed(use, addresses, ends, empty)
+                return self._join_mixed(read, addresses, ends, empty)
             views = [memory[at:end] for at, end in zip(addresses.tolist(), ends.tolist(), strict=True)]
             if empty is None:
                 out = np.frombuffer(bytearray().join(views), np.uint8)
@@ -134,10 +137,10 @@ class Reader:
             read_bytes = len(out)
             return out
         finally:
-            self._leases.end(use, read_bytes)
+            self._leases.end(read, read_bytes)
 
     def read(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
-        """The bytes of each range, in order; None where the length is negative (an absent field)."""
+        """The bytes of each range, in order; None where the length is negative (an absent field). Raises as `gather`."""
         full = lengths > 0
         if full.all():
             return self._read_all(addresses, lengths)
@@ -150,27 +153,26 @@ class Reader:
 
     @property
     def on_disk(self) -> bool:
-        """Whether extents are held as files: `expect` does something for those alone."""
-        return self._leases.files > 0
+        """True while extents are held as files: `expect` has an effect on those alone."""
+        return self._held.files > 0
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
-        """These ranges will be read next; see `Far.expect`."""
-        self._far.expect(addresses, lengths)
+        """Announce the ranges that will be read next; see `FileReads.expect`."""
+        self._files.expect(addresses, lengths)
 
     def array(self) -> Bytes:
-        """The whole address space as one flat read-only array, every extent mapped and kept.
+        """The whole address space as one flat read-only array, every extent mapped until `close`.
 
-        Raises OutOfSpace when an extent is not in memory (a file) or more than the mapping limit, and the error of an
+        Raises OutOfSpace when an extent is not in memory (a file) or exceeds the mapping limit, and the error of an
         object that is missing.
         """
-        leases = self._leases
-        if not leases.kept:
-            self._keep_all()
-        return leases.range.array
+        if not self._leases.pinned:
+            self._map_all()
+        return self._held.range.array
 
     def origin_bytes(self) -> dict[str, int]:
-        """Bytes read so far, by where they lay."""
-        return self._leases.origin_bytes()
+        """Bytes read so far, by origin."""
+        return self._held.origin_bytes()
 
     def close(self) -> None:
         """Release every extent. The caller has ended its reads."""
@@ -179,32 +181,32 @@ class Reader:
             del self._records
             self._leases.close()
 
-    def drop(self) -> None:
-        """Nobody reads any more: as `close`, unless `array` gave a view away."""
-        if not self._leases.kept:
+    def close_unless_pinned(self) -> None:
+        """Close after the last reference is gone, unless `array` gave a view away."""
+        if not self._leases.pinned:
             self.close()
 
     def abandon(self) -> None:
-        """In a forked child: close what was inherited and forget the rest; say nothing to anybody."""
+        """Close inherited descriptors in a forked child, and send nothing."""
         self._open = False
         self._leases.abandon()
 
     # ---- reads
 
-    def _keep_all(self) -> None:
+    def _map_all(self) -> None:
         leases, count = self._leases, len(self._starts)
-        with leases.keeping_all():
+        with leases.holding_all():
             for at in range(0, count, MAX_GROUP):
                 extents = np.arange(at, min(at + MAX_GROUP, count))
-                use, _ = leases.begin(extents, extents)
+                read, _ = leases.begin(extents, extents)
                 try:
-                    leases.ensure(use, extents.tolist())
-                    self._far.must_be_whole(use)
+                    leases.ensure(read, extents.tolist())
+                    self._files.check_holes(read)
                 finally:
-                    leases.end(use)
-                if not leases.mapped[extents].all():
+                    leases.end(read)
+                if not self._held.mapped[extents].all():
                     break
-        if not leases.kept:
+        if not leases.pinned:
             raise OutOfSpace(
                 f"the {count} extents are not all in a daemon's memory: start one whose --ram holds them, "
                 "or read by sample"
@@ -212,79 +214,79 @@ class Reader:
 
     def _record_view(self) -> Records:
         """Every record as one opaque item: numpy gathers those as fast as rows, overlapping ones too."""
-        layout, flat = self._catalog.layout, self._leases.range.array
+        layout, flat = self._catalog.layout, self._held.range.array
         if not isinstance(layout, Fixed):
             return np.empty(0, "V1")
         count = max(0, (flat.size - layout.record_bytes) // layout.stride_bytes + 1)
         view: Records = np.ndarray((count,), f"V{layout.record_bytes}", flat, 0, (layout.stride_bytes,))
         return view
 
-    def _place(self, count: int, empty: Callable[[int], Bytes] | None) -> Records:
-        """Memory for records."""
+    def _empty_records(self, count: int, empty: Callable[[int], Bytes] | None) -> Records:
         layout = self._catalog.layout
         assert isinstance(layout, Fixed), "only records of one size can be gathered"
         kind = f"V{layout.record_bytes}"
         return np.empty(count, kind) if empty is None else empty(count * layout.record_bytes).view(kind)
 
-    def _passes(self, use: Use, first: Ints, last: Ints) -> Iterator[Ints]:
-        """Cut ranges into parts, by extent, and yield each when all that it touches is held: at most `MAX_GROUP`
-        extents, down to one range's when the holder has no room. Raises OutOfSpace when not even that fits."""
-        if self._leases.files:
-            self._lying.look()
+    def _held_parts(self, read: ActiveRead, first: Ints, last: Ints) -> Iterator[Ints]:
+        """Split ranges by extent into parts, and yield each part (indices of ranges) once its extents are held: at most
+        `MAX_GROUP` extents, down to those of one range when room is refused. Raises OutOfSpace when one does not fit."""
+        if self._held.files:
+            self._changed_files.release_changed()
         waiting = [np.argsort(first, kind="stable")]
         while waiting:
             part = waiting.pop()
             begins = first[part]
             needed = touched(begins, begins if last is first else last[part])
-            if len(needed) <= MAX_GROUP and self._leases.ensure(use, needed):
+            if len(needed) <= MAX_GROUP and self._leases.ensure(read, needed):
                 yield part
             elif len(part) > 1:
                 half = len(part) // 2
                 waiting += [part[half:], part[:half]]
             else:
-                wait_for_room(self._leases, use, needed, self._timeout_s)
+                wait_for_room(self._leases, read, needed, self._timeout_s)
                 yield part
 
-    def _gather_mixed(self, use: Use, slots: Ints, out: Records) -> Records:
-        layout, first, last = self._catalog.layout, use.first, use.last
+    def _gather_mixed(self, read: ActiveRead, slots: Ints, out: Records) -> Records:
+        layout, first, last = self._catalog.layout, read.first, read.last
         assert isinstance(layout, Fixed), "only records of one size can be gathered"
         size = layout.record_bytes
         memory = out.view(np.uint8).data
-        for part in self._passes(use, first, last):
-            whole = self._lies_mapped(first[part], last[part])
-            near, far = part[whole], part[~whole]
-            if len(near):
-                out[near] = self._records[slots[near]]
-                self._leases.count(first[near], len(near) * size)
-            self._leases.count(first[far], len(far) * size)
-            into = [memory[at * size : (at + 1) * size] for at in far.tolist()]
-            self._far.read_into(use, slots[far] * layout.stride_bytes, first[far], into)
+        for part in self._held_parts(read, first, last):
+            is_mapped = self._are_mapped(first[part], last[part])
+            mapped, others = part[is_mapped], part[~is_mapped]
+            if len(mapped):
+                out[mapped] = self._records[slots[mapped]]
+                self._leases.count(first[mapped], len(mapped) * size)
+            self._leases.count(first[others], len(others) * size)
+            into = [memory[at * size : (at + 1) * size] for at in others.tolist()]
+            self._files.read_into(read, slots[others] * layout.stride_bytes, first[others], into)
         return out
 
     def _join_mixed(
-        self, use: Use, addresses: Ints, ends: Ints, empty: Callable[[int], Bytes] | None
+        self, read: ActiveRead, addresses: Ints, ends: Ints, empty: Callable[[int], Bytes] | None
     ) -> Bytes:
-        lengths, memory = ends - addresses, self._leases.range.memory
+        lengths, memory = ends - addresses, self._held.range.memory
         size = int(lengths.sum())
         out = np.empty(size, np.uint8) if empty is None else empty(size)
         places = _parts(out, lengths)
-        for part in self._passes(use, use.first, use.last):
+        for part in self._held_parts(read, read.first, read.last):
             part = part[lengths[part] > 0]
-            whole = self._lies_mapped(use.first[part], use.last[part])
-            near, far = part[whole], part[~whole]
-            for at in near.tolist():
+            is_mapped = self._are_mapped(read.first[part], read.last[part])
+            mapped, others = part[is_mapped], part[~is_mapped]
+            for at in mapped.tolist():
                 places[at][:] = memory[addresses[at] : ends[at]]
-            self._leases.count(use.first[part], int(lengths[part].sum()))
-            self._far.read_into(use, addresses[far], use.first[far], [places[at] for at in far.tolist()])
+            self._leases.count(read.first[part], int(lengths[part].sum()))
+            into = [places[at] for at in others.tolist()]
+            self._files.read_into(read, addresses[others], read.first[others], into)
         return out
 
     def _read_all(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
         """Ranges of at least one byte; one copy each."""
         first, last = self.spans(addresses, lengths)
         ends = addresses + lengths
-        memory = self._leases.range.memory
+        memory = self._held.range.memory
         read_bytes = 0
-        use, ready = self._leases.begin(first, last)
+        read, ready = self._leases.begin(first, last)
         try:
             if ready:
                 read_bytes = int(lengths.sum())
@@ -292,25 +294,26 @@ class Reader:
                     bytes(memory[at:end]) for at, end in zip(addresses.tolist(), ends.tolist(), strict=True)
                 ]
             out: list[bytes | None] = [None] * len(first)
-            for part in self._passes(use, first, last):
-                near = self._lies_mapped(first[part], last[part])
-                for at in part[near].tolist():
+            for part in self._held_parts(read, first, last):
+                is_mapped = self._are_mapped(first[part], last[part])
+                mapped = part[is_mapped]
+                for at in mapped.tolist():
                     out[at] = bytes(memory[addresses[at] : ends[at]])
-                self._leases.count(first[part[near]], int(lengths[part[near]].sum()))
-                self._far.read(part[~near], use, addresses, lengths, out)
+                self._leases.count(first[mapped], int(lengths[mapped].sum()))
+                self._files.read(part[~is_mapped], read, addresses, lengths, out)
             return out
         finally:
-            self._leases.end(use, read_bytes)
+            self._leases.end(read, read_bytes)
 
-    def _lies_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which ranges can be read from the mapping; what spans three extents or more is left to the slow way."""
-        mapped = self._leases.mapped
+    def _are_mapped(self, first: Ints, last: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """A mask of the ranges that can be read from the mapping; False for one that spans three extents or more."""
+        mapped = self._held.mapped
         if last is first:
             return mapped[first]
         return mapped[first] & mapped[last] & (last - first <= 1)
 
 
 def _parts(memory: Bytes, sizes: Ints) -> list[memoryview]:
-    """Memory in consecutive parts."""
+    """Memory in consecutive parts of these sizes."""
     bounds = [0, *np.cumsum(sizes).tolist()]
     return [memory.data[low:high] for low, high in itertools.pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""A daemon that was started without what it knew (another state directory, a new disk) has the dataset opened again.
+"""Opens a dataset again in a daemon that was started without it (another state directory, a new disk).
 
-The trainer does that, within a second also while it only waits for its workers: forked ones never talk gRPC, so they wait
-for it or read around the daemon.
+The trainer does that, within a second also while it only waits for its workers. Forked workers never call gRPC, so they
+wait for the trainer, or read directly.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from torch.utils.data import get_worker_info
 
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.keepalive import leave_alone, look_after
+from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, SourceChanged
 
 
-class Reopened:
+class ReopeningGrants:
     """The grants of a daemon that may have forgotten the dataset. Safe to share between threads."""
 
     def __init__(self, daemon: DaemonGrants, open_again: Callable[[], None]) -> None:
@@ -25,18 +25,18 @@ class Reopened:
         self._daemon, self._open_again = daemon, open_again
         self._opening = threading.Lock()
         self._refusal: CacheError | None = None
-        look_after(self)
+        start_polling(self)
 
     def connect(self) -> bool:
-        """Be connected to a daemon that knows the dataset; True when this made a new connection. Raises
-        DaemonUnavailable, and what opening raises: SourceChanged where the source has another version by now."""
+        """Connect to a daemon that knows the dataset; True when this made a new connection. Raises DaemonUnavailable,
+        and what opening raises: SourceChanged where the source has another version by now."""
         with self._opening:
             try:
                 return self._daemon.connect()
             except NotFound as error:
                 if get_worker_info() is not None:
-                    raise DaemonUnavailable(f"{error}: its trainer does that") from None
-            if self._refusal is not None:  # asked once a second, which would list the source as often
+                    raise DaemonUnavailable(f"{error}: the trainer does that for its workers") from None
+            if self._refusal is not None:  # do not list the source again at each poll
                 raise self._refusal.with_traceback(None)
             try:
                 self._open_again()
@@ -45,30 +45,30 @@ class Reopened:
                 raise
             return self._daemon.connect()
 
-    def look(self) -> None:
-        """See `presence.LookedAfter`."""
+    def poll(self) -> None:
+        """Connect again where the connection broke. See `Polled`."""
         self.connect()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        """See Grants. Raises what `connect` raises, too."""
+        """See `Grants`. Raises what `connect` raises, too."""
         before = self._daemon.token
         try:
             return self._daemon.acquire(extents, timeout_s)
         except NotFound:
             self.connect()
             if self._daemon.token == before:
-                raise  # the same daemon all the time: an object is gone at the source
+                raise  # on the same connection, NotFound is about an object of the source
         return self._daemon.acquire(extents, timeout_s)
 
     def release(self, extents: Sequence[int]) -> None:
-        """See Grants."""
+        """See `Grants`."""
         self._daemon.release(extents)
 
     def passed(self, step: int) -> None:
-        """See Grants."""
+        """See `Grants`."""
         self._daemon.passed(step)
 
     def close(self) -> None:
-        """See Grants."""
-        leave_alone(self)
+        """See `Grants`."""
+        stop_polling(self)
         self._daemon.close()

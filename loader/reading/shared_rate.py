@@ -1,7 +1,8 @@
-"""One rate for all processes of a user on a node that read around the daemon: 64 ranks must not be 64 times one.
+"""One rate limit for the direct reads of all of a user's processes on a node: 64 ranks must not fetch at 64 times it.
 
-Virtual scheduling (the generic cell rate algorithm, ITU-T I.371, annex A): one number, the moment until which what
-was given out is used up, in a file that everybody locks to move it on. Nobody serves it, and who dies owes nothing.
+The generic cell rate algorithm (virtual scheduling, ITU-T I.371, annex A): the state is one number, the theoretical
+arrival time at which all granted bytes are used up. It is in a file that each process locks to advance it, so there is no
+server, and a process that dies leaves nothing to clean up.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from cachesvc.core.errors import InvalidInput
 DEFAULT = "1GiB"
 VARIABLE = "CACHESVC_DIRECT_RATE"
 BURST_S = 0.25
-"""What was not used for so long may be used at once."""
+"""The burst: unused rate of up to so many seconds may be used at once."""
 _UNTIL = struct.Struct("<d")
 _log = logging.getLogger("cachesvc")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SharedRate:
-    """Gives out bytes at a rate to all that name the same file; for many threads."""
+    """Grants bytes at one rate to all processes that use the same file. Safe to share between threads."""
 
     def __init__(self, path: str, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: one that all processes share."""
+        """`clock` returns seconds, the same in all processes."""
         self._path, self._bytes_per_s, self._clock = path, bytes_per_s, clock
 
     def take(self, size_bytes: int) -> float:
-        """Seconds to wait before these bytes are fetched: they are given out, and others wait behind them."""
+        """Reserve bytes; returns the seconds to wait before they are fetched. Later callers wait behind them."""
         alone_s = size_bytes / self._bytes_per_s
         try:
-            return self._moved_on(alone_s)
+            return self._reserve(alone_s)
         except OSError as error:  # a full disk, or one without locks
             _log.warning(
                 "each process keeps its own rate of direct reads: %s: %s", self._path, error.strerror
             )
             return alone_s
 
-    def _moved_on(self, by_s: float) -> float:
-        # Opened each time: a lock belongs to an opening, which threads and forked children would share.
+    def _reserve(self, by_s: float) -> float:
+        # Opened for each call: a lock belongs to an open file description, which threads and forked children share.
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -59,8 +60,8 @@ class SharedRate:
 
 
 def direct_rate(folder: str) -> SharedRate:
-    """This user's on this node, of CACHESVC_DIRECT_RATE bytes a second, kept in the user's own folder, which nodes
-    may share. Raises InvalidInput for what is no rate."""
+    """This user's rate limit on this node: CACHESVC_DIRECT_RATE bytes a second. Its file is in the user's own folder,
+    which nodes may share. Raises InvalidInput for a value that is not a rate."""
     given = os.environ.get(VARIABLE) or DEFAULT
     try:
         bytes_per_s = parse_size(given)
@@ -68,5 +69,5 @@ def direct_rate(folder: str) -> SharedRate:
         raise InvalidInput(f"{VARIABLE}: {error}") from None
     if not bytes_per_s:
         raise InvalidInput(f"{VARIABLE}={given!r} would read nothing; CACHESVC=require never reads directly")
-    boot = _BOOT_ID.read_text().strip()  # of this node, and of the clock, which begins anew with each boot
+    boot = _BOOT_ID.read_text().strip()  # differs by node, and by boot, at which the clock restarts
     return SharedRate(f"{folder}/direct-rate-{boot}", bytes_per_s)

@@ -1,4 +1,4 @@
-"""Says where an order needs more at once than the daemon's cache holds: each extent is then fetched again and again."""
+"""Warns of an order that needs more at once than the daemon's cache holds: each extent is then fetched again and again."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachesvc.core.order.epoch_order import Plan
-from loader.reading.reader import Ints
+from loader.reading.active_reads import Ints
 
 _log = logging.getLogger("cachesvc")
 
 
-def at_once_bytes(plan: Plan, extent_sizes: Ints) -> int:
-    """The most that is needed at one step."""
+def working_set_bytes(plan: Plan, extent_sizes: Ints) -> int:
+    """The most bytes that any one step of the plan needs."""
     sizes = extent_sizes[plan.extent]
     steps = np.concatenate((plan.first_step, plan.last_step + 1))
     changes = np.concatenate((sizes, -sizes))
     return int(np.cumsum(changes[np.lexsort((changes, steps))]).max(initial=0))
 
 
-class Crowded:
-    """Looks at the plans of one dataset until it has said so."""
+class ThrashWarning:
+    """Checks the plans of one dataset until it has warned once."""
 
     def __init__(self, extent_sizes: Ints) -> None:
-        self._sizes, self._said = extent_sizes, False
+        self._sizes, self._warned = extent_sizes, False
 
-    def look(self, plan: Plan, rooms: Sequence[int]) -> None:
-        """`rooms`: bytes that each tier of the daemon may hold; an extent that is needed twice stays in one of them."""
-        if self._said or not rooms or int(self._sizes.sum()) <= sum(rooms):
+    def check(self, plan: Plan, tier_budgets: Sequence[int]) -> None:
+        """Warn if the plan's working set exceeds the largest tier: an extent that is needed twice stays in one tier.
+        `tier_budgets`: bytes that each tier of the daemon may hold."""
+        if self._warned or not tier_budgets or int(self._sizes.sum()) <= sum(tier_budgets):
             return
-        needed = at_once_bytes(plan, self._sizes)
-        if needed > max(rooms):
-            self._said = True
+        needed = working_set_bytes(plan, self._sizes)
+        if needed > max(tier_budgets):
+            self._warned = True
             _log.warning(
                 "%s are shuffled together, and the largest tier of the daemon holds %s: extents will be fetched from the"
                 " source again and again. Give the DataLoader a smaller window=, or the daemon more --ram or --nvme",
-                _told(needed),
-                _told(max(rooms)),
+                _size_text(needed),
+                _size_text(max(tier_budgets)),
             )
 
 
-def _told(size_bytes: int) -> str:
-    """In KiB where MiB would say less than is true."""
+def _size_text(size_bytes: int) -> str:
+    """A size in MiB, or in KiB where whole MiB would be too inexact."""
     if size_bytes < 16 << 20 and size_bytes % (1 << 20):
         return f"{-(-size_bytes // 1024):,} KiB"
     return f"{size_bytes / (1 << 20):,.0f} MiB"

@@ -1,8 +1,8 @@
-"""Reads of cached files with every byte checked: `open_dataset(..., verify=True)`.
+"""Reads of cached files with every byte verified: `open_dataset(..., verify=True)`.
 
-Blocks are read whole into this process's memory, digested there, and what the caller wants is cut from what was
-digested: a bit that flipped on the disk, in the page cache or between them is seen, whenever it flipped. The digests
-are the file's own, behind its bytes and sealed (`tiers/footer.py`).
+Whole blocks are read into this process's memory and digested there, and the wanted bytes are copied from them: a bit
+that flipped on the disk, in the page cache or between them is detected, whenever it flipped. The expected digests are
+in the file itself, behind its bytes, in a sealed footer (`tiers/footer.py`).
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
-from loader.reading.lease_table import ORIGINS, Held
-from loader.reading.preadv import Wanted, announce, read_into
+from loader.reading.held_extents import ORIGINS, HeldExtent
+from loader.reading.preadv import FileRange, announce, read_into
 
 FOOTER_WAIT_S = 30.0
-"""A file is granted when its bytes are right and gets its footer when its turn to be committed comes."""
+"""A file is granted once its bytes are right; its footer is written later, when it is committed."""
 FOOTER_PAUSE_S = 0.005
 RUN_BYTES = 1 << 20
-"""Read and digested at once, where parts lie close: it stays in the processor's cache."""
+"""The most that is read and digested at once: it stays in the processor's cache."""
 _FILE = ORIGINS.index("nvme")
 
 
-class Verified:
-    """Reads one dataset's files and checks what are cached ones. Safe to share between threads."""
+class VerifiedReads:
+    """Reads one dataset's files and verifies the cached ones. Safe to share between threads."""
 
     def __init__(self, catalog: Catalog, suspect: Callable[[Sequence[int]], None]) -> None:
-        """`suspect(extents)` tells who granted them that they are wrong; called before they are released."""
+        """`suspect(extents)` reports corrupt extents to their holder; the caller calls it before it releases them."""
         self._catalog = catalog
         self.suspect = suspect
 
-    def read(self, parts: Sequence[Wanted], held: Mapping[int, Held]) -> dict[int, Held]:
-        """Fill the views of all parts, but for those of extents that turn out wrong, which it answers.
+    def read(self, parts: Sequence[FileRange], held: Mapping[int, HeldExtent]) -> dict[int, HeldExtent]:
+        """Fill the views of all parts, except those of corrupt extents, and return these extents.
 
         Raises TierFailed when a file cannot be read.
         """
@@ -46,31 +46,31 @@ class Verified:
         runs = list(_runs([part for part in parts if held[part.extent].origin == _FILE], held))
         announce([run.blocks for run in runs])
         scratch = np.empty(max((run.blocks.size_bytes for run in runs), default=0), np.uint8)
-        wrong: dict[int, Held] = {}
+        corrupt: dict[int, HeldExtent] = {}
         for run in runs:
             blocks = run.blocks
-            if blocks.extent in wrong:
+            if blocks.extent in corrupt:
                 continue
             digests = self._digests(blocks.extent, held[blocks.extent])
             blocks.views = [scratch.data[: blocks.size_bytes]]
             read_into([blocks])
-            if _right(blocks, digests):
-                _cut(run)
+            if _match(blocks, digests):
+                _copy_parts(run)
             else:
-                wrong[blocks.extent] = held[blocks.extent]
-        return wrong
+                corrupt[blocks.extent] = held[blocks.extent]
+        return corrupt
 
-    def _digests(self, extent: int, copy: Held) -> bytes:
-        """What the file says of its blocks; nothing when it says nothing sound."""
+    def _digests(self, extent: int, copy: HeldExtent) -> bytes:
+        """The digests of a file's blocks; b"" when its footer is not valid."""
         if copy.digests is None:
             copy.digests = self._footer(extent, copy)
         return copy.digests
 
-    def _footer(self, extent: int, copy: Held) -> bytes:
+    def _footer(self, extent: int, copy: HeldExtent) -> bytes:
         wanted, deadline = self._catalog.extent(extent).id, time.monotonic() + FOOTER_WAIT_S
         try:
             while not footer.is_there(copy.fd, copy.size_bytes) and time.monotonic() < deadline:
-                time.sleep(FOOTER_PAUSE_S)  # the daemon's disk thread says nothing to readers
+                time.sleep(FOOTER_PAUSE_S)  # the daemon sends readers no message when it commits a file
             return footer.read(copy.fd, wanted, copy.size_bytes).digests
         except CorruptData:
             return b""
@@ -82,14 +82,14 @@ class Verified:
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive whole blocks of one file, and the parts to be cut from them."""
+    """Consecutive whole blocks of one file, and the parts to be copied from them."""
 
-    blocks: Wanted
-    parts: list[Wanted]
+    blocks: FileRange
+    parts: list[FileRange]
 
 
-def _runs(parts: Iterable[Wanted], held: Mapping[int, Held]) -> Iterator[_Run]:
-    """The blocks around all parts; cached files begin with their extent."""
+def _runs(parts: Iterable[FileRange], held: Mapping[int, HeldExtent]) -> Iterator[_Run]:
+    """The blocks that contain the parts. A cached file begins with its extent."""
     run: _Run | None = None
     for part in sorted(parts, key=lambda part: (part.extent, part.offset)):
         start = part.offset // CHECKSUM_BLOCK_BYTES * CHECKSUM_BLOCK_BYTES
@@ -104,22 +104,22 @@ def _runs(parts: Iterable[Wanted], held: Mapping[int, Held]) -> Iterator[_Run]:
         if run is not None:
             yield run
         size_bytes = min(end, held[part.extent].size_bytes) - start
-        run = _Run(Wanted(part.fd, start, size_bytes, [], part.extent), [part])
+        run = _Run(FileRange(part.fd, start, size_bytes, [], part.extent), [part])
     if run is not None:
         yield run
 
 
-def _right(read: Wanted, digests: bytes) -> bool:
-    first = read.offset // CHECKSUM_BLOCK_BYTES
-    (memory,) = read.views
+def _match(blocks: FileRange, digests: bytes) -> bool:
+    first = blocks.offset // CHECKSUM_BLOCK_BYTES
+    (memory,) = blocks.views
     found = b"".join(
         block_digest(memory[at : at + CHECKSUM_BLOCK_BYTES])
-        for at in range(0, read.size_bytes, CHECKSUM_BLOCK_BYTES)
+        for at in range(0, blocks.size_bytes, CHECKSUM_BLOCK_BYTES)
     )
     return found == digests[first * DIGEST_BYTES : first * DIGEST_BYTES + len(found)]
 
 
-def _cut(run: _Run) -> None:
+def _copy_parts(run: _Run) -> None:
     (memory,) = run.blocks.views
     for part in run.parts:
         at = part.offset - run.blocks.offset

@@ -1,4 +1,4 @@
-"""What making a batch waited for, by cause, on the thread that makes it."""
+"""The time that making a batch waits, by cause, for the thread that makes it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.stalls import CAUSES
 
 READING = CAUSES[:3]
-"""What is counted where it waits: source, peer, disk. The rest is told apart by when a batch was whole."""
+"""The causes that are timed where they wait: source, peer, disk. The other causes follow from the times at which a batch
+was complete and handed over."""
 SOURCE, PEER, DISK, DECODE, HAND_OVER, TRANSFER = range(len(CAUSES))
 
 
-class Stages(threading.local):
-    """Seconds by `READING` of the thread that asks, since it began. Nothing is counted where nothing waits:
-    two clock reads an acquired extent, and two a batch that reads from files."""
+class WaitClock(threading.local):
+    """Seconds by `READING` that this thread has waited so far. A read that waits for nothing costs nothing: there are
+    two clock reads per acquired extent, and two per batch that reads files."""
 
     def __init__(self) -> None:
         self.seconds = [0.0] * len(READING)
 
     def read(self, began: float) -> None:
-        """Reads from files that began at `began` (perf_counter) are done."""
+        """Count a read of files that began at `began` (perf_counter) and ends now."""
         self.seconds[DISK] += time.perf_counter() - began
 
     def acquired(self, began: float, granted: Granted | None) -> None:
-        """An extent that was asked for at `began` is there, or is read elsewhere. A local file was opened; any other
-        extent was filled from a peer or the source, where it took any time at all."""
+        """Count a request for an extent that began at `began` and ends now, with a grant or without. A local file was
+        opened; any other extent that took time was filled, from a peer or from the source."""
         cause = SOURCE
         if granted is not None and granted.origin == "local":
             cause = DISK

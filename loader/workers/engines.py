@@ -1,4 +1,4 @@
-"""How batches come to be made beside the training step: by nobody, by torch's processes, or by threads."""
+"""Chooses what makes batches beside the training step: worker processes of torch, threads, or nothing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from cachesvc.core.errors import InvalidInput
 from loader.batches.bad_samples import OnError
-from loader.batches.buffer_pool import Recycled
+from loader.batches.buffer_pool import BufferPool
 from loader.batches.feed import Feed
-from loader.batches.maker import Made, Maker, moved
-from loader.batches.to_device import Mover
+from loader.batches.maker import BatchMaker, MadeBatch, move_batch
+from loader.batches.to_device import DeviceMover
 from loader.process.parent_watch import EndsWithTrainer
 from loader.workers.threads import Make, ThreadEngine
-from loader.workers.torch_processes import Engine
+from loader.workers.torch_processes import ProcessEngine
 
 WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)
 MOVED_AHEAD = 2
-"""Batches on their way to a device beside the one in use: one that travels, one that waits."""
+"""Batches under way to a device besides the one in use: one being copied, one waiting."""
 
 
-class Given(NamedTuple):
-    """The arguments of how batches come to be made, as they are when an iteration begins: until then torch lets them
-    be set."""
+class WorkerSettings(NamedTuple):
+    """The loader arguments that say how batches are made, as they stand when an iteration begins. torch allows
+    changes until then."""
 
     collate_fn: Any
     num_workers: int
@@ -44,29 +44,29 @@ class Given(NamedTuple):
     device: torch.device | None
 
     def check(self) -> None:
-        """As torch, when an iteration begins: all may be set until then. Raises InvalidInput."""
+        """Check what torch checks when an iteration begins. Raises InvalidInput."""
         if self.num_workers and self.prefetch_factor == 0:
             raise InvalidInput("prefetch_factor=0: no worker would make a batch; give 1 or more")
         if self.timeout and not self.num_workers:
             raise InvalidInput(
-                f"timeout={self.timeout} is of batches that workers make, and num_workers is 0: give some, or no timeout"
+                f"timeout={self.timeout} is for workers, and num_workers is 0: give workers, or no timeout"
             )
 
     @property
     def reported(self) -> bool:
-        """Whether batches come with reports, from workers or from torch's own machinery in this process."""
+        """True if batches come with reports: from workers, or from torch's own iterator in this process."""
         return self.num_workers > 0 or self.pin_memory or self.device is not None
 
-    def set_since(self, before: Given) -> bool:
-        """Whether any of it is another object than it was."""
+    def differs_from(self, before: WorkerSettings) -> bool:
+        """Return whether any setting is another object than in `before`."""
         return any(map(is_not, self, before))
 
 
-def given_to(
+def worker_settings(
     loader: torch.utils.data.DataLoader[Any], worker_type: str, device: torch.device | None
-) -> Given:
-    """What a loader has of torch's arguments, with ours."""
-    return Given(
+) -> WorkerSettings:
+    """Collect the settings of a loader: torch's arguments and cachesvc's own."""
+    return WorkerSettings(
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         prefetch_factor=loader.prefetch_factor,
@@ -82,49 +82,51 @@ def given_to(
     )
 
 
-class Fetches(Protocol):
-    """Makes the batches of one iteration after the other, in order."""
+class BatchEngine(Protocol):
+    """Makes the batches of one iteration after another, in order."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """Begin to fetch the turns [first, last) of an epoch."""
+        """Begin to make the turns [first, last) of an epoch."""
         ...
 
-    def fetch(self, key: tuple[int, int]) -> Made:
-        """The batch of a turn with its report; raises what making it raised, typed errors excepted."""
+    def fetch(self, key: tuple[int, int]) -> MadeBatch:
+        """Return the batch of a turn with its report. Raises the error of making it, unless that is a typed error,
+        which is in the report."""
         ...
 
-    def rest(self) -> None:
-        """The iteration has ended, or was abandoned."""
+    def stop(self) -> None:
+        """End the iteration, complete or not."""
         ...
 
 
-class Moved:
-    """Batches that `thread` sends to a device ahead of their use; `inner` makes them where it is given."""
+class DeviceEngine:
+    """Copies batches to a device ahead of their use, in a thread. `inner`, if given, makes the batches in worker
+    processes."""
 
-    def __init__(self, thread: ThreadEngine, mover: Mover, inner: Engine | None = None) -> None:
+    def __init__(self, thread: ThreadEngine, mover: DeviceMover, inner: ProcessEngine | None = None) -> None:
         self._thread, self._mover, self._inner = thread, mover, inner
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """See Fetches."""
-        self._thread.rest()
+        """See BatchEngine."""
+        self._thread.stop()
         if self._inner is not None:
             self._inner.start(epoch, first, last)
         self._thread.start(epoch, first, last)
 
-    def fetch(self, key: tuple[int, int]) -> Made:
-        """See Fetches."""
-        made: Made = self._thread.fetch(key)
-        return made if made.report.failure else made._replace(batch=self._mover.arrived(made.batch))
+    def fetch(self, key: tuple[int, int]) -> MadeBatch:
+        """See BatchEngine."""
+        made: MadeBatch = self._thread.fetch(key)
+        return made if made.report.failure else made._replace(batch=self._mover.receive(made.batch))
 
-    def rest(self) -> None:
-        """See Fetches."""
-        self._thread.rest()
+    def stop(self) -> None:
+        """See BatchEngine."""
+        self._thread.stop()
         if self._inner is not None:
-            self._inner.rest()
+            self._inner.stop()
 
 
-def checked(worker_type: str, device: Any) -> torch.device | None:
-    """The device that batches go to, None for none. Raises InvalidInput for what cannot be."""
+def check_device(worker_type: str, device: Any) -> torch.device | None:
+    """Return the device that batches are copied to; None for the CPU. Raises InvalidInput."""
     if worker_type not in WORKER_TYPES:
         raise InvalidInput(f"worker_type={worker_type!r} is neither 'process' nor 'thread'")
     if device is None:
@@ -132,7 +134,7 @@ def checked(worker_type: str, device: Any) -> torch.device | None:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InvalidInput(f"device={device!r} is no device; give 'cuda', 'cuda:N' or 'cpu'") from None
+        raise InvalidInput(f"device={device!r} is not a device; give 'cuda', 'cuda:N' or 'cpu'") from None
     if found.type == "cpu":
         return None
     if found.type != "cuda":
@@ -142,70 +144,70 @@ def checked(worker_type: str, device: Any) -> torch.device | None:
     return found
 
 
-def engine_for(feed: Feed, given: Given, on_error: OnError) -> Fetches | None:
-    """What fetches the batches of a feed; None when this process makes each as it is asked."""
-    workers, device = given.num_workers, given.device
-    mover = Mover(device) if device is not None else None
-    feed.apart = max(1, workers)
-    if workers and given.worker_type == "thread":
-        ahead = workers * (given.prefetch_factor or 1)
+def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> BatchEngine | None:
+    """Return the engine for the batches of a feed; None if this process makes each batch on demand."""
+    workers, device = settings.num_workers, settings.device
+    mover = DeviceMover(device) if device is not None else None
+    feed.turn_stride = max(1, workers)
+    if workers and settings.worker_type == "thread":
+        ahead = workers * (settings.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker(feed, mover, given.pin_memory, on_error, Recycled(ahead + workers)),
+            _maker_factory(feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)),
             workers,
             ahead,
-            given.timeout,
-            given.persistent_workers,
-            given.worker_init_fn,
+            settings.timeout,
+            settings.persistent_workers,
+            settings.worker_init_fn,
         )
-        return threads if mover is None else Moved(threads, mover)
+        return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
-        return Moved(ThreadEngine(_maker(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
-    if workers == 0 and not given.pin_memory:
+        return DeviceEngine(ThreadEngine(_maker_factory(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
+    if workers == 0 and not settings.pin_memory:
         return None
-    engine = Engine(Maker(feed, on_error), _settings(given))
+    engine = ProcessEngine(BatchMaker(feed, on_error), _torch_arguments(settings))
     if mover is None:
         return engine
     sender = mover.send
-    return Moved(
-        ThreadEngine(lambda: lambda turn: moved(engine.fetch(turn), sender), 1, MOVED_AHEAD),
+    return DeviceEngine(
+        ThreadEngine(lambda: lambda turn: move_batch(engine.fetch(turn), sender), 1, MOVED_AHEAD),
         mover,
         engine,
     )
 
 
-def _maker(
-    feed: Feed, mover: Mover | None, pinned: bool, on_error: OnError, recycled: Recycled | None = None
+def _maker_factory(
+    feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, pool: BufferPool | None = None
 ) -> Callable[[], Make]:
-    """What gives each thread a place of its own in the order; dataset and reader are shared."""
+    """Return a function that gives each thread its own copy of the feed. The threads share dataset and reader."""
 
-    def maker() -> Make:
+    def new_maker() -> Make:
         own = copy.copy(feed)
-        make = Maker(own, on_error).make
+        make = BatchMaker(own, on_error).make
         if mover is not None:
             send, own.empty = mover.send, mover.empty
-            return lambda turn: moved(make(turn), send)
-        own.empty = recycled.empty if recycled is not None else None
+            return lambda turn: move_batch(make(turn), send)
+        own.empty = pool.empty if pool is not None else None
         if pinned and torch.cuda.is_available():
-            return lambda turn: moved(make(turn), pin_memory)
+            return lambda turn: move_batch(make(turn), pin_memory)
         return make
 
-    return maker
+    return new_maker
 
 
-def _settings(given: Given) -> dict[str, Any]:
-    """Arguments of torch's own loader for the engine inside."""
-    settings: dict[str, Any] = {
-        "num_workers": given.num_workers,
-        "pin_memory": given.pin_memory,
-        "timeout": given.timeout,
-        "worker_init_fn": given.worker_init_fn,
-        "persistent_workers": given.persistent_workers,
-        "generator": given.generator,
+def _torch_arguments(settings: WorkerSettings) -> dict[str, Any]:
+    """Return the arguments of the torch DataLoader inside the process engine."""
+    arguments: dict[str, Any] = {
+        "num_workers": settings.num_workers,
+        "pin_memory": settings.pin_memory,
+        "timeout": settings.timeout,
+        "worker_init_fn": settings.worker_init_fn,
+        "persistent_workers": settings.persistent_workers,
+        "generator": settings.generator,
     }
-    if given.num_workers:
-        settings["prefetch_factor"] = given.prefetch_factor
-        settings["worker_init_fn"] = EndsWithTrainer(given.worker_init_fn)
-        settings["multiprocessing_context"] = given.multiprocessing_context
-    if given.pin_memory_device:
-        settings["pin_memory_device"] = given.pin_memory_device
-    return settings
+    if settings.num_workers:
+        arguments["prefetch_factor"] = settings.prefetch_factor
+        arguments["worker_init_fn"] = EndsWithTrainer(settings.worker_init_fn)
+        arguments["multiprocessing_context"] = settings.multiprocessing_context
+    if settings.pin_memory_device:
+        arguments["pin_memory_device"] = settings.pin_memory_device
+    return arguments

@@ -1,115 +1,151 @@
-"""One `iter()` of a loader: the batches of one epoch after the other, until a newer iteration takes over."""
+"""Runs one `iter()` of a loader: the batches of one epoch after another, until a newer iteration takes over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 from cachesvc.core.errors import InvalidInput
-from loader.batches.bad_samples import OnError
-from loader.job.checkpoint import Progress
-from loader.job.rank_failures import PeerWatch, watched
-from loader.workers.batch_source import Supply
-from loader.workers.iteration import Raised, of_the_data
+from loader.batches.bad_samples import OnError, RepairingFeed
+from loader.batches.epoch_report import EpochReport
+from loader.batches.feed import Feed
+from loader.job.checkpoint import LoaderProgress
+from loader.job.rank_failures import RankFailureWatch, watched
+from loader.workers.engines import BatchEngine, WorkerSettings, engine_for
+from loader.workers.iteration import BatchError, is_batch_error
 
 PASSED_EVERY_S = 0.05
-"""How often the daemon hears where this rank stands besides the ends of extents: a message costs 5 us."""
+"""Interval at which the daemon hears this rank's position, besides the ends of extents. A message costs 5 us."""
 NEWER_ITERATION = (
-    "a newer iteration of this DataLoader has begun, and it has one place in the data: make a DataLoader for each that "
-    "runs at the same time"
+    "a newer iteration of this DataLoader has begun, and a DataLoader has a single position: make one DataLoader for "
+    "each concurrent iteration"
 )
 
 
-class Wishes(Protocol):
-    """Of a loader's user, who may change them while an iteration runs."""
+class LoopSettings(Protocol):
+    """The settings that a loader's user may change while an iteration runs."""
 
     epochs: int | None
     on_error: OnError
     log_stats: bool
 
 
-class Epochs:
-    """Takes a loader's progress further, batch by batch. An epoch ends where its place is moved; the next one begins at
-    the new place, with what `prepared` gives then: a state that was loaded brings an order of its own."""
+class BatchSource:
+    """The batches of a feed, made as `settings` say. Repairs and the reports of workers are added to `report`."""
 
-    def __init__(self, wishes: Wishes, progress: Progress, prepared: Callable[[], Supply], rank: int) -> None:
-        self._wishes, self._progress, self._prepared, self._rank = wishes, progress, prepared, rank
-        self._supply = prepared()
-        self._mine = progress.take_over()
+    def __init__(self, feed: Feed, settings: WorkerSettings, report: EpochReport) -> None:
+        self.feed, self.report = feed, report
+        self.in_process = settings.num_workers == 0
+        """Batches are made in this process."""
+        self._settings = settings
+        self._engine: BatchEngine | None = None
+        self._on_error: OnError | None = None
 
-    def batches(self, listen: Callable[[], PeerWatch | None]) -> Generator[Any, None, None]:
-        """Batches, or what was Raised in place of one; `listen` gives the watch on other ranks, when the first is asked
-        for. Raises what no batch comes after: PeerRankFailed, among several ranks any error, workers that died."""
+    def start(self, epoch: int, first: int, last: int, on_error: OnError) -> Callable[[tuple[int, int]], Any]:
+        """Begin to make the turns [first, last) of an epoch. Returns the function that gives the batch of an
+        (epoch, turn). That is the feed itself if there is nothing to report."""
+        if on_error != self._on_error:
+            self.stop()
+            self._engine, self._on_error = engine_for(self.feed, self._settings, on_error), on_error
+        if self._engine is not None:
+            self._engine.start(epoch, first, last)
+            return partial(self.report.fetch_reported, self._engine.fetch)
+        if on_error == "raise":
+            return self.feed.__getitem__
+        note_repair, make = self.report.note_repair, RepairingFeed(self.feed, on_error).make
+        return lambda key: note_repair(*make(key))
+
+    def stop(self) -> None:
+        """Stop making batches until the next start."""
+        if self._engine is not None:
+            self._engine.stop()
+
+
+class EpochLoop:
+    """Advances a loader's progress batch by batch. If the loader's position is moved, the epoch ends, and the next
+    one begins at the new position with a new `prepared()`: a loaded state may have another order."""
+
+    def __init__(
+        self, settings: LoopSettings, progress: LoaderProgress, prepared: Callable[[], BatchSource], rank: int
+    ) -> None:
+        self._settings, self._progress, self._prepared, self._rank = settings, progress, prepared, rank
+        self._source = prepared()
+        self._iteration = progress.take_over()
+
+    def batches(self, listen: Callable[[], RankFailureWatch | None]) -> Generator[Any, None, None]:
+        """Yield batches, or a BatchError in place of one. `listen` is called when the first batch is requested and
+        returns the watch on other ranks. Raises errors that end the iteration: PeerRankFailed, any error in a job
+        of several ranks, and the death of workers."""
         done, watch = 0, listen()
         with watched(watch, self._place):
             try:
-                while self._wishes.epochs is None or done < self._wishes.epochs:
-                    if self._progress.iteration is not self._mine:
+                while self._settings.epochs is None or done < self._settings.epochs:
+                    if self._progress.iteration is not self._iteration:
                         raise InvalidInput(NEWER_ITERATION)
-                    self._supply = self._prepared()
-                    yield from self._epoch(self._supply, watch)
+                    self._source = self._prepared()
+                    yield from self._epoch(self._source, watch)
                     done += 1
-            finally:  # at its end, and when it is abandoned; unless another has taken over
-                if self._progress.iteration is self._mine:
-                    self._supply.feed.given_up()
-                    self._supply.rest()
+            finally:  # also when abandoned, unless a newer iteration took over
+                if self._progress.iteration is self._iteration:
+                    self._source.feed.given_up()
+                    self._source.stop()
 
     def _place(self) -> str:
-        return self._progress.place.told(self._supply.feed.share.accumulate)
+        return self._progress.place.text(self._source.feed.share.accumulate)
 
-    def _epoch(self, supply: Supply, watch: PeerWatch | None) -> Iterator[Any]:
-        feed, account, accumulate = supply.feed, supply.account, supply.feed.share.accumulate
-        progress, mine, place = self._progress, self._mine, self._progress.place
-        if self._wishes.epochs is None and not place.reach(feed):
-            raise InvalidInput("the data is less than one batch, and epochs=None never ends")
+    def _epoch(self, source: BatchSource, watch: RankFailureWatch | None) -> Iterator[Any]:
+        feed, report, accumulate = source.feed, source.report, source.feed.share.accumulate
+        progress, iteration, place = self._progress, self._iteration, self._progress.place
+        if self._settings.epochs is None and not place.reach(feed):
+            raise InvalidInput("the data is less than one batch, so epochs=None would never give one")
         epoch, turns = place.epoch, feed.turns(place.epoch)
-        account.begin(feed)
-        began, tell_at = perf_counter(), 0.0
+        report.begin(feed)
+        began, report_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None
         full = feed.order(epoch).full_steps * accumulate
         before = 0 if watch is None else feed.turns_of(0, epoch)
         try:
             while True:
-                if progress.iteration is not mine:
+                if progress.iteration is not iteration:
                     raise InvalidInput(NEWER_ITERATION)
                 if progress.place is not place or (turn := place.turn) >= turns:
                     return
-                asked = began or perf_counter()  # the first waits for the plan and the workers' start too
+                asked = began or perf_counter()  # the first wait includes the plan and the start of workers
                 began = 0.0
                 step = turn // accumulate
-                if step in consumed or asked >= tell_at:
+                if step in consumed or asked >= report_at:
                     feed.passed_step(step)
-                    account.tell(asked)
-                    tell_at = asked + PASSED_EVERY_S
+                    report.report_to_daemon(asked)
+                    report_at = asked + PASSED_EVERY_S
                 if watch is not None and watch.failure is not None:
                     watch.raise_failure()
-                fetch = fetch or supply.start(epoch, turn, turns, self._wishes.on_error)
+                fetch = fetch or source.start(epoch, turn, turns, self._settings.on_error)
                 key = epoch, turn
                 try:
                     batch = fetch(key)
                 except Exception as error:
-                    if watch is not None or not of_the_data(error, supply.made_here):
+                    if watch is not None or not is_batch_error(error, source.in_process):
                         raise
-                    batch = Raised(error)
-                if isinstance(batch, Raised):
-                    supply.rest()
+                    batch = BatchError(error)
+                if isinstance(batch, BatchError):
+                    source.stop()
                     yield batch
                     fetch = None
-                    if (
-                        not batch.again and progress.iteration is mine
-                    ):  # else it is the newer one's to pass over
+                    # a newer iteration passes over the turn itself
+                    if not batch.retry and progress.iteration is iteration:
                         place.pass_over(turn)
                     continue
                 place.hand(key)
                 if watch is not None:
                     watch.handed = epoch, turn + 1, before + turn + 1
-                account.record(asked, key, full)
+                report.record(asked, key, full)
                 yield batch
-        finally:  # also for who has taken the last batch and never asks again
+        finally:  # also if the caller takes the last batch and never asks again
             if watch is not None and place.turn < turns:
-                watch.handed = None  # the epoch begins anew
-            if place.turn >= turns and progress.place is place and progress.iteration is mine:
+                watch.handed = None  # the epoch will begin anew
+            if place.turn >= turns and progress.place is place and progress.iteration is iteration:
                 feed.passed(turns + accumulate)
                 place.finish(turns)
-                account.end(self._rank, epoch, self._wishes.log_stats)
+                report.end(self._rank, epoch, self._settings.log_stats)

@@ -1,8 +1,8 @@
-"""What the trainer asks of its worker processes: a pipe each, which only the two of them use.
+"""Sends batch keys from the trainer to its worker processes, over one pipe per worker.
 
-torch's own is a queue of `multiprocessing`. That has a thread in the trainer for each worker, which takes the
-interpreter lock from the training step to pickle three numbers, and locks that Ctrl-C can leave taken. A message here
-is smaller than what a pipe takes in one piece (PIPE_BUF): it is there whole or not at all, so there is nothing to lock.
+torch uses a `multiprocessing` queue. Its feeder thread in the trainer takes the interpreter lock from the training
+step to pickle three numbers, and Ctrl-C can leave its locks taken. A message here is smaller than PIPE_BUF, so a
+write is atomic and needs no lock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from select import PIPE_BUF
 from typing import Any
 
 _HEAD = struct.Struct("!i")
-"""Before each message, as `Connection.recv` has it."""
+"""The length before each message, as `Connection.recv` expects it."""
 
 
-class Asks:
-    """The part of a queue that torch's iterator and its worker use. A spawned worker unpickles the end that reads.
+class IndexPipe:
+    """The queue methods that torch's iterator and worker use. A spawned worker unpickles the reading end.
 
-    What a full pipe does not take waits here until the next `send`: a worker has hundreds of batches to make by then.
+    Messages that do not fit into a full pipe wait for the next `send`; the worker then has hundreds of batches to
+    make.
     """
 
     def __init__(self, context: Any) -> None:
@@ -35,7 +36,7 @@ class Asks:
         self._writer: Connection
         self._reader, self._writer = context.Pipe(duplex=False)
         os.set_blocking(self._writer.fileno(), False)
-        self._waiting: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()
 
     def __getstate__(self) -> Connection:
         return self._reader
@@ -43,42 +44,42 @@ class Asks:
     def __setstate__(self, reader: Connection) -> None:
         self._reader = reader
 
-    def put(self, asked: Any) -> None:
-        """In the trainer: never waits."""
-        body = pickle.dumps(asked)
+    def put(self, request: Any) -> None:
+        """Queue a request, in the trainer. Never blocks."""
+        body = pickle.dumps(request)
         assert _HEAD.size + len(body) <= PIPE_BUF, "keys of batches are small"
-        self._waiting.append(_HEAD.pack(len(body)) + body)
+        self._unsent.append(_HEAD.pack(len(body)) + body)
         self.send()
 
     def send(self) -> None:
-        """What the pipe takes of what was put."""
-        while self._waiting:
+        """Write queued requests until the pipe is full."""
+        while self._unsent:
             try:
-                os.write(self._writer.fileno(), self._waiting[0])
+                os.write(self._writer.fileno(), self._unsent[0])
             except BlockingIOError:
                 return
-            self._waiting.popleft()
+            self._unsent.popleft()
 
     def get(self, timeout: float | None = None) -> Any:
-        """In the worker. Raises `queue.Empty` after so many seconds."""
+        """Read a request, in the worker. Raises `queue.Empty` after the timeout in seconds."""
         if not self._reader.poll(timeout):
             raise Empty
         return self._reader.recv()
 
     def cancel_join_thread(self) -> None:
-        """There is none."""
+        """Do nothing: there is no thread."""
 
     def close(self) -> None:
-        """In the trainer, once its workers have ended."""
+        """Close both ends, in the trainer, after its workers have ended."""
         self._reader.close()
         self._writer.close()
 
 
-def asking(context: Any) -> Any:
-    """A `multiprocessing` context (None: the default) for one iterator of torch's, whose first queue brings what all
-    workers answer, and whose others each lead to one worker."""
+def index_pipe_context(context: Any) -> Any:
+    """Return a `multiprocessing` context for one torch iterator. The first queue it creates is real and carries the
+    workers' results; each later one is an index pipe to one worker. `context` None is the default context."""
     real: Any = context or multiprocessing.get_context()
-    queues = chain((real.Queue,), repeat(partial(Asks, real)))
-    found = copy.copy(real)
-    found.Queue = lambda: next(queues)()
-    return found
+    queues = chain((real.Queue,), repeat(partial(IndexPipe, real)))
+    copied = copy.copy(real)
+    copied.Queue = lambda: next(queues)()
+    return copied

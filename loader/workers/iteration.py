@@ -1,4 +1,4 @@
-"""What `iter()` of a loader gives: as torch's, it goes on after an exception of the data."""
+"""The iterator that `iter()` of a loader returns. As in torch, it continues after an exception from the data."""
 
 from __future__ import annotations
 
@@ -9,59 +9,62 @@ from typing import Any
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, SourceUnavailable
 from loader.process.fork_hooks import abandon_in_children
 
-_AWAY = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
-"""What asking once more may mend."""
-ENDED = "this iteration has ended with an error: begin another, after load_state_dict to go on where it stood"
+_TRANSIENT = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
+"""Errors after which the same batch is tried again."""
+ENDED = "this iteration has ended with an error: begin another one, after load_state_dict() to continue from a saved state"
 
 
-class Raised:
-    """Handed on in a batch's place; `again`: the same batch is to be tried again."""
+class BatchError:
+    """An error in place of a batch. `retry`: the same batch will be tried again."""
 
     def __init__(self, error: Exception) -> None:
         self._errors = [error]
-        self.again = isinstance(error, _AWAY)
+        self.retry = isinstance(error, _TRANSIENT)
 
-    def taken(self) -> Exception:
-        """The error, which nothing here keeps: it would keep its frames, and they this iteration."""
+    def take(self) -> Exception:
+        """Return the error and drop the reference to it, which would keep its frames and through them the
+        iteration."""
         return self._errors.pop()
 
 
 class Iteration:
-    """Batches of a generator. One that was raised out of a generator itself would have ended it. Threads may share one:
-    each batch goes to one of them."""
+    """Batches of a generator. An error arrives as a BatchError and is raised here, since raising it in the
+    generator would end the generator. Threads may share an iteration: each batch goes to one of them."""
 
     def __init__(self, batches: Generator[Any, None, None], length: Callable[[], int]) -> None:
         self._batches, self._length = batches, length
         self._failed = False
-        # One that a thread may take twice: who asks from inside (a collate_fn, say) hears so, and does not wait for itself.
+        # Reentrant: a collate_fn that calls `next` gets an error from the generator instead of a deadlock.
         self._lock = threading.RLock()
         abandon_in_children(self)
 
     def abandon(self) -> None:
-        """In a forked child: a thread that stayed with the parent may hold the lock."""
+        """Replace the lock in a forked child: a thread of the parent may have held it."""
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __len__(self) -> int:
-        """As torch's: how long its loader was when it began, whatever was taken since."""
+        """The length of the loader when the iteration began, as in torch."""
         return self._length()
 
     def __next__(self) -> Any:
         with self._lock:
-            batch = self._taken()
-        if not isinstance(batch, Raised):
+            batch = self._next_batch()
+        if not isinstance(batch, BatchError):
             return batch
-        error = batch.taken()
+        error = batch.take()
         try:
-            if isinstance(error, StopIteration):  # which would end the iteration, and nobody would hear why
-                raise RuntimeError("what makes batches (a collate_fn, say) raised StopIteration") from error
+            if isinstance(error, StopIteration):  # it would end the iteration silently
+                raise RuntimeError(
+                    "making a batch (a collate_fn, for example) raised StopIteration"
+                ) from error
             raise error
         finally:
             del error, self
 
-    def _taken(self) -> Any:
+    def _next_batch(self) -> Any:
         if self._failed:
             raise CacheError(ENDED)
         try:
@@ -73,12 +76,12 @@ class Iteration:
             raise
 
     def close(self) -> None:
-        """End it, as a generator's does."""
+        """End the iteration, as a generator's `close` does."""
         self._batches.close()
 
 
-def of_the_data(error: Exception, made_here: bool) -> bool:
-    """Whether an exception is of a batch, and the next one may be asked for: not one of workers that hang or died, after
-    which nobody knows which batch comes. `made_here`: by no worker."""
-    said = str(error.args[0]) if error.args else ""  # not `str(error)`: an exception may show something else
-    return made_here or isinstance(error, CacheError) or "Caught " in said
+def is_batch_error(error: Exception, in_process: bool) -> bool:
+    """Return whether an error belongs to one batch, so that the next batch can be requested. After a worker hangs
+    or dies it is unknown which batch comes next. `in_process`: no worker made the batch."""
+    text = str(error.args[0]) if error.args else ""  # not `str(error)`, which an exception class may override
+    return in_process or isinstance(error, CacheError) or "Caught " in text

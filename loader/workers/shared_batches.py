@@ -1,14 +1,14 @@
-"""Batches of worker processes, handed over in shared memory: only where they lie crosses the pipe.
+"""Hands batches of worker processes over in shared memory: only their place crosses the pipe.
 
-One anonymous file holds a few slots for each worker. The worker builds a batch in a free slot; the trainer's
-tensors are views of it, and the slot is free again when the last of them has died, so a batch that is kept is never
-overwritten. When no slot is free (the user keeps batches) a batch goes torch's way, copied through a pipe.
-The file has no name: it ends with the processes, however they end. A child forked by the trainer sees its parent's
-batches, for as long as the parent keeps them.
+One anonymous file holds a few slots per worker. The worker builds a batch in a free slot. The trainer's tensors are
+views of the slot, which becomes free when the last view dies, so a batch that the user keeps is never overwritten.
+If no slot is free, because the user keeps batches, a batch is copied through a pipe as in torch. The file has no
+name and disappears with its processes. A forked child of the trainer sees its parent's batches as long as the
+parent keeps them.
 
 A slot's state is one byte, written by one side at a time: FREE -> SENT by the worker, SENT -> HELD -> FREE by the
-trainer. What an abandoned iteration left SENT, the worker takes back when the next run's first batch is asked for:
-by then the trainer has dropped everything of the run before.
+trainer. Slots that an abandoned iteration left SENT are freed by the worker when the first batch of the next run is
+requested: the trainer has then dropped everything of the run before.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from loader.reading.address_range import Bytes
 
 SLOT_BYTES = 1 << 30
-"""Of address space and of a file with holes: memory is taken as far as batches reach. Larger ones go torch's way."""
-MORE_SLOTS = 3
-"""Beside those prefetched: the batch in use, the one before it, and the one being built."""
+"""Address space of a slot in a sparse file; memory is used as far as batches reach. Larger batches go through the
+pipe."""
+EXTRA_SLOTS = 3
+"""Besides the prefetched batches: the batch in use, the previous one, and the one being built."""
 ALIGNED = 64
 FREE, SENT, HELD = 0, 1, 2
 
@@ -40,10 +41,10 @@ _tokens = count()
 
 
 class Arena:
-    """The slots of all workers of one loader. Made by the trainer; a worker inherits it or gets it pickled."""
+    """The slots of all workers of one loader. The trainer makes it; a worker inherits it or unpickles it."""
 
     def __init__(self, workers: int, prefetch_factor: int) -> None:
-        self._each = prefetch_factor + MORE_SLOTS
+        self._each = prefetch_factor + EXTRA_SLOTS
         self._slots = workers * self._each
         self.token = next(_tokens)
         self._open(os.memfd_create("cachesvc-batches", os.MFD_CLOEXEC))
@@ -66,42 +67,42 @@ class Arena:
         self._states = np.frombuffer(self._memory, np.uint8, self._slots)
 
     def slots_of(self, worker: int) -> range:
-        """The slots that one worker fills."""
+        """Return the slots of one worker."""
         return range(worker * self._each, (worker + 1) * self._each)
 
     def take_back(self, worker: int) -> None:
-        """In a worker, when a new run begins: what nobody will open any more is free."""
+        """Free the slots, in a worker when a new run begins, that will not be opened any more."""
         own = self._states[self.slots_of(worker).start : self.slots_of(worker).stop]
         own[own == SENT] = FREE
 
     def free_slot(self, worker: int) -> Slot | None:
-        """In a worker: a slot to build a batch in; the lowest, so that memory once touched is used again."""
+        """Return a free slot, in a worker, or None. It is the lowest one, so that memory in use is used again."""
         for slot in self.slots_of(worker):
             if self._states[slot] == FREE:
                 start = self._first + slot * SLOT_BYTES
                 return Slot(slot, np.frombuffer(self._memory, np.uint8, SLOT_BYTES, start))
         return None
 
-    def send(self, slot: Slot, tree: Any) -> Handed:
-        """In a worker: the slot is the trainer's from now on."""
+    def send(self, slot: Slot, tree: Any) -> SharedBatch:
+        """Hand a slot over to the trainer, in a worker."""
         self._states[slot.number] = SENT
-        return Handed(self.token, slot.number, slot.used, tree)
+        return SharedBatch(self.token, slot.number, slot.used, tree)
 
     def lease(self, slot: int, size_bytes: int) -> Bytes:
-        """In the trainer: what lies in a slot, which is given back when the last view of it has died."""
+        """Return the bytes in a slot, in the trainer. The slot becomes free when the last view of them dies."""
         self._states[slot] = HELD
-        found = np.frombuffer(self._memory, np.uint8, size_bytes, self._first + slot * SLOT_BYTES)
-        weakref.finalize(found, _give_back, self._states, slot, os.getpid()).atexit = False
-        return found
+        view = np.frombuffer(self._memory, np.uint8, size_bytes, self._first + slot * SLOT_BYTES)
+        weakref.finalize(view, _free, self._states, slot, os.getpid()).atexit = False
+        return view
 
 
-def _give_back(states: Bytes, slot: int, process: int) -> None:
-    if os.getpid() == process:  # a forked child has the same views: its parent may still look at them
+def _free(states: Bytes, slot: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child has the same views: its parent may still use them
         states[slot] = FREE
 
 
 class Slot:
-    """Memory that a worker builds one batch in."""
+    """Memory in which a worker builds one batch."""
 
     def __init__(self, number: int, memory: Bytes) -> None:
         self.number, self._memory = number, memory
@@ -109,7 +110,7 @@ class Slot:
         self.used = 0
 
     def empty(self, size_bytes: int) -> Bytes:
-        """New bytes in the slot, or elsewhere when it is full."""
+        """Return new bytes in the slot, or elsewhere if they do not fit."""
         start = -(-self.used // ALIGNED) * ALIGNED
         if start + size_bytes > len(self._memory):
             return np.empty(size_bytes, np.uint8)
@@ -117,14 +118,14 @@ class Slot:
         return self._memory[start : self.used]
 
     def place(self, address: int, size_bytes: int) -> int | None:
-        """Where in the slot that memory lies; None for memory elsewhere."""
+        """Return the offset of memory in the slot; None for memory elsewhere."""
         offset = address - self._home
         return offset if offset >= 0 and offset + size_bytes <= self.used else None
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """What crosses the pipe: where a batch lies, and its shape."""
+class SharedBatch:
+    """The message that crosses the pipe: the place of a batch, and its structure."""
 
     token: int
     slot: int
@@ -132,11 +133,11 @@ class Handed:
     tree: Any
 
     def open(self) -> Any:
-        """In the trainer, once: the batch. Its tensors are views of the slot."""
-        return _opened(self.tree, _arenas[self.token].lease(self.slot, self.size_bytes))
+        """Return the batch, in the trainer, once. Its tensors are views of the slot."""
+        return _unpacked(self.tree, _arenas[self.token].lease(self.slot, self.size_bytes))
 
     def pin_memory(self) -> Any:
-        """The batch in pinned memory; the slot is free again. torch calls this in its pinning thread."""
+        """Return the batch in pinned memory, which frees the slot. torch calls this in its pinning thread."""
         return pin_memory(self.open())
 
 
@@ -166,7 +167,7 @@ class _ArrayAt:
 
 @dataclass(frozen=True, slots=True)
 class _BytesAt:
-    """A list or tuple of bytes objects, one behind the other."""
+    """A list or tuple of bytes objects, stored back to back."""
 
     offset: int
     sizes: tuple[int, ...]
@@ -182,8 +183,8 @@ class _BytesAt:
             at += size
 
 
-def packed(value: Any, slot: Slot) -> Any:
-    """A batch with its tensors, arrays and lists of bytes in the slot; whatever else it holds stays as it is."""
+def pack_into_slot(value: Any, slot: Slot) -> Any:
+    """Return the batch with its tensors, arrays and lists of bytes placed in the slot. Other values are kept."""
     kind = type(value)
     if kind is torch.Tensor:
         return _tensor_in(value, slot)
@@ -192,25 +193,25 @@ def packed(value: Any, slot: Slot) -> Any:
     if kind in (list, tuple) and value and all(type(each) is bytes for each in value):
         return _bytes_in(value, slot)
     if kind is dict:
-        return {name: packed(each, slot) for name, each in value.items()}
+        return {name: pack_into_slot(each, slot) for name, each in value.items()}
     if kind is list or kind is tuple:
-        return kind(packed(each, slot) for each in value)
+        return kind(pack_into_slot(each, slot) for each in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*(packed(each, slot) for each in value))
+        return kind(*(pack_into_slot(each, slot) for each in value))
     return value
 
 
-def _opened(tree: Any, memory: Bytes) -> Any:
-    """The reverse of `packed`."""
+def _unpacked(tree: Any, memory: Bytes) -> Any:
+    """Reverse `pack_into_slot`."""
     kind = type(tree)
     if kind in (_TensorAt, _ArrayAt, _BytesAt):
         return tree.open(memory)
     if kind is dict:
-        return {name: _opened(each, memory) for name, each in tree.items()}
+        return {name: _unpacked(each, memory) for name, each in tree.items()}
     if kind is list or kind is tuple:
-        return kind(_opened(each, memory) for each in tree)
+        return kind(_unpacked(each, memory) for each in tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return kind(*(_opened(each, memory) for each in tree))
+        return kind(*(_unpacked(each, memory) for each in tree))
     return tree
 
 
@@ -223,17 +224,18 @@ def _tensor_in(value: torch.Tensor, slot: Slot) -> Any:
     strides = _strides(value)
     at = slot.place(value.data_ptr(), size) if value.is_contiguous() else None
     if at is None:
-        room = slot.empty(size)
-        at = slot.place(room.ctypes.data, size)
+        memory = slot.empty(size)
+        at = slot.place(memory.ctypes.data, size)
         if at is None:
             return value
-        laid = torch.from_numpy(room).view(value.dtype).as_strided(value.shape, strides)
-        laid.copy_(value)
+        stored = torch.from_numpy(memory).view(value.dtype).as_strided(value.shape, strides)
+        stored.copy_(value)
     return _TensorAt(at, size, value.dtype, tuple(value.shape), strides)
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...]:
-    """Its own where its elements lie side by side in some order of dimensions (channels last, say), else of their order."""
+    """Return the tensor's own strides if its elements are dense in some order of dimensions (channels last, for
+    example), otherwise contiguous strides."""
     if value.is_contiguous():
         return tuple(value.stride())
     outer_first = sorted(range(value.dim()), key=value.stride, reverse=True)
@@ -244,22 +246,22 @@ def _strides(value: torch.Tensor) -> tuple[int, ...]:
 def _array_in(value: np.ndarray[Any, Any], slot: Slot) -> Any:
     if value.dtype.hasobject or not value.size:
         return value
-    room = slot.empty(value.nbytes)
-    at = slot.place(room.ctypes.data, value.nbytes)
+    memory = slot.empty(value.nbytes)
+    at = slot.place(memory.ctypes.data, value.nbytes)
     if at is None:
         return value
-    room.view(value.dtype).reshape(value.shape)[...] = value
+    memory.view(value.dtype).reshape(value.shape)[...] = value
     return _ArrayAt(at, value.nbytes, value.dtype, value.shape)
 
 
 def _bytes_in(values: list[bytes] | tuple[bytes, ...], slot: Slot) -> Any:
     sizes = tuple(map(len, values))
-    room = slot.empty(sum(sizes))
-    at = slot.place(room.ctypes.data, len(room))
+    memory = slot.empty(sum(sizes))
+    at = slot.place(memory.ctypes.data, len(memory))
     if at is None:
         return values
-    memory, end = room.data, 0
+    target, end = memory.data, 0
     for value, size in zip(values, sizes, strict=True):
-        memory[end : end + size] = value
+        target[end : end + size] = value
         end += size
     return _BytesAt(at, sizes, type(values))

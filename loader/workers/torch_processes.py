@@ -1,4 +1,4 @@
-"""torch's own worker machinery under a feed: whole batches, asked for by three numbers each."""
+"""Runs torch's worker processes under a feed: workers make whole batches, each requested by three numbers."""
 
 from __future__ import annotations
 
@@ -20,87 +20,88 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.order.permute import mix
-from loader.batches.feed import Turn
-from loader.batches.maker import Made, Maker
+from loader.batches.feed import BatchKey
+from loader.batches.maker import BatchMaker, MadeBatch
 from loader.process.fork_hooks import CHILD_SAYS, abandon_in_children, forks_workers
-from loader.process.parent_watch import TiedFirst
-from loader.workers.index_pipe import asking
-from loader.workers.iteration import of_the_data
-from loader.workers.shared_batches import Arena, Handed, packed
+from loader.process.parent_watch import EndsWithTrainerOnUnpickle
+from loader.workers.index_pipe import index_pipe_context
+from loader.workers.iteration import is_batch_error
+from loader.workers.shared_batches import Arena, SharedBatch, pack_into_slot
 
-TELL_EVERY_S = 1.0
-"""A worker has no plan of its own; this is how a restarted daemon hears what it still holds."""
-LOOK_S = 5.0
-"""How often a batch that is waited for looks whether the pinning thread lives, as torch does."""
+PASSED_EVERY_S = 1.0
+"""Interval at which a worker reports its position. A worker has no plan of its own; a restarted daemon learns from
+the report what the worker still holds."""
+CHECK_S = 5.0
+"""Interval of the check that the pinning thread is alive while a batch is waited for, as in torch."""
 REAP_S = 2.0
-"""For the kernel to tell how a worker that is gone has ended."""
+"""How long to wait for the exit status of a dead worker."""
 
 
-class _Asked(NamedTuple):
-    """The key of a batch; `run` counts the iterations of the trainer."""
+class _Request(NamedTuple):
+    """The key of a batch. `run` counts the iterations of the trainer."""
 
     run: int
     epoch: int
     turn: int
 
 
-class _Line:
-    """The keys of one iteration's turns, as torch asks for them: in order, and past those that were skipped."""
+class _RequestQueue:
+    """The keys of one iteration's turns in the order in which torch requests them, without skipped ones."""
 
     def __init__(self, run: int, epoch: int, first: int, last: int) -> None:
         self._run, self._epoch, self._next, self._last = run, epoch, first, last
-        self._asked: deque[int] = deque()
+        self._requested: deque[int] = deque()
 
-    def __iter__(self) -> Iterator[_Asked]:
+    def __iter__(self) -> Iterator[_Request]:
         return self
 
-    def __next__(self) -> _Asked:
+    def __next__(self) -> _Request:
         if self._next >= self._last:
             raise StopIteration
-        self._asked.append(self._next)
+        self._requested.append(self._next)
         self._next += 1
-        return _Asked(self._run, self._epoch, self._asked[-1])
+        return _Request(self._run, self._epoch, self._requested[-1])
 
     def skip_to(self, turn: int) -> None:
-        """No turn before this one is asked for any more; those that were asked for still come."""
+        """Request no turn before this one any more. Turns already requested still arrive."""
         self._next = max(self._next, turn)
 
-    def come(self) -> int:
-        """The turn whose batch has come, or what making it raised: workers answer in the order of asking."""
-        return self._asked.popleft()
+    def next_arrived(self) -> int:
+        """Return the turn of the batch or error that has just arrived: workers answer in the order of requests."""
+        return self._requested.popleft()
 
 
-class _Turns(Sampler[_Asked]):
-    """The keys of the turns to come; set anew before each iteration, so that workers may persist."""
+class _RequestSampler(Sampler[_Request]):
+    """The sampler that yields keys. Its queue is replaced before each iteration, so that workers may persist."""
 
     def __init__(self) -> None:
-        self.line = _Line(0, 0, 0, 0)
+        self.requests = _RequestQueue(0, 0, 0, 0)
 
-    def __iter__(self) -> Iterator[_Asked]:
-        return self.line
+    def __iter__(self) -> Iterator[_Request]:
+        return self.requests
 
 
-class _Counted(TorchDataset[Any]):
-    """A batch, handed over where it was built, and its report."""
+class _BatchDataset(TorchDataset[Any]):
+    """The dataset of the torch loader: an item is a whole batch in shared memory, with its report."""
 
-    def __init__(self, maker: Maker) -> None:
-        self.tied = TiedFirst()  # before all else: attributes are unpickled in this order
+    def __init__(self, maker: BatchMaker) -> None:
+        self.tied = EndsWithTrainerOnUnpickle()  # first, because attributes are unpickled in this order
         self.maker = maker
         self.feed = maker.feed
         self.dataset = self.feed.dataset
         self.arena: Arena | None = None
         self._run = -1
-        self._tell_at = 0.0
+        self._passed_at = 0.0
 
-    def __getitem__(self, key: _Asked) -> Made:
-        made = self._built(key)
-        if (now := time.monotonic()) >= self._tell_at:
-            self._tell_at = now + TELL_EVERY_S
+    def __getitem__(self, key: _Request) -> MadeBatch:
+        made = self._make(key)
+        if (now := time.monotonic()) >= self._passed_at:
+            self._passed_at = now + PASSED_EVERY_S
             self.feed.passed(key.turn)
         return made
 
-    def _built(self, key: _Asked) -> Made:
-        info, turn = get_worker_info(), Turn(key.epoch, key.turn)
+    def _make(self, key: _Request) -> MadeBatch:
+        info, turn = get_worker_info(), BatchKey(key.epoch, key.turn)
         if self.arena is None or info is None:
             return self.maker.make(turn)
         if key.run != self._run:
@@ -111,7 +112,7 @@ class _Counted(TorchDataset[Any]):
         made = self.maker.make(turn)
         if slot is None or made.report.failure is not None:
             return made
-        tree = packed(made.batch, slot)
+        tree = pack_into_slot(made.batch, slot)
         return made._replace(batch=self.arena.send(slot, tree)) if slot.used else made
 
 
@@ -119,9 +120,9 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-class _Done:
-    """The trainer's side of the event that ends its workers, without its lock: a worker that was killed while it looked
-    at the event has left that taken for ever. torch terminates those that then do not hear."""
+class _DoneEvent:
+    """The trainer's side of the event that ends its workers, without the event's lock: a worker that was killed
+    while it read the event has left the lock taken. torch terminates workers that do not see the event."""
 
     def __init__(self, event: Any) -> None:
         self._event, self._set = event, False
@@ -131,10 +132,10 @@ class _Done:
 
     def set(self) -> None:
         self._set = True
-        self._event._flag.release()  # a semaphore; workers only ever look whether it is above zero
+        self._event._flag.release()  # a semaphore; workers only check whether it is above zero
 
 
-def _polled(workers: list[Any], *others: int) -> select.poll:
+def _poll_of(workers: list[Any], *others: int) -> select.poll:
     found = select.poll()
     for fd in (*(worker.sentinel for worker in workers), *others):
         found.register(fd, select.POLLIN)
@@ -142,63 +143,67 @@ def _polled(workers: list[Any], *others: int) -> select.poll:
 
 
 def _read(polled: select.poll, fd: int, size: int) -> bytes:
-    """os.read of a pipe that workers write to; the rest of a message whose writer died never comes, nor an end."""
+    """Read from the workers' result pipe. Raises EOFError if a worker dies: the rest of its message would never
+    come, and the pipe would not end."""
     if any(ready != fd for ready, _ in polled.poll()):
         raise EOFError("a worker died")
     return os.read(fd, size)
 
 
-class _Batches(_MultiProcessingDataLoaderIter):
-    """torch's iterator; it hears at once of a worker that died, and ends workers without locks."""
+class _WorkerIterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator, which here notices the death of a worker at once and ends workers without locks."""
 
     def __next__(self) -> Any:
-        """torch's marks each batch for its profiler, whether one runs or not: a tenth of what a small batch takes."""
+        """Return the next batch. torch marks each batch for its profiler even when none runs, which takes a tenth
+        of a small batch's time."""
         profiled: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         return super().__next__() if profiled else self._next_data()  # type: ignore[no-untyped-call]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
-            self._bear_deaths()
+            self._watch_workers()
         super()._reset(loader, first_iter)
 
-    def _bear_deaths(self) -> None:
-        """torch's SIGCHLD handler raises wherever the trainer is, in a `put` too; what waits for batches looks instead."""
+    def _watch_workers(self) -> None:
+        """Watch for dead workers while waiting for batches. torch's SIGCHLD handler, removed here, raises anywhere
+        in the trainer, even within a `put`."""
         _remove_worker_pids(id(self))
         self._worker_pids_set = False
-        self._workers_done_event: Any = _Done(self._workers_done_event)
+        self._workers_done_event: Any = _DoneEvent(self._workers_done_event)
         results: Any = self._worker_result_queue
         reader = results._reader
-        self._told_by = reader.fileno()
-        self._heard = _polled(self._workers, *(() if self._pin_memory else (self._told_by,)))
-        read = partial(_read, _polled(self._workers, self._told_by))
+        self._results_fd = reader.fileno()
+        self._wakeups = _poll_of(self._workers, *(() if self._pin_memory else (self._results_fd,)))
+        read = partial(_read, _poll_of(self._workers, self._results_fd))
         reader._recv = partial(type(reader)._recv, weakref.proxy(reader), read=read)
 
-    def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
-        """torch's looks for the dead only when all of `timeout=` has passed."""
+    def _try_get_data(self, timeout: float = CHECK_S) -> tuple[bool, Any]:
+        """Wait for a result, checking for dead workers all the time. torch checks only after the whole timeout."""
         deadline = time.monotonic() + timeout
         while True:
-            asks: Any
-            for asks in self._index_queues:
-                asks.send()
-            wait = max(0.0, min(LOOK_S, deadline - time.monotonic()))
-            come = self._listen(0 if self._pin_memory else wait)
+            pipe: Any
+            for pipe in self._index_queues:
+                pipe.send()
+            wait = max(0.0, min(CHECK_S, deadline - time.monotonic()))
+            ready = self._wait_for_result(0 if self._pin_memory else wait)
             try:
-                if come:
+                if ready:
                     return True, self._worker_result_queue.get()
                 found: tuple[bool, Any] = super()._try_get_data(wait) if self._pin_memory else (False, None)  # type: ignore[no-untyped-call]
             except Exception:
-                self._listen(0)
+                self._wait_for_result(0)
                 raise
             if found[0] or time.monotonic() >= deadline:
                 return found
 
-    def _listen(self, wait_s: float) -> bool:
-        """Wait for a worker's death, which is a RuntimeError, or for a batch; of those the pinning thread tells itself."""
-        heard = self._heard.poll(wait_s * 1000)
-        if not heard or (len(heard) == 1 and heard[0][0] == self._told_by):
-            return bool(heard)
-        ended = {fd for fd, _ in heard}
-        raise RuntimeError(_exited([worker for worker in self._workers if worker.sentinel in ended]))
+    def _wait_for_result(self, wait_s: float) -> bool:
+        """Wait for a worker's death, which raises RuntimeError, or for a result in the pipe. With pinned memory
+        results come from the pinning thread instead."""
+        events = self._wakeups.poll(wait_s * 1000)
+        if not events or (len(events) == 1 and events[0][0] == self._results_fd):
+            return bool(events)
+        ended = {fd for fd, _ in events}
+        raise RuntimeError(_exit_message([worker for worker in self._workers if worker.sentinel in ended]))
 
 
 class _Loader(torch.utils.data.DataLoader[Any]):
@@ -206,19 +211,17 @@ class _Loader(torch.utils.data.DataLoader[Any]):
         if not self.num_workers:
             return super()._get_iterator()
         self.check_worker_number_rationality()
-        given, self.multiprocessing_context = (
-            self.multiprocessing_context,
-            asking(self.multiprocessing_context),
-        )
+        original = self.multiprocessing_context
+        self.multiprocessing_context = index_pipe_context(original)
         try:
             with forks_workers():
-                return _Batches(self)
+                return _WorkerIterator(self)
         finally:
-            self.multiprocessing_context = given
+            self.multiprocessing_context = original
 
 
-def _exited(dead: list[Any]) -> str:
-    """In torch's words."""
+def _exit_message(dead: list[Any]) -> str:
+    """Describe dead workers in torch's words."""
     for worker in dead:
         worker.join(REAP_S)
     pids = ", ".join(str(worker.pid) for worker in dead)
@@ -230,94 +233,99 @@ def _exited(dead: list[Any]) -> str:
     return f"DataLoader worker (pid(s) {pids}) exited unexpectedly" + (f" ({killed})" if killed else "")
 
 
-_of_parents: list[object] = []
-"""In a forked child: iterators of torch's over its parent's workers. Dropping one would end them."""
+_parent_iterators: list[object] = []
+"""A forked child keeps its parent's torch iterators here: dropping one would end the parent's workers."""
 
 
-class Engine:
-    """Fetches turns in order through a torch DataLoader with `settings` (its keyword arguments). A forked child
-    leaves its parent's workers alone, and has its own from the next `start` on. Without a `generator` in `settings`,
-    workers' own generators are seeded by the seed, the rank's part, and the epoch and turn at which they begin."""
+class ProcessEngine:
+    """Makes turns in order with a torch DataLoader; `settings` are its keyword arguments.
 
-    def __init__(self, maker: Maker, settings: dict[str, Any]) -> None:
-        self._turns = _Turns()
-        self._made_by = _Counted(maker)
-        # Without one, torch would draw its workers' seeds from the global generator.
+    A forked child leaves its parent's workers alone and gets its own at the next `start`. Without a `generator` in
+    `settings`, the workers' own generators are seeded by the seed, the rank's share, and the epoch and turn at
+    which they begin.
+    """
+
+    def __init__(self, maker: BatchMaker, settings: dict[str, Any]) -> None:
+        self._sampler = _RequestSampler()
+        self._dataset = _BatchDataset(maker)
+        # Without a generator torch would draw its workers' seeds from the global one.
         self._seeds = None if settings.get("generator") is not None else torch.Generator()
         self._settings = settings if self._seeds is None else {**settings, "generator": self._seeds}
-        self._made_here = not settings["num_workers"]
-        self._loader: torch.utils.data.DataLoader[Any] | None = self._opened()
+        self._in_process = not settings["num_workers"]
+        self._loader: torch.utils.data.DataLoader[Any] | None = self._new_loader()
         self._batches: Iterator[Any] = iter(())
         self._run = 0
-        self._line = self._turns.line
-        """Each iteration has its own: who still waits in an abandoned one moves nothing of the next."""
+        self._requests = self._sampler.requests
+        """One per iteration, so that a caller still waiting in an abandoned one does not advance the next."""
 
     def start(self, epoch: int, first: int, last: int) -> None:
-        """Begin to fetch the turns [first, last) of an epoch."""
-        self.rest()
+        """Begin to make the turns [first, last) of an epoch."""
+        self.stop()
         if self._loader is None:
-            self._loader, self._made_by.arena = self._opened(), None
+            self._loader, self._dataset.arena = self._new_loader(), None
         loader = self._loader
-        if loader.num_workers and (self._made_by.arena is None or not loader.persistent_workers):
-            # New workers get new slots: nothing that is left of the old ones can write into these.
-            self._made_by.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
+        if loader.num_workers and (self._dataset.arena is None or not loader.persistent_workers):
+            # New workers get new slots, into which no old worker can write.
+            self._dataset.arena = Arena(loader.num_workers, loader.prefetch_factor or 1)
         if self._seeds is not None:
             self._seeds.manual_seed(self._seed_of(epoch, first))
         self._run += 1
-        self._line = self._turns.line = _Line(self._run, epoch, first, last)
-        self._batches = self._of_torch(lambda: iter(loader))
+        self._requests = self._sampler.requests = _RequestQueue(self._run, epoch, first, last)
+        self._batches = self._guarded(lambda: iter(loader))
 
-    def fetch(self, key: tuple[int, int]) -> Made:
-        """The batch of a turn; earlier ones are not asked for any more, and those that were prefetched are dropped."""
+    def fetch(self, key: tuple[int, int]) -> MadeBatch:
+        """Return the batch of a turn. Earlier turns are no longer requested, and their prefetched batches are
+        dropped."""
         if self._loader is None:
             raise InvalidInput(CHILD_SAYS)
-        line = self._line
-        line.skip_to(key[1])
-        while line is self._line:
+        requests = self._requests
+        requests.skip_to(key[1])
+        while requests is self._requests:
             try:
-                made = self._arrived()
+                made = self._next_batch()
             except Exception as error:
-                if of_the_data(error, self._made_here) and line.come() < key[1]:
+                if is_batch_error(error, self._in_process) and requests.next_arrived() < key[1]:
                     continue
                 raise
             if made is None:
                 break
-            if isinstance(made.batch, Handed):
+            if isinstance(made.batch, SharedBatch):
                 made = made._replace(batch=made.batch.open())
-            if line.come() == key[1]:
+            if requests.next_arrived() == key[1]:
                 return made
-        raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; look at their log")
+        raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; see their output")
 
     def _seed_of(self, epoch: int, first: int) -> int:
-        feed = self._made_by.feed
+        feed = self._dataset.feed
         return mix(feed.spec.seed, feed.share.low, epoch, first)
 
-    def _arrived(self) -> Made | None:
-        made: Made | None = self._of_torch(lambda: next(self._batches, None))
+    def _next_batch(self) -> MadeBatch | None:
+        made: MadeBatch | None = self._guarded(lambda: next(self._batches, None))
         return made
 
-    def _of_torch(self, call: Callable[[], Any]) -> Any:
+    def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except BaseException as error:  # noqa: BLE001
-            if not (isinstance(error, Exception) and of_the_data(error, self._made_here)):
-                # The dead do not come back, and of who was interrupted nobody knows what is on its way: `start` has others.
+            if not (isinstance(error, Exception) and is_batch_error(error, self._in_process)):
+                # After a worker dies or is interrupted, its queue is in an unknown state: `start` makes new
+                # workers.
                 self._loader, self._batches = None, iter(())
-            # Without torch's frames: they would keep the workers for as long as anybody keeps the error.
+            # Drop torch's frames, which would keep the workers alive as long as the error is kept.
             error.__context__ = None
             raise error.with_traceback(None) from None
 
-    def rest(self) -> None:
-        """The iteration has ended, or was abandoned: workers end, unless they persist."""
+    def stop(self) -> None:
+        """End the iteration, complete or not. Workers end unless they persist."""
         self._batches = iter(())
 
     def abandon(self) -> None:
-        """In a forked child, also in a worker: see `_of_parents`."""
-        _of_parents.extend((self._loader, self._batches))
+        """Let go of the parent's workers, in a forked child or a worker: see `_parent_iterators`."""
+        _parent_iterators.extend((self._loader, self._batches))
         self._loader, self._batches = None, iter(())
 
-    def _opened(self) -> torch.utils.data.DataLoader[Any]:
+    def _new_loader(self) -> torch.utils.data.DataLoader[Any]:
         abandon_in_children(self)
         return _Loader(
-            self._made_by, batch_size=None, sampler=self._turns, collate_fn=_as_is, **self._settings
+            self._dataset, batch_size=None, sampler=self._sampler, collate_fn=_as_is, **self._settings
         )

@@ -1,5 +1,7 @@
-"""A sampler of torch's own over a dataset of ours: what it draws for an epoch becomes the plan, so the daemon looks
-ahead for it too. Samplers of other kinds may draw by what the training does meanwhile: they are asked when torch asks.
+"""Runs a loader as torch alone does, with a sampler of the user's over a dataset of `open_dataset`.
+
+torch's own samplers draw a whole epoch at its beginning, so their draws become the plan and the daemon reads ahead.
+Other samplers may depend on what training does meanwhile: they are iterated batch by batch, as in torch.
 """
 
 from __future__ import annotations
@@ -26,40 +28,40 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Plan
 from loader.datasets.dataset import Dataset, key_transforms
-from loader.datasets.wrapped import flattened, hidden_in, leaves_in
-from loader.job.topology import foreseen
+from loader.datasets.wrapped import as_view, hidden_leaves_in, leaves_in
+from loader.job.topology import rank_hint
 from loader.process.fork_hooks import forks_workers
 from loader.samplers import RankBatchSampler
-from loader.workers.engines import Given
+from loader.workers.engines import WorkerSettings
 
-_DRAW_AT_ONCE = (
+_PLANNABLE = (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
     DistributedSampler,
 )
-MOST = 1_000_000
-"""Samples of an epoch that are drawn ahead: 0.35 s, and 95 MB for that moment. What draws more is asked as torch
-asks it."""
+MAX_PLANNED = 1_000_000
+"""Samples per epoch that are drawn in advance; this many take 0.35 s and 95 MB for a moment. Longer epochs are
+drawn batch by batch."""
 
 
-class Foretold:
-    """The batches of `sampler`, all drawn when an epoch begins and then handed on, as it would have given them."""
+class PlannedBatches:
+    """The batches of `sampler`, drawn and planned when an epoch begins, then yielded unchanged."""
 
-    def __init__(self, sampler: BatchSampler, dataset: TorchDataset[Any], behind: int) -> None:
-        """`behind`: batches that may be asked for before one has been consumed."""
-        self._sampler, self._dataset, self._behind = sampler, dataset, behind
+    def __init__(self, sampler: BatchSampler, dataset: TorchDataset[Any], lag: int) -> None:
+        """`lag`: batches that may be requested before one has been consumed."""
+        self._sampler, self._dataset, self._lag = sampler, dataset, lag
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
-        view = flattened(self._dataset)
-        if view is None or len(self._sampler) * self._sampler.batch_size > MOST:
+        view = as_view(self._dataset)
+        if view is None or len(self._sampler) * self._sampler.batch_size > MAX_PLANNED:
             yield from self._sampler
             return
-        batches, plan = self._drawn(view)
+        batches, plan = self._draw(view)
         if plan is None:
             yield from batches
             return
@@ -67,36 +69,37 @@ class Foretold:
         opened.submit(plan, self)
         try:
             for step, batch in enumerate(batches):
-                opened.passed(max(0, step - self._behind), self)
+                opened.passed(max(0, step - self._lag), self)
                 yield batch
             opened.passed(len(self._sampler), self)
         finally:
             opened.given_up(self)
 
-    def _drawn(self, view: Dataset) -> tuple[Iterable[list[int]], Plan | None]:
-        """The batches, and their plan; none where there are no such samples, which whoever reads them is told."""
+    def _draw(self, view: Dataset) -> tuple[Iterable[list[int]], Plan | None]:
+        """Return the batches and their plan. The plan is None if an index is out of range, which is raised when the
+        sample is read."""
         generator: torch.Generator | None = getattr(self._sampler.sampler, "generator", None)
         batches: Iterable[list[int]]
         if generator is None:
-            drawn = batches = list(self._sampler)
-        else:  # a user's: drawn again, so that at a break it stands where torch would have left it
+            planned = batches = list(self._sampler)
+        else:  # a user's generator is drawn from again while yielding, so that after a break its state is as in torch
             before = generator.get_state()
-            drawn, batches = list(self._sampler), self._sampler
+            planned, batches = list(self._sampler), self._sampler
             generator.set_state(before)
         try:
-            return batches, plan_of(view, drawn) if drawn else None
+            return batches, plan_of(view, planned) if planned else None
         except (IndexError, TypeError):
             return batches, None
 
 
-def foretold(sampler: Any, dataset: TorchDataset[Any], behind: int) -> Any:
-    """The sampler, or what stands for it where its batches are known ahead."""
-    known = type(sampler) in (BatchSampler, RankBatchSampler) and type(sampler.sampler) in _DRAW_AT_ONCE
-    return Foretold(sampler, dataset, behind) if known else sampler
+def planned_batches(sampler: Any, dataset: TorchDataset[Any], lag: int) -> Any:
+    """Return the sampler, wrapped in PlannedBatches if its batches are known in advance."""
+    known = type(sampler) in (BatchSampler, RankBatchSampler) and type(sampler.sampler) in _PLANNABLE
+    return PlannedBatches(sampler, dataset, lag) if known else sampler
 
 
-class Foreign(Protocol):
-    """What matters of a loader that torch alone runs, besides how batches come to be made."""
+class TorchLoader(Protocol):
+    """The attributes of a loader that torch alone runs which matter here, besides the worker settings."""
 
     seed: int
     shard: bool
@@ -106,33 +109,34 @@ class Foreign(Protocol):
     batch_sampler: Sampler[Any] | Iterable[Any] | None
 
 
-def stateless(dataset: TorchDataset[Any]) -> str:
-    """Why a loader over this dataset that torch alone runs has no state."""
+def why_stateless(dataset: TorchDataset[Any]) -> str:
+    """Explain why a loader that torch alone runs over this dataset has no state."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
-        cause, way_out = "it was given a sampler", "; leave the sampler out"
+        cause, advice = "it was given a sampler", "; leave the sampler out"
     else:
-        cause, way_out = (
-            f"{type(dataset).__name__} is no map-style dataset of open_dataset and holds none",
-            "",
-        )
-    return f"this DataLoader runs as torch's own, for {cause}: its state is empty, and a resumed epoch begins anew{way_out}"
+        cause = f"{type(dataset).__name__} is not a map-style dataset of open_dataset and holds none"
+        advice = ""
+    return (
+        f"this DataLoader runs as torch's own because {cause}: its state is empty, and a resumed epoch begins anew"
+        + advice
+    )
 
 
 def begin_as_torch(
-    loader: Foreign, given: Given, epoch: int, begin: Callable[[], Iterator[Any]]
+    loader: TorchLoader, settings: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
 ) -> Iterator[Any]:
-    """An iteration that torch's own loader begins; transforms draw from the loader's seed and this epoch. Raises
-    InvalidInput for what torch's own does not do."""
-    if given.worker_type != "process" or given.device is not None:
+    """Begin an iteration of torch's own loader. Transforms draw from the loader's seed and this epoch. Raises
+    InvalidInput for settings that torch does not have."""
+    if settings.worker_type != "process" or settings.device is not None:
         raise InvalidInput(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
         )
     leaves = [*leaves_in(loader.dataset)]
     if not leaves:
-        leaves = [*hidden_in(loader.dataset)]
+        leaves = [*hidden_leaves_in(loader.dataset)]
         if leaves:
             _warn_unshared(loader)
-    if given.persistent_workers:
+    if settings.persistent_workers:
         for leaf in leaves:
             leaf.share_epoch()
     key_transforms(leaves, loader.seed, epoch)
@@ -140,23 +144,23 @@ def begin_as_torch(
         return begin()
 
 
-def _warn_unshared(loader: Foreign) -> None:
-    """Of a map-style dataset of the user's own that holds one of ours where no loader looks for it."""
+def _warn_unshared(loader: TorchLoader) -> None:
+    """Warn if a user's map-style dataset holds one of `open_dataset` where the loader does not look for it."""
     own = type(loader.sampler) not in (RandomSampler, SequentialSampler) or (
         loader.batch_size is None and loader.batch_sampler is not None
     )
-    processes = foreseen()[1]
+    processes = rank_hint()[1]
     if processes > 1 and loader.shard and not own:
         warnings.warn(
-            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: a dataset of open_dataset lies in"
-            " another attribute than `dataset`; rename that one, give a sampler, or shard=False",
+            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: it holds a dataset of"
+            " open_dataset in an attribute other than `dataset`; rename the attribute, give a sampler, or shard=False",
             stacklevel=4,
         )
 
 
-def tell_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
-    """Tell a user's samplers of an epoch: those that want to hear it, as torch's DistributedSampler does, also inside
-    a batch sampler."""
+def set_sampler_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
+    """Call `set_epoch` of a user's samplers that have it, as torch's DistributedSampler does, also inside a batch
+    sampler."""
     batches = loader.batch_sampler
     samplers: tuple[Any, ...] = (loader.sampler, batches, getattr(batches, "sampler", None))
     for sampler in samplers:
@@ -165,12 +169,12 @@ def tell_epoch(loader: torch.utils.data.DataLoader[Any], epoch: int) -> None:
 
 
 def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:
-    """Which extents these batches of indices touch, and when."""
+    """Plan which extents these batches of indices read, and in which steps."""
     lengths = np.fromiter(map(len, batches), np.int64, len(batches))
     step = np.repeat(np.arange(len(batches)), lengths)
     indices = places_of([index for batch in batches for index in batch], len(dataset), "sample")
-    lies_in = np.searchsorted(dataset.catalog.extent_first, dataset.ids_of(indices), "right") - 1
-    extent, first = np.unique(lies_in, return_index=True)
-    _, last = np.unique(lies_in[::-1], return_index=True)
+    extent_of = np.searchsorted(dataset.catalog.extent_first, dataset.ids_of(indices), "right") - 1
+    extent, first = np.unique(extent_of, return_index=True)
+    _, last = np.unique(extent_of[::-1], return_index=True)
     order = np.argsort(first, kind="stable")
     return Plan(extent[order], step[first[order]], step[len(step) - 1 - last[order]])

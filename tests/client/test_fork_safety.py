@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> Daemon:
     return Daemon(tmp_path / "node", ["--allow", f"file://{tmp_path}/", "--ram", "64MiB"])
 
 
-def test_children_of_a_trainer_that_just_spoke_to_its_daemon_iterate(tmp_path: Path, node: Daemon) -> None:
+def test_children_forked_right_after_a_call_to_the_daemon_can_iterate(tmp_path: Path, node: Daemon) -> None:
     with node:
         done = subprocess.run(
             [sys.executable, "-W", FORK_WARNS, "-c", AT_ONCE, f"file://{tmp_path}/r.bin", str(FORKS)],

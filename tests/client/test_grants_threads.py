@@ -114,12 +114,12 @@ def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
     grants.close()
 
 
-def test_who_waits_long_for_a_daemon_that_is_stopped_says_so_once(
+def test_a_long_wait_for_a_stopped_daemon_is_logged_once(
     daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon))
     assert taken(grants, 0) == part(data, 0)
-    monkeypatch.setattr(connection, "SILENT_S", 0.1)
+    monkeypatch.setattr(connection, "WARN_AFTER_S", 0.1)
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
@@ -160,7 +160,7 @@ class _Greets(DaemonGrants):
         self.welcomed.append(self.token)
 
 
-def test_every_thread_that_waits_hears_of_a_killed_daemon_and_one_connection_is_made_anew(
+def test_waiting_threads_raise_when_the_daemon_is_killed_and_one_connection_replaces_theirs(
     daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
     grants = _Greets(daemon.socket_dir, opened(daemon))
@@ -206,7 +206,7 @@ def test_close_ends_every_wait(daemon: Daemon, data: bytes, pool: ThreadPoolExec
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_nobody(
+def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_no_thread(
     daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon))
@@ -225,7 +225,7 @@ def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_nobody(
     grants.close()
 
 
-def test_threads_get_what_they_asked_for_while_deadlines_pass_and_the_daemon_dies(
+def test_threads_get_their_extents_while_deadlines_pass_and_the_daemon_dies(
     daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
     """A seeded stress: short deadlines, several extents at once, a kill -9 in the midst."""
@@ -274,7 +274,7 @@ def test_threads_get_what_they_asked_for_while_deadlines_pass_and_the_daemon_die
     assert kept(daemon) == before
 
 
-def test_a_message_that_is_none_of_ours_ends_the_connection(tmp_path: Path) -> None:
+def test_an_invalid_message_ends_the_connection(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "grants.sock"))
         listener.listen(1)

@@ -1,11 +1,13 @@
-"""The client beside the protobuf and gRPC of trainers' images: built as a wheel, in environments of their own."""
+"""The wheel in empty environments, with the protobuf and gRPC of trainers' images: client, commands and loader."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,25 @@ from testbed.node import Daemon
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
+def ran(
+    cwd: Path, *command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in `cwd`, without the packages on this process's own path."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, cwd=cwd, env=inherited | (env or {}), timeout=timeout_s, capture_output=True, text=True
+    )
+
+
+def installed(cwd: Path, *command: str | Path) -> None:
+    done = ran(cwd, *command, timeout_s=600.0)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, *PIP, "wheel", "--no-deps", "-w", folder, ROOT], check=True, timeout=300)
+    installed(folder, sys.executable, *PIP, "wheel", "--no-deps", "-w", folder, ROOT)
     (built,) = folder.glob("cachesvc-*.whl")
     return built
 
@@ -28,9 +45,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with nothing but the wheel, what it needs, and these versions."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
+    installed(folder, sys.executable, "-m", "venv", folder)
     found = folder / "bin" / "python"
-    subprocess.run([found, *PIP, "install", wheel, *request.param.split()], check=True, timeout=600)
+    installed(folder, found, *PIP, "install", wheel, *request.param.split())
     return found
 
 
@@ -39,29 +56,35 @@ def test_a_client_prefetches_and_sees_what_is_resident(python: Path, tmp_path: P
     data.mkdir()
     (data / "0.bin").write_bytes(os.urandom(1 << 20))
     with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", f"{data}/"]) as daemon:
-        env = {**os.environ, **daemon.env}
-        prefetch = [
-            python,
-            "-m",
-            "cachesvc",
-            "prefetch",
-            data,
-            "--format",
-            "records",
-            "--record-bytes",
-            "1024",
-        ]
-        subprocess.run(prefetch, check=True, env=env, cwd=tmp_path, timeout=120)
-        status = [python, "-m", "cachesvc", "status", "--json"]
-        told = subprocess.run(status, check=True, env=env, cwd=tmp_path, timeout=60, capture_output=True)
+        client = [python, "-m", "cachesvc"]
+        options = ["--format", "records", "--record-bytes", "1024"]
+        filled = ran(tmp_path, *client, "prefetch", data, *options, env=daemon.env)
+        assert filled.returncode == 0, filled.stderr
+        told = ran(tmp_path, *client, "status", "--json", env=daemon.env)
     (dataset,) = json.loads(told.stdout)["datasets"]
     assert (dataset["dataset"]["samples"], dataset["resident_bytes"]) == (1024, 1 << 20)
 
 
 def test_without_the_extra_serve_says_what_to_install(python: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [python, "-m", "cachesvc", "serve"], cwd=tmp_path, timeout=60, capture_output=True, text=True
-    )
+    done = ran(tmp_path, python, "-m", "cachesvc", "serve")
     assert done.returncode == 2
     assert "pip install 'cachesvc[server]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_prints_the_version_of_the_project(python: Path, tmp_path: Path) -> None:
+    found = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    told = ran(tmp_path, python.with_name("cachesvc"), "--version")
+    assert (told.returncode, told.stdout) == (0, f"cachesvc, version {found[1]}\n")
+
+
+def test_the_loader_is_imported_beside_torch_and_without_it_the_error_names_torch(
+    python: Path, tmp_path: Path
+) -> None:
+    missing = ran(tmp_path, python, "-c", "import loader")
+    assert "No module named 'torch'" in missing.stderr
+    beside = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"  # torch of this environment
+    told = ran(tmp_path, python, "-c", f"{beside}; import loader, cachesvc.torch; print(loader.__file__)")
+    assert told.returncode == 0, told.stderr
+    assert Path(told.stdout.strip()).is_relative_to(python.parents[1])

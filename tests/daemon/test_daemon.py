@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.keepalive import EVERY_S, leave_alone
+from cachesvc.client.keepalive import EVERY_S, stop_polling
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
@@ -100,7 +100,7 @@ def test_sixteen_readers_of_one_cold_extent_cost_one_get_a_range(
     assert proxy.counts.bytes == EXTENT
 
 
-def test_prefetch_fetches_each_byte_once_and_says_so(
+def test_prefetch_fetches_each_byte_once_and_reports_it(
     daemon: Daemon, bucket: str, data: bytes, proxy: Proxy
 ) -> None:
     info = opened(daemon, bucket)
@@ -169,7 +169,7 @@ def test_garbage_on_the_grants_socket_closes_that_connection_only(
             channel.connect(f"{daemon.socket_dir}/grants.sock")
             channel.settimeout(WAIT_S)
             channel.send(junk or b"\0")
-            # What happens to read as a greeting of another release is answered before.
+            # Bytes that look like a greeting of another release get an answer before the end.
             while channel.recv(4096):
                 pass
     grants = DaemonGrants(daemon.socket_dir, info.id)
@@ -236,7 +236,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
         daemon.kill()
         with pytest.raises(DaemonUnavailable):
             grants.acquire([0], 5.0)
-        assert b"".join(map(read, answers)) == data  # what was granted stays valid
+        assert b"".join(map(read, answers)) == data  # granted descriptors stay valid
         daemon.start()
         proxy.reset()
         again = grants.acquire(on_nvme, 30.0)
@@ -251,7 +251,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
             wait_until(lambda: all(tier.held_bytes == 0 for tier in control.status().tiers))
 
 
-def test_a_restarted_daemon_hears_of_what_a_reader_holds_that_asks_for_nothing(
+def test_a_restarted_daemon_learns_what_an_idle_reader_holds(
     daemon: Daemon, bucket: str, data: bytes
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
@@ -264,11 +264,11 @@ def test_a_restarted_daemon_hears_of_what_a_reader_holds_that_asks_for_nothing(
     grants.close()
 
 
-def test_a_daemon_that_was_started_again_between_two_requests_is_asked_at_once(
+def test_a_daemon_restarted_between_two_requests_is_asked_at_once(
     daemon: Daemon, bucket: str, data: bytes
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
-    leave_alone(grants)  # as if it were back within the second
+    stop_polling(grants)  # as if the daemon restarted between two polls
     read(grants.acquire([0], 30.0)[0])
     daemon.kill()
     daemon.start()
@@ -276,14 +276,14 @@ def test_a_daemon_that_was_started_again_between_two_requests_is_asked_at_once(
     grants.close()
 
 
-def test_a_reader_that_is_forgotten_is_not_kept_connected(daemon: Daemon, bucket: str, data: bytes) -> None:
+def test_a_reader_without_references_is_not_kept_connected(daemon: Daemon, bucket: str, data: bytes) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
     grants.connect()
     with Control(daemon.socket_dir) as control:
-        assert control.status().readers == 1  # before it asks for anything; and who looks reads nothing
+        assert control.status().readers == 1  # also before its first request; the control client is no reader
         read(grants.acquire([0], 30.0)[0])
         assert control.status().readers == 1
-        time.sleep(2 * EVERY_S)  # it has been looked after meanwhile
+        time.sleep(2 * EVERY_S)  # the keepalive has looked after it meanwhile
         del grants
         wait_until(lambda: control.status().readers == 0)
 
@@ -323,7 +323,7 @@ def test_sigterm_ends_cleanly_and_removes_the_sockets(daemon: Daemon, bucket: st
     assert "Traceback" not in daemon.log
 
 
-def test_a_pin_survives_a_kill_until_it_is_taken_back(daemon: Daemon, bucket: str, data: bytes) -> None:
+def test_a_pin_survives_a_kill_until_it_is_removed(daemon: Daemon, bucket: str, data: bytes) -> None:
     def pinned() -> list[bool]:
         with Control(daemon.socket_dir) as control:
             return [row.pinned for row in control.list()]
@@ -343,7 +343,7 @@ def test_a_pin_survives_a_kill_until_it_is_taken_back(daemon: Daemon, bucket: st
     assert "the pins cannot be read" in daemon.log
 
 
-def test_pins_that_cannot_be_read_are_not_written_over(daemon: Daemon, bucket: str, data: bytes) -> None:
+def test_pins_that_cannot_be_read_are_not_overwritten(daemon: Daemon, bucket: str, data: bytes) -> None:
     pins = daemon.root / "state" / "pins.json"
     pins.symlink_to(pins)
     with Control(daemon.socket_dir) as control, pytest.raises(OutOfSpace, match="cannot be rewritten"):

@@ -1,4 +1,4 @@
-"""What must not end the daemon, nor be left behind when it ends: dying processes, hostile readers, full disks."""
+"""Faults that the daemon survives, or cleans up after: dying processes, hostile readers, full disks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control.service import MAX_URIS
-from loader.reading.connect import Link
-from loader.reading.failover import Failover
+from loader.reading.connect import DatasetLink
+from loader.reading.failover import FailoverGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
@@ -101,7 +101,7 @@ def test_verify_beside_evict_and_refill_reports_no_corruption(daemon: Daemon, da
             assert last.corrupt_extents == 0
 
 
-def test_a_builder_killed_in_mid_build_is_a_typed_error_and_the_next_open_works(
+def test_a_builder_killed_during_a_build_is_a_typed_error_and_the_next_open_works(
     tmp_path: Path, data: bytes
 ) -> None:
     held, path = slow_fillers(tmp_path)
@@ -118,7 +118,7 @@ def test_a_builder_killed_in_mid_build_is_a_typed_error_and_the_next_open_works(
             while not stop.wait(0.005):
                 kill_builders()
 
-        held.touch()  # those that are started from now on build nothing until it is gone
+        held.touch()  # builders that start from now on wait while this file exists
         kill_builders()
         killer = threading.Thread(target=keep_killing)
         killer.start()
@@ -161,7 +161,7 @@ def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Dae
     assert len(children(daemon.pid)) >= 2
 
 
-def test_a_reader_that_goes_before_its_welcome_leaves_no_claim(daemon: Daemon, data: bytes) -> None:
+def test_a_reader_that_leaves_before_its_welcome_leaves_no_claim(daemon: Daemon, data: bytes) -> None:
     dataset = opened(daemon)
     for _ in range(20):
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -220,13 +220,13 @@ def test_a_program_of_another_release_is_told_so_at_once(
         with pytest.raises(DaemonUnavailable, match=r"release .* install one release of cachesvc for both"):
             DaemonGrants(daemon.socket_dir, dataset).catalog()
         with pytest.raises(DaemonUnavailable, match="install one release"):
-            Link(dataset, daemon.socket_dir).catalog()
+            DatasetLink(dataset, daemon.socket_dir).catalog()
         assert "install one release of cachesvc for both): waiting up to" in caplog.text
-        failing = Failover(DaemonGrants(daemon.socket_dir, dataset), None)
-        with pytest.raises(DaemonUnavailable, match=r"no way around it: .*install one release"):
+        failing = FailoverGrants(DaemonGrants(daemon.socket_dir, dataset), None)
+        with pytest.raises(DaemonUnavailable, match=r"no direct reads: .*install one release"):
             failing.acquire([0], 0.3)
-        caller = identity.Identity(daemon.socket_dir)
-        assert caller.metadata() == ()  # its calls are nobody's
+        caller = identity.CallerIdentity(daemon.socket_dir)
+        assert caller.metadata() == ()  # its calls carry no identity
     reads_right(daemon, dataset, data)
 
 
@@ -273,11 +273,11 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
         assert "corrupt" not in daemon.log
 
 
-def test_what_a_filler_at_its_limit_cannot_take_is_read_elsewhere(tmp_path: Path, data: bytes) -> None:
+def test_fills_that_a_filler_at_its_limit_refuses_are_read_elsewhere(tmp_path: Path, data: bytes) -> None:
     with Daemon(tmp_path / "node", options(tmp_path, "--fillers", "1")) as daemon:
         dataset = opened(daemon)
         grants = DaemonGrants(daemon.socket_dir, dataset)
-        (granted,) = grants.acquire([1], 20.0)  # it has opened what it needs
+        (granted,) = grants.acquire([1], 20.0)  # the filler has opened the files that it needs
         assert isinstance(granted, Granted)
         os.close(granted.fd)
         for pid in children(daemon.pid):
@@ -288,7 +288,7 @@ def test_what_a_filler_at_its_limit_cannot_take_is_read_elsewhere(tmp_path: Path
         assert "Traceback" not in daemon.log
 
 
-def test_as_many_uris_as_are_taken_fit_a_message(daemon: Daemon) -> None:
+def test_the_most_uris_of_an_opening_fit_into_a_message(daemon: Daemon) -> None:
     elsewhere = [f"file:///elsewhere/{number:0100}" for number in range(MAX_URIS)]
     with Control(daemon.socket_dir) as control, pytest.raises(NotAllowed):
         control.open_dataset(elsewhere, RECORDS)
@@ -375,7 +375,7 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
         grants.close()
 
 
-def test_a_disk_that_fills_up_costs_no_reader_an_error(tmp_path: Path, data: bytes) -> None:
+def test_a_disk_that_fills_up_causes_no_error_for_readers(tmp_path: Path, data: bytes) -> None:
     if os.geteuid():
         pytest.skip("mounting a small file system needs root")
     nvme = tmp_path / "nvme"
@@ -402,7 +402,9 @@ def test_a_disk_that_fills_up_costs_no_reader_an_error(tmp_path: Path, data: byt
         subprocess.run(["umount", "-l", nvme], check=True)
 
 
-def test_what_a_killed_daemon_left_among_its_catalogs_is_removed(tmp_path: Path, data: bytes) -> None:
+def test_unusable_files_of_a_killed_daemon_among_its_catalogs_are_removed(
+    tmp_path: Path, data: bytes
+) -> None:
     with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
         dataset = opened(daemon)
         daemon.kill()
@@ -423,9 +425,7 @@ def test_what_a_killed_daemon_left_among_its_catalogs_is_removed(tmp_path: Path,
         reads_right(daemon, dataset, data)
 
 
-def test_a_catalogs_folder_that_somebody_removed_is_made_again(
-    tmp_path: Path, daemon: Daemon, data: bytes
-) -> None:
+def test_a_removed_catalogs_folder_is_made_again(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
     shutil.rmtree(tmp_path / "node/state/catalogs")
     reads_right(daemon, opened(daemon), data)
     assert (tmp_path / "node/state/catalogs").stat().st_mode & 0o777 == 0o700
@@ -472,14 +472,14 @@ def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: D
 
 
 def no_more_threads(pid: int) -> tuple[int, int]:
-    """A thread's stack finds no room from here on; the limit before."""
+    """Leave a process no address space for a new thread's stack; return the old limit."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     before = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), before[1]))
     return before
 
 
-def test_where_no_thread_can_be_started_calls_are_answered_by_those_that_there_are(daemon: Daemon) -> None:
+def test_where_no_thread_can_be_started_the_existing_ones_answer_calls(daemon: Daemon) -> None:
     assert daemon.process is not None
 
     def ask() -> None:
@@ -493,12 +493,12 @@ def test_where_no_thread_can_be_started_calls_are_answered_by_those_that_there_a
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as newer:
         newer.settimeout(WAIT_S)
         newer.connect(f"{daemon.socket_dir}/takeover.sock")
-        assert newer.recv(1) == b""  # refused, and the daemon lives
+        assert newer.recv(1) == b""  # the takeover is refused, and the daemon goes on
     for each in crowd:
         each.join(WAIT_S)
 
     def crowded() -> bool:
-        """Where they came one after another, one thread was enough for all: once more then."""
+        """Call again: one thread is enough for calls that came one after another."""
         again = [threading.Thread(target=ask, daemon=True) for _ in crowd]
         for each in again:
             each.start()

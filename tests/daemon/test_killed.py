@@ -1,4 +1,4 @@
-"""A daemon that is killed while it fills, promotes and evicts, over and over: what was committed is there again."""
+"""A daemon that is killed repeatedly while it fills, promotes and evicts: committed extents are there again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS = Options(format="records", record_bytes=4096)
 
 
 def committed(nvme: Path) -> int:
-    """Files under their final names, which are the index."""
+    """Files under their final names, which serve as the index."""
     return sum(1 for _ in (nvme / "cachesvc/v1/extents").rglob("?" * 32 + ".*"))
 
 
@@ -39,7 +39,7 @@ def until_killed(work: Callable[[], None]) -> None:
 
 
 def read_some(directory: str, dataset: DatasetId, data: bytes, wanted: list[int]) -> None:
-    """Extents that the daemon grants, byte by byte."""
+    """Extents that the daemon grants; checks every byte."""
     with contextlib.closing(DaemonGrants(directory, dataset)) as grants:
         for answer in grants.acquire(wanted, 20.0):
             if isinstance(answer, Granted):
@@ -70,7 +70,7 @@ def dies_at_work(daemon: Daemon, dataset: DatasetId, data: bytes, chance: random
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(24, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_what_a_killed_daemon_had_committed_is_granted_by_the_next(tmp_path: Path, kills: int) -> None:
+def test_extents_that_a_killed_daemon_committed_are_granted_by_the_next(tmp_path: Path, kills: int) -> None:
     chance, data = random.Random(kills), os.urandom(EXTENTS * EXTENT)
     nvme = tmp_path / "nvme"
     for folder in (tmp_path / "data", nvme):
@@ -94,7 +94,7 @@ def test_what_a_killed_daemon_had_committed_is_granted_by_the_next(tmp_path: Pat
                 read_some(daemon.socket_dir, dataset, data, list(range(EXTENTS)))
                 missing = (EXTENTS - before) * EXTENT
                 wait_until(lambda: control.status().sources.bytes >= missing)  # noqa: B023
-                time.sleep(1.1)  # it is told once a second
+                time.sleep(1.1)  # fillers report once a second
                 assert control.status().sources.bytes == missing, "what was there came from no source"
                 assert sum(tier.corrupt_extents for tier in control.status().tiers) == 0
     if kills > 2:

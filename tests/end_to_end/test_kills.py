@@ -20,7 +20,7 @@ from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
 from loader import DataLoader, open_dataset
 from testbed import ROOT, WAIT_S
@@ -40,7 +40,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     settings = Settings(0, (), (f"{tmp_path}/",), str(tmp_path), str(tmp_path), fillers=1)
     held, path = slow_fillers(tmp_path)
     monkeypatch.setenv("PYTHONPATH", path)
-    fillers = Fillers(settings, (str(tmp_path),), loop.watch, loop.unwatch)
+    fillers = FillerPool(settings, (str(tmp_path),), loop.watch, loop.unwatch)
 
     def builders() -> list[int]:
         return [filler.process.pid for filler in fillers._living if filler.builds]
@@ -52,7 +52,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     fillers.start()
     options: dict[str, str | int] = {"format": "records", "record_bytes": 4096}
     uris, catalogs = [f"{tmp_path}/data/"], str(tmp_path / "catalogs")
-    build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    build = partial(jobs.BuildJob, uris=uris, options=options, catalogs=catalogs, refresh=False)
     try:
         fillers.build(build, answers.append)
         for _ in range(deaths):
@@ -61,9 +61,9 @@ def test_an_opening_survives_three_deaths_of_the_builder(
             os.kill(victim, signal.SIGKILL)
             loop.run_until(lambda gone=victim: gone not in builders())
         held.unlink()
-        loop.run_until(lambda: any(isinstance(answer, jobs.Done) for answer in answers))
+        loop.run_until(lambda: any(isinstance(answer, jobs.JobDone) for answer in answers))
         done = answers[-1]
-        assert isinstance(done, jobs.Done)
+        assert isinstance(done, jobs.JobDone)
         assert (done.code, done.lost) == (code, code != 0), done
     finally:
         fillers.stop()
@@ -185,7 +185,7 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
         monkeypatch.setenv("CACHESVC", "require")
         killed: list[int] = []
 
-        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.written) -> Any:
+        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.write) -> Any:
             """Between the reader's hello and its plan the daemon is another one."""
             if not killed:
                 killed.append(1)
@@ -193,7 +193,7 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
                 daemon.start()
             return written(plan)
 
-        monkeypatch.setattr(plans, "written", killing)
+        monkeypatch.setattr(plans, "write", killing)
         batches = DataLoader(
             open_dataset(tmp_path / "data", format="records", record_bytes=4096), batch_size=8
         )

@@ -20,7 +20,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.safe_text import redacted
 from cachesvc.daemon.access.tenants import Peer
-from cachesvc.daemon.grants.readers import NO_DATASET, Connection, Reader
+from cachesvc.daemon.grants.connected_readers import NO_DATASET, ConnectedReader, HandedOverConnection
 from cachesvc.sources.s3.proxies import Proxy
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from testbed import WAIT_S
@@ -76,9 +76,9 @@ def test_names_that_others_write_take_no_longer_than_other_text(part: str) -> No
 def test_what_holds_a_secret_does_not_show_it() -> None:
     """An error's arguments, a debugger and an assertion all do so by `repr`."""
     peer = Peer(1000, frozenset())
-    reader = Reader(ReaderId(1), socket.socket(), peer, 99887766)
+    reader = ConnectedReader(ReaderId(1), socket.socket(), peer, 99887766)
     reader.channel.close()
-    given = Connection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0, True)
+    given = HandedOverConnection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0, True)
     proxy = Proxy("h", 1, "Proxy-Authorization: Basic 99887766")
     assert "99887766" not in f"{reader!r} {given!r} {proxy!r}"
 

@@ -1,4 +1,4 @@
-"""Several runs through one dataset at the same time: a validation in the midst of a training epoch."""
+"""Several iterations of one dataset at the same time: a validation inside a training epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
 
 
 def ahead() -> int:
-    """Reads of what a plan had fetched ahead."""
+    """Reads of extents that were filled ahead, by a plan."""
     with Control() as control:
         return int(control.status().datasets[0].ahead)
 
@@ -49,7 +49,7 @@ def steps(batches: Iterator[object], count: int) -> None:
         time.sleep(STEP_S)  # a training step
 
 
-def test_a_validation_leaves_the_training_its_plan(data: Dataset) -> None:
+def test_a_validation_does_not_replace_the_plan_of_the_training(data: Dataset) -> None:
     parts = data.split({"train": 0.9, "val": 0.1}, seed=1)
     train = DataLoader(parts["train"], EACH, shuffle=True, window=4 * EACH * RECORD, drop_last=True)
     validation = DataLoader(parts["val"], EACH)
@@ -57,20 +57,20 @@ def test_a_validation_leaves_the_training_its_plan(data: Dataset) -> None:
     steps(running, 80)
     assert readers() == 1
     for number, _ in enumerate(validation):
-        assert number or readers() == 2  # a plan of its own
+        assert number or readers() == 2  # the validation has its own connection
     wait_until(lambda: readers() == 1)
     before = ahead()
     steps(running, len(train) - 80)
     assert ahead() > before
     assert len(list(validation)) == len(list(validation))
-    wait_until(lambda: readers() == 1)  # nothing runs meanwhile: it leads
+    wait_until(lambda: readers() == 1)  # no other order runs, so it uses the reader's connection
 
 
-def test_a_validation_that_was_broken_off_leaves_the_lead(data: Dataset) -> None:
+def test_an_abandoned_validation_leaves_the_connection_to_the_training(data: Dataset) -> None:
     parts = data.split({"train": 0.9, "val": 0.1}, seed=1)
     validation = DataLoader(parts["val"], EACH)
     for _ in validation:
-        break  # as a sanity check before the training does
+        break  # like a sanity check before the training
     train = DataLoader(parts["train"], EACH, shuffle=True, window=4 * EACH * RECORD, drop_last=True)
     running = iter(train)
     steps(running, 80)
@@ -86,7 +86,7 @@ def connections() -> int:
     return sum(isinstance(each, DaemonGrants) for each in gc.get_objects())
 
 
-def test_validations_in_mid_epoch_do_not_add_up(data: Dataset) -> None:
+def test_validations_in_mid_epoch_do_not_accumulate_connections(data: Dataset) -> None:
     others = connections()
     running = iter(DataLoader(data, EACH, shuffle=True))
     validation = DataLoader(data.take(2 * EACH), EACH)
@@ -98,7 +98,7 @@ def test_validations_in_mid_epoch_do_not_add_up(data: Dataset) -> None:
     data.opened.close()
 
 
-def test_what_is_given_up_leaves_nothing_behind(data: Dataset) -> None:
+def test_abandoned_orders_leave_no_connection(data: Dataset) -> None:
     running = iter(DataLoader(data, EACH, shuffle=True))
     next(running)
     other = iter(DataLoader(data, EACH))

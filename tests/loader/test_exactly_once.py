@@ -28,7 +28,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def rows(batch: torch.Tensor) -> list[int]:
-    """Which records a batch holds, read from the bytes themselves."""
+    """The records of a batch, read from its bytes."""
     return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
 
 
@@ -132,7 +132,7 @@ def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
 def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_batches(
     link: MemoryLink, samples: int, world: int, size: int, accumulate: int, workers: int
 ) -> None:
-    """As DistributedSampler, and as torch's short batch on one rank; a metric that counts `valid` is exact."""
+    """The padding is that of DistributedSampler, and torch's short batch on one rank; a metric over `valid` is exact."""
     data = in_memory(link).take(samples)
     shapes, handed, total = [], 0, 0
     for rank in range(world):
@@ -159,7 +159,7 @@ def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_b
     assert total == sum(range(samples))
 
 
-def test_what_ranks_gather_is_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
+def test_gathered_results_are_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
     loaders = [DataLoader(in_memory(link), 9, rank=rank, world_size=4) for rank in range(4)]
     steps = zip(*loaders, strict=True)
     gathered = [number for batches in steps for batch in batches for number in rows(batch)]

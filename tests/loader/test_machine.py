@@ -1,4 +1,4 @@
-"""Loaders under any order of calls: every rank is handed what a plain walk through its epochs says."""
+"""Loaders under any order of calls: every rank gets the batches of a plain walk through its epochs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.training.loader_walk import (
 
 
 class Cut(NamedTuple):
-    """How a job's loaders are told to cut its global batches."""
+    """The arguments by which a job's loaders cut its global batches."""
 
     world: int
     size: int
@@ -66,7 +66,7 @@ errors = st.sampled_from(["raise", "skip", "substitute"])
 
 
 class LoaderMachine(RuleBasedStateMachine):
-    """A job of some ranks, which are asked for the same one after the other."""
+    """A job of some ranks, on which each step is done one after the other."""
 
     link: ClassVar[MemoryLink]
     worker_type: ClassVar[Any] = "thread"
@@ -102,7 +102,7 @@ class LoaderMachine(RuleBasedStateMachine):
         FIRED.clear()
         self.stood_in: dict[Any, int] = {}
         self.crewed = False
-        """Whether there ever were workers, which may have met a fault in a batch that nobody asked for."""
+        """True once there were workers, which may have met a fault in a prefetched batch."""
         self.saved: list[tuple[dict[str, Any], list[int] | None, Any]] = []
         self.watched, self.on_error, self.epochs, self.persistent = watched, on_error, epochs, persistent
         cut, batch = self.possible(kind, cut), cut.batch or cut.world * cut.size
@@ -120,7 +120,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.saved.append((before.state_dict(), None, elder or "auto"))
 
     def possible(self, kind: str, cut: Cut) -> Cut:
-        """Epochs of a mixture differ in length: some have a rest."""
+        """The cut, without "error" for a mixture: its epochs differ in length, and some leave samples over."""
         return cut._replace(last="drop") if "mix" in kind and cut.last == "error" else cut
 
     def loader(self, order: Order, cut: Cut, rank: int, window: Any, workers: int) -> DataLoader:
@@ -160,7 +160,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def begin(
         self, workers: int | None, collate: Any, on_error: Any, epochs: int | None, older: bool
     ) -> None:
-        """Before an iteration begins, what makes its batches may be set."""
+        """Begin an iteration, after attributes that apply to it are set."""
         self.on_error = on_error or self.on_error
         self.epochs = self.epochs if epochs == 0 else epochs
         self.crewed |= bool(workers)
@@ -172,11 +172,11 @@ class LoaderMachine(RuleBasedStateMachine):
             loader.on_error, loader.epochs = self.on_error, self.epochs
             rank.begin()
         if older:
-            self.ask_older_ones()
+            self.use_older_iterations()
 
     @rule(count=st.integers(1, 5), skip=st.booleans())
     def take(self, count: int, skip: bool) -> None:
-        """Batches; one that cannot be made may be skipped by who hears so."""
+        """Take batches; one that cannot be made may be skipped after its error."""
         for rank in self.ranks:
             if rank.running() is None:
                 rank.begin()
@@ -187,7 +187,7 @@ class LoaderMachine(RuleBasedStateMachine):
                 if run is not None and run.raised is not None and skip:
                     rank.skip(1)
                 if not self.crewed:
-                    assert not FIRED or (self.on_error != "raise" and FIRED == ["once"]), "nobody heard"
+                    assert not FIRED or (self.on_error != "raise" and FIRED == ["once"]), "an error was lost"
                     FIRED.clear()
             self.settle()
 
@@ -196,16 +196,16 @@ class LoaderMachine(RuleBasedStateMachine):
         self.take(epochs * self.order.turns(self.ranks[0].epoch) + 1, False)
 
     @rule(older=st.booleans())
-    def take_the_rest_and_ask_for_no_more(self, older: bool) -> None:
+    def take_the_rest_without_another_fetch(self, older: bool) -> None:
         if older and self.ranks[0].running():
             self.begin(None, None, None, 0, False)
         first = self.ranks[0]
         self.take(max(1, self.order.turns(first.epoch) - (first.turn if first.running() else 0)), False)
         if older:
-            self.ask_older_ones()
+            self.use_older_iterations()
 
     def settle(self) -> None:
-        """All samples of an epoch that is over came once, together."""
+        """Check that all ranks together got each sample of an ended epoch once."""
         if all(rank.over is not None for rank in self.ranks):
             over = [rank.over for rank in self.ranks if rank.over is not None]
             for rank in self.ranks:
@@ -224,7 +224,7 @@ class LoaderMachine(RuleBasedStateMachine):
                 rank.close(rank.runs[pick % len(rank.runs)])
 
     @rule()
-    def ask_older_ones(self) -> None:
+    def use_older_iterations(self) -> None:
         for rank in self.ranks:
             loader = rank.loader
             before = loader.stats().steps, loader.indices.tolist(), loader.valid
@@ -263,7 +263,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule(pick=st.just(-1) | picks, cut=st.none() | cuts | whole_cuts, window=windows, workers=crews)
     def load(self, pick: int, cut: Cut | None, window: Any, workers: int) -> None:
-        """Into these very loaders, or those of a job that is cut in another way; the state of now, or an older one."""
+        """Load a state into these loaders, or into those of a job with another cut; the current state, or an older one."""
         if pick < 0:
             self.save()
         state, handed, of_state = self.saved[pick % len(self.saved)]
@@ -290,7 +290,7 @@ class LoaderMachine(RuleBasedStateMachine):
             self.ranks, self.cut, self.order, self.window = ranks, cut, order, window
 
     def resumed(self, state: dict[str, Any], window: Any, cut: Cut, given: Any) -> Order | type[CacheError]:
-        """How a saved run goes on, or why it cannot; `given` is the window that its loaders are told."""
+        """The order of a continued run, or the error; `given` is the window of its loaders."""
         kept = state["last"] != "error" and cut.own_last() != "error"
         saved = state["global_batch"], window, state["last"] if kept else cut.own_last()
         batch, window, last = cut.batch or saved[0], given or window, cut.last or saved[2]
@@ -309,7 +309,7 @@ class LoaderMachine(RuleBasedStateMachine):
         )
     )
     def load_what_is_refused(self, change: dict[str, Any]) -> None:
-        """And nothing changes."""
+        """Load a wrong state, which changes nothing."""
         for rank in self.ranks:
             with pytest.raises(StateMismatch):
                 rank.loader.load_state_dict(rank.loader.state_dict() | change)
@@ -318,8 +318,8 @@ class LoaderMachine(RuleBasedStateMachine):
         how=st.sampled_from([copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]),
         stray=st.booleans(),
     )
-    def go_on_with_copies(self, how: Callable[[DataLoader], DataLoader], stray: bool) -> None:
-        """Which the loaders that they were made of do not disturb."""
+    def continue_with_copies(self, how: Callable[[DataLoader], DataLoader], stray: bool) -> None:
+        """Continue with copies, which the original loaders do not disturb."""
         for rank in self.ranks:
             twin = how(rank.loader)
             if stray and not FAULTS:
@@ -328,13 +328,13 @@ class LoaderMachine(RuleBasedStateMachine):
                 run.batches.close()
             rank.runs, rank.newest, rank.loader = [], None, twin
             rank.moves += 1
-            rank.forget_mended()
+            rank.forget_latest()
 
     @rule(
         numbers=st.sets(st.integers(0, COUNT - 1), max_size=8), once=st.sampled_from([None, "once", "away"])
     )
     def spoil(self, numbers: set[int], once: str | None) -> None:
-        """Some records always, or one of them once; what workers have made ahead knows nothing of it."""
+        """Spoil some records, or one of them once; batches that workers have prefetched are not affected."""
         if self.worker_type == "process":
             return
         for rank in self.ranks:
@@ -348,7 +348,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule(once=st.sampled_from([None, "once", "away"]), then=st.sampled_from(["ask", "skip", "begin"]))
     def meet_a_bad_sample(self, once: str | None, then: str) -> None:
-        """In the very next batch."""
+        """Spoil a sample of the very next batch, and take it."""
         if self.worker_type == "process" or self.order.kind in UNDECODED:
             return
         self.spoil(set(), None)
@@ -364,14 +364,14 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule(pick=st.just(0) | picks, count=st.integers(0, 2))
     def load_in_mid_iteration(self, pick: int, count: int) -> None:
-        """Or between `iter()` and its first batch."""
+        """Load a state in mid-iteration, or between `iter()` and its first batch."""
         self.begin(None, None, None, 2, False)
         self.take(count, False)
         self.load(pick, None, None, 0)
         self.take(2, False)
 
     @invariant()
-    def loaders_say_where_they_stand(self) -> None:
+    def loaders_state_their_position(self) -> None:
         if hasattr(self, "ranks") and self.watched:
             for rank in self.ranks:
                 rank.check()
@@ -387,7 +387,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
 
 class ProcessMachine(LoaderMachine):
-    """The same with worker processes."""
+    """A LoaderMachine with worker processes."""
 
     worker_type = "process"
 
@@ -420,7 +420,7 @@ def walked(machine: type[LoaderMachine], examples: int, seed: int | None = None)
     )
 
 
-def test_ranks_are_handed_what_a_plain_walk_says(link: MemoryLink) -> None:
+def test_ranks_get_the_batches_of_a_plain_walk(link: MemoryLink) -> None:
     walked(LoaderMachine, 100)
 
 

@@ -1,4 +1,4 @@
-"""A loader's `sampler` and `batch_sampler` say what it iterates, and iterating them moves it nowhere."""
+"""The `sampler` and `batch_sampler` of a loader have its indices, and iterating them does not move it."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def test_the_batch_sampler_has_the_batches_that_are_iterated(
 ) -> None:
     for loader in ranks(link, world, **given):
         for _ in range(2):
-            said = list(loader.batch_sampler)
-            assert [*itertools.chain(*said)] == list(loader.sampler)
-            assert (len(loader.batch_sampler), len(loader.sampler)) == (len(said), sum(map(len, said)))
-            assert rows(TorchLoader(loader.dataset, batch_sampler=loader.batch_sampler)) == said
-            assert len(loader) == len(said)
-            assert rows(loader) == said
+            listed = list(loader.batch_sampler)
+            assert [*itertools.chain(*listed)] == list(loader.sampler)
+            assert (len(loader.batch_sampler), len(loader.sampler)) == (len(listed), sum(map(len, listed)))
+            assert rows(TorchLoader(loader.dataset, batch_sampler=loader.batch_sampler)) == listed
+            assert len(loader) == len(listed)
+            assert rows(loader) == listed
 
 
 @pytest.mark.parametrize("around", [jumbled, behind])
-def test_indices_are_of_what_is_around_our_datasets(
+def test_indices_are_those_of_the_wrapping_dataset(
     link: MemoryLink, around: Callable[[Dataset], Any]
 ) -> None:
     loader = DataLoader(around(in_memory(link)), 4, shuffle=True, rank=1, world_size=2)
@@ -89,7 +89,7 @@ def test_indices_are_of_what_is_around_our_datasets(
     assert rows(again) == rows(loader)
 
 
-def test_it_is_the_whole_epoch_whatever_was_consumed_skipped_or_loaded(link: MemoryLink) -> None:
+def test_a_sampler_has_the_whole_epoch_whatever_was_consumed_skipped_or_loaded(link: MemoryLink) -> None:
     (_, loader), (_, other) = ranks(link, 2), ranks(link, 2)
     loader.set_epoch(2)
     whole = list(loader.batch_sampler)
@@ -115,7 +115,7 @@ def test_a_loaded_state_brings_its_global_batch_and_window(link: MemoryLink) -> 
     assert list(loaded.batch_sampler)[2:] == rows(loaded)
 
 
-def test_either_sampler_tells_the_loader_its_epoch(link: MemoryLink) -> None:
+def test_either_sampler_sets_the_epoch_of_the_loader(link: MemoryLink) -> None:
     loader, anew = ranks(link, 2)[0], ranks(link, 2)[0]
     for told, epoch in ((loader.sampler, 4), (loader.batch_sampler, 1), (loader.batch_sampler.sampler, 3)):
         told.set_epoch(epoch)
@@ -128,10 +128,10 @@ def test_either_sampler_tells_the_loader_its_epoch(link: MemoryLink) -> None:
                 told.set_epoch(wrong)
 
 
-def test_a_sampler_that_is_told_iterations_of_this_process_counts_from_the_loaded_epoch(
+def test_a_sampler_counts_iterations_of_this_process_from_the_loaded_epoch(
     link: MemoryLink,
 ) -> None:
-    """As Fabric tells, whose count begins at 0 in every process."""
+    """Fabric counts epochs from 0 in every process."""
     straight, broken, resumed = (ranks(link, 2)[0] for _ in range(3))
     wanted = []
     for count in range(3):
@@ -147,7 +147,7 @@ def test_a_sampler_that_is_told_iterations_of_this_process_counts_from_the_loade
     assert resumed.epoch == 1
 
 
-def test_types_say_that_it_is_sharded_and_whether_it_is_shuffled(link: MemoryLink) -> None:
+def test_types_show_that_a_loader_is_sharded_and_whether_it_shuffles(link: MemoryLink) -> None:
     for shuffle, kind, other in (
         (True, RandomSampler, SequentialSampler),
         (False, SequentialSampler, RandomSampler),
@@ -175,7 +175,7 @@ class Mesh:
         return 4 if mesh_dim is None else 2
 
 
-def test_the_rank_is_where_the_loader_finds_it(link: MemoryLink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_of_a_sampler_is_the_loaders(link: MemoryLink, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = rows(ranks(link, 2)[1])
     meshed = DataLoader(in_memory(link), 5, shuffle=True, mesh=Mesh())
     assert list(meshed.batch_sampler) == wanted
@@ -187,7 +187,7 @@ def test_the_rank_is_where_the_loader_finds_it(link: MemoryLink, monkeypatch: py
     assert list(alone.batch_sampler) == rows(alone) == rows(ranks(link, 1)[0])
 
 
-def test_what_torch_alone_runs_keeps_torchs_samplers(link: MemoryLink) -> None:
+def test_a_loader_that_torch_alone_runs_keeps_torchs_samplers(link: MemoryLink) -> None:
     drawn = SequentialSampler(range(9))
     loader = DataLoader(in_memory(link), 2, sampler=drawn)
     assert loader.sampler is drawn
@@ -218,7 +218,7 @@ def test_transforms_draw_the_same_in_a_loader_that_is_built_from_it(link: Memory
     assert rest == rows(loader)[3:]
 
 
-def test_it_lives_on_without_its_loader_and_keeps_none_alive(link: MemoryLink) -> None:
+def test_a_sampler_outlives_its_loader_and_keeps_none_alive(link: MemoryLink) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -246,8 +246,8 @@ def test_a_copied_loader_has_samplers_of_its_own(link: MemoryLink) -> None:
         assert list(second.batch_sampler) == rows(second)
 
 
-def test_what_rebuilds_the_batch_sampler_to_predict_gets_each_sample_once(link: MemoryLink) -> None:
-    """As Lightning does, with `drop_last=False`, whatever the loader does with an epoch's rest."""
+def test_a_batch_sampler_rebuilt_to_predict_has_each_sample_once(link: MemoryLink) -> None:
+    """Lightning does so, with `drop_last=False`, whatever the loader does with samples that fill no batch."""
     for world, given in itertools.product((1, 2, 7), ({"drop_last": True}, {}, {"global_batch_size": 70})):
         if given.get("global_batch_size", 70) % (5 * world):
             continue
@@ -262,7 +262,7 @@ def test_what_rebuilds_the_batch_sampler_to_predict_gets_each_sample_once(link: 
         assert sorted(seen) == list(range(COUNT))
 
 
-def test_accelerate_leaves_it_as_it_is_and_shards_what_torch_alone_runs(link: MemoryLink) -> None:
+def test_accelerate_leaves_our_loader_unchanged_and_shards_torchs(link: MemoryLink) -> None:
     accelerator = Accelerator(cpu=True)
     own = DataLoader(in_memory(link), 5, shuffle=True)
     assert accelerator.prepare(own) is own
@@ -270,7 +270,7 @@ def test_accelerate_leaves_it_as_it_is_and_shards_what_torch_alone_runs(link: Me
     assert accelerator.prepare(foreign) is not foreign
 
 
-def test_no_batch_size_shares_single_samples_out_and_keeps_a_state(link: MemoryLink) -> None:
+def test_a_loader_without_batch_size_yields_single_samples_and_has_a_state(link: MemoryLink) -> None:
     loaders = ranks(link, 2, batch_size=None)
     seen = [[int(sample[0]) for sample in loader] for loader in loaders]
     assert [len(each) for each in seen] == [52, 52]
@@ -285,7 +285,7 @@ def test_no_batch_size_shares_single_samples_out_and_keeps_a_state(link: MemoryL
     assert next(iter(whole)).shape == (1,)
 
 
-def test_set_epoch_warns_where_it_goes_back_behind_a_state_that_was_loaded(link: MemoryLink) -> None:
+def test_set_epoch_before_a_loaded_state_warns(link: MemoryLink) -> None:
     """A state saved inside the loop after an epoch's last batch is the next epoch's beginning."""
     loader, again = ranks(link, 1)[0], ranks(link, 1)[0]
     for _ in loader:
@@ -315,7 +315,7 @@ def test_a_loaded_epoch_that_another_loader_read_to_its_end_begins_again_with_a_
     assert rows(loader) != rest
 
 
-def test_an_empty_state_changes_nothing_and_says_so(link: MemoryLink) -> None:
+def test_an_empty_state_changes_nothing_and_warns(link: MemoryLink) -> None:
     loader = ranks(link, 1)[0]
     loader.skip(3)
     with pytest.warns(UserWarning, match="an empty state"):

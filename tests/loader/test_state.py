@@ -74,7 +74,7 @@ def test_a_range_of_batches_can_be_replayed(link: MemoryLink) -> None:
     assert rows(islice(batches, 7)) == whole[20:27]
 
 
-def test_torch_checkpoints_hold_it(link: MemoryLink, tmp_path: Path) -> None:
+def test_torch_checkpoints_hold_the_state(link: MemoryLink, tmp_path: Path) -> None:
     whole = rows(loader(link))
     first = loader(link)
     head = rows(islice(first, 9))
@@ -93,8 +93,8 @@ def rest(run: DataLoader) -> list[list[int]]:
     return [run.indices.tolist() for _ in run]
 
 
-def test_inside_a_step_a_run_goes_on_only_as_it_was_cut(link: MemoryLink) -> None:
-    """After two of four micro-batches: other ranks or sizes would cut the step elsewhere, and lose or repeat samples."""
+def test_a_state_inside_a_step_continues_only_with_the_same_cut(link: MemoryLink) -> None:
+    """The state is after two of four micro-batches: another cut of the step would lose or repeat samples."""
     first = small(link, batch_size=4, global_batch_size=16)
     batches = iter(first)
     next(batches), next(batches)
@@ -115,8 +115,8 @@ def test_inside_a_step_a_run_goes_on_only_as_it_was_cut(link: MemoryLink) -> Non
 
 @pytest.mark.parametrize("skipped", [1, 9, 10, 11, 23, 40])
 @pytest.mark.parametrize("consumed", [0, 5, 10])
-def test_a_skip_leads_to_the_same_place_by_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
-    """Into next epochs, in mid-iteration, through a state, and to an epoch that set_epoch names."""
+def test_a_skip_leads_to_the_same_place_in_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
+    """The skip goes into next epochs, in mid-iteration, through a state, and to an epoch given to set_epoch."""
     straight = small(link, batch_size=10, epochs=6)
     wanted = [straight.indices.tolist() for _ in straight][consumed + skipped :]
 
@@ -140,7 +140,7 @@ def test_a_skip_leads_to_the_same_place_by_every_way(link: MemoryLink, skipped: 
     assert rest(resumed) == wanted
 
 
-def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink) -> None:
+def test_a_state_after_the_last_batch_begins_the_next_epoch(link: MemoryLink) -> None:
     run = small(link, batch_size=10)
     for _ in run:
         state = run.state_dict()
@@ -151,7 +151,7 @@ def test_the_last_batch_of_an_epoch_is_the_next_ones_beginning(link: MemoryLink)
 
 
 @pytest.mark.parametrize("given", [{"window": "all"}, {"last": "drop"}, {"drop_last": True}])
-def test_what_is_given_counts_from_the_next_epoch_and_contradicts_a_state_within_one(
+def test_arguments_apply_from_the_next_epoch_and_contradict_a_state_within_one(
     link: MemoryLink, given: dict[str, Any]
 ) -> None:
     saved: dict[str, Any] = {"window": 16384, "last": "pad"}
@@ -205,9 +205,7 @@ def test_a_state_loaded_in_mid_iteration_ends_that_epoch(link: MemoryLink, epoch
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
-    link: MemoryLink, workers: int
-) -> None:
+def test_a_state_loaded_before_the_first_batch_brings_its_own_order(link: MemoryLink, workers: int) -> None:
     first = loader(link, window=None, epochs=2, num_workers=workers)
     narrow = loader(link, epochs=2)
     next(iter(narrow))
@@ -219,7 +217,7 @@ def test_a_state_loaded_before_an_iterations_first_batch_brings_its_own_order(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
+def test_an_epoch_ends_with_its_last_batch_without_another_fetch(
     link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = small(link, batch_size=10, num_workers=workers, log_stats=True)
@@ -230,7 +228,7 @@ def test_who_counts_the_batches_and_asks_for_no_more_has_ended_the_epoch(
         taken = iter(run)
         epochs.append([next(taken) is not None and run.indices.tolist() for _ in range(len(run))])
         assert run.epoch == epoch
-        del taken  # nobody asked whether that was all
+        del taken  # without a fetch that raises StopIteration
         assert run.epoch == epoch + 1
     whole = small(link, batch_size=10, num_workers=workers)
     assert epochs == [rest(whole) for _ in range(3)]
@@ -267,7 +265,7 @@ def test_a_skip_of_no_batches_changes_nothing(link: MemoryLink, kept: int) -> No
 )
 def test_a_state_that_no_loader_saved_is_refused(link: MemoryLink, wrong: dict[str, int]) -> None:
     run = small(link, batch_size=10)
-    with pytest.raises(StateMismatch, match="no state says so"):
+    with pytest.raises(StateMismatch, match="out of range"):
         run.load_state_dict(run.state_dict() | wrong)
 
 
@@ -295,7 +293,7 @@ def in_halves(link: MemoryLink) -> DataLoader:
         {"last": "a\nb"},
     ],
 )
-def test_what_follows_from_the_rest_of_a_state_must_do_so(
+def test_a_state_with_contradicting_numbers_is_refused(
     link: MemoryLink, taken: int, wrong: dict[str, Any]
 ) -> None:
     first = in_halves(link)
@@ -308,8 +306,8 @@ def test_what_follows_from_the_rest_of_a_state_must_do_so(
     assert rest(run) == rest(in_halves(link))[taken:]
 
 
-def test_of_a_mixture_only_an_epoch_that_has_begun_is_as_long_as_a_state_says(link: MemoryLink) -> None:
-    """Between epochs other weights may come."""
+def test_the_weights_of_a_mixture_may_change_between_epochs(link: MemoryLink) -> None:
+    """A changed weight changes the length of an epoch, which a state in mid-epoch must match."""
     one, other = in_memory(link).take(50), in_memory(link).take(30)
     mixture = mix({one: 10, other: 10}, by="choose")
     then = DataLoader(mixture.reweighed({one: 30, other: 10}, epoch=1), batch_size=10)
@@ -325,7 +323,7 @@ def test_of_a_mixture_only_an_epoch_that_has_begun_is_as_long_as_a_state_says(li
 
 
 @pytest.mark.parametrize("given", [None, [], "state.pt"])
-def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
+def test_a_value_that_is_no_state_is_refused_by_its_type(link: MemoryLink, given: Any) -> None:
     with pytest.raises(StateMismatch, match=f"{type(given).__name__} is not a state of this loader"):
         small(link, batch_size=10).load_state_dict(given)
 
@@ -343,7 +341,7 @@ def test_what_is_no_state_at_all_is_refused_by_its_type(link: MemoryLink, given:
         {"step": 1.0},
     ],
 )
-def test_whatever_a_state_holds_instead_is_told_in_one_line(link: MemoryLink, wrong: dict[Any, Any]) -> None:
+def test_a_wrong_value_in_a_state_is_shown_in_one_line(link: MemoryLink, wrong: dict[Any, Any]) -> None:
     run = small(link, batch_size=10)
     with pytest.raises(StateMismatch) as refused:
         run.load_state_dict(run.state_dict() | wrong)
@@ -352,12 +350,12 @@ def test_whatever_a_state_holds_instead_is_told_in_one_line(link: MemoryLink, wr
 
 def test_data_that_never_fills_a_batch_does_not_spin(link: MemoryLink) -> None:
     run = DataLoader(in_memory(link), batch_size=10**6, drop_last=True, epochs=None)
-    with pytest.raises(InvalidInput, match="epochs=None never ends"):
+    with pytest.raises(InvalidInput, match="epochs=None would never give one"):
         next(iter(run))
     assert list(DataLoader(in_memory(link), batch_size=10**6, drop_last=True)) == []
 
 
-def test_epochs_without_end_in_sight_have_a_length(link: MemoryLink) -> None:
+def test_the_largest_number_of_epochs_has_a_length(link: MemoryLink) -> None:
     run = small(link, batch_size=10, epochs=2**63 - 1)
     assert len(run) == len(iter(run)) == 2**63 - 1  # type: ignore[arg-type]
 
@@ -374,10 +372,10 @@ def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> Non
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))]
 )
-def test_a_copy_of_a_loader_goes_on_by_itself(
+def test_a_copy_of_a_loader_continues_independently(
     link: MemoryLink, copied: Callable[[DataLoader], DataLoader], workers: dict[str, Any]
 ) -> None:
-    """As processes get theirs that a launcher spawns with the loader as an argument."""
+    """A launcher that spawns processes with the loader as an argument makes such copies."""
     first = loader(link, **workers)
     whole = rows(first)
     first.load_state_dict(loader(link).state_dict())
@@ -394,7 +392,7 @@ def test_a_copy_of_a_loader_goes_on_by_itself(
     assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)
 
 
-def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link: MemoryLink) -> None:
+def test_a_shallow_copy_that_runs_in_mid_epoch_repeats_nothing(link: MemoryLink) -> None:
     first = loader(link)
     reading = iter(first)
     begun = rows(islice(reading, 2))
@@ -402,7 +400,7 @@ def test_a_shallow_copy_that_runs_in_the_midst_of_an_epoch_repeats_nothing(link:
     assert begun + rows(reading) == rows(loader(link))
 
 
-def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_now(link: MemoryLink) -> None:
+def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: MemoryLink) -> None:
     first = small(link, batch_size=10, last="error")
     assert len(list(first)) == 10
     then = small(link, batch_size=8, global_batch_size=8, last="drop")
@@ -412,8 +410,8 @@ def test_where_a_new_global_batch_leaves_a_rest_it_becomes_what_the_loader_says_
         small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
 
 
-def test_a_state_inside_the_last_step_goes_on_where_it_stood(link: MemoryLink) -> None:
-    """After two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
+def test_a_state_inside_the_last_step_continues_there(link: MemoryLink) -> None:
+    """The state is after two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
     first = small(link, batch_size=4, global_batch_size=40)
     batches = iter(first)
     list(islice(batches, 2 * 10 + 2))

@@ -73,8 +73,8 @@ def open_in_worker(worker: int) -> None:
     info.dataset.opened = info.id
 
 
-class Unwilling(Dataset[int]):
-    """Fails at one sample."""
+class Failing(Dataset[int]):
+    """A dataset that fails at one sample."""
 
     def __len__(self) -> int:
         return COUNT
@@ -113,7 +113,7 @@ def test_the_signature_is_torchs_and_more() -> None:
         {"multiprocessing_context": "fork", "num_workers": 1, "sampler": 5},
     ],
 )
-def test_what_torch_refuses_is_refused_alike(link: MemoryLink, arguments: dict[str, Any]) -> None:
+def test_arguments_that_torch_refuses_are_refused(link: MemoryLink, arguments: dict[str, Any]) -> None:
     def outcome(kind: type[Any], data: Any) -> tuple[str, str]:
         try:
             list(kind(data, **arguments))
@@ -148,7 +148,7 @@ def test_a_generator_orders_other_datasets_as_in_torch(workers: int) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
-def test_samplers_with_generators_are_obeyed(link: MemoryLink, own: bool) -> None:
+def test_samplers_with_generators_are_used(link: MemoryLink, own: bool) -> None:
     data = in_memory(link) if own else Numbers()
 
     def samplers() -> list[Any]:
@@ -177,7 +177,7 @@ def test_iterable_datasets_share_themselves_between_workers(context: str) -> Non
 def test_an_exception_in_a_worker_arrives_with_its_type_and_message() -> None:
     for workers in (0, 2):
         with pytest.raises(KeyError, match="sample 33 is spoilt"):
-            list(DataLoader(Unwilling(), 8, num_workers=workers))
+            list(DataLoader(Failing(), 8, num_workers=workers))
 
 
 def _exhausted(samples: list[Any]) -> Any:
@@ -185,9 +185,7 @@ def _exhausted(samples: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("given", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
-def test_a_stop_iteration_of_the_users_code_is_an_error_that_says_so(
-    link: MemoryLink, given: dict[str, Any]
-) -> None:
+def test_a_stop_iteration_of_the_users_code_is_a_clear_error(link: MemoryLink, given: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         list(DataLoader(in_memory(link), 10, collate_fn=_exhausted, **given))
 
@@ -248,7 +246,7 @@ def _with_process(batch: list[Any]) -> tuple[int, Any]:
     return os.getpid(), batch
 
 
-def test_pinning_is_asked_for_and_without_an_accelerator_only_warned_of(link: MemoryLink) -> None:
+def test_pinning_without_an_accelerator_only_warns(link: MemoryLink) -> None:
     for data in (TensorDataset(torch.arange(COUNT)), in_memory(link)):
         loader = DataLoader(data, 10, pin_memory=True)
         found = [batch[0] if isinstance(batch, list) else batch for batch in loader]
@@ -258,11 +256,11 @@ def test_pinning_is_asked_for_and_without_an_accelerator_only_warned_of(link: Me
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_set_between_iterations_holds_from_the_next_one_on(
+def test_attributes_set_between_iterations_apply_from_the_next_one(
     link: MemoryLink, own: bool, workers: int
 ) -> None:
     loader = DataLoader(in_memory(link) if own else Numbers(), 4, num_workers=workers)
-    assert len(loader) == 15  # which looks at the collate_fn as little as torch does
+    assert len(loader) == 15  # does not use the collate_fn, as in torch
     loader.collate_fn = _with_process
     first = [*loader]
     assert flat(batch for _, batch in first) == list(range(COUNT))
@@ -284,7 +282,7 @@ def test_workers_that_make_no_batch_ahead_are_refused_as_torch_refuses_them(
     assert flat(loader) == list(range(COUNT))
 
 
-def test_a_state_that_was_loaded_stands_when_a_collate_fn_is_set_after_it(link: MemoryLink) -> None:
+def test_a_loaded_state_survives_a_later_collate_fn(link: MemoryLink) -> None:
     before = DataLoader(in_memory(link), 4, shuffle=True, global_batch_size=20)
     wanted = flat(before)
     again = DataLoader(in_memory(link), 5, shuffle=True)

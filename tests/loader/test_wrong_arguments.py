@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack
-from loader.datasets.dataset import NOTES_SAID
+from loader.datasets.dataset import NOTES_LOGGED
 from testbed.node import Daemon
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
@@ -45,7 +45,7 @@ def socket_dir(data: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["daemon", "direct"])
 def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the daemon, and without it."""
+    """Read through the daemon, and directly."""
     if request.param == "daemon":
         monkeypatch.setenv("CACHESVC_SOCKET", request.getfixturevalue("socket_dir"))
     monkeypatch.setenv("CACHESVC", "require" if request.param == "daemon" else "off")
@@ -55,7 +55,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", OPENINGS)
 @pytest.mark.parametrize("given", [-1, 2**63, 2**64, 4096.0, "4096", None, True])
-def test_a_size_that_is_none_is_refused_at_opening(data: Path, name: str, given: Any) -> None:
+def test_a_wrong_size_is_refused_at_opening(data: Path, name: str, given: Any) -> None:
     with pytest.raises(InvalidInput, match=name) as caught:
         open_dataset(data, **{**OPENINGS[name], name: given})
     assert "\n" not in str(caught.value)
@@ -105,26 +105,26 @@ def test_a_version_and_fields_are_text(data: Path, given: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "given", [{"labels": "\udcff.csv"}, {"dtype": "\ud800"}, {"format": "\udcff"}, {"version": "\ud800"}]
 )
-def test_what_no_message_can_hold_is_no_text(data: Path, given: dict[str, Any]) -> None:
+def test_text_that_no_message_can_hold_is_refused(data: Path, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="give it as text"):
         open_dataset(data, **given)
 
 
 @pytest.mark.usefixtures("way")
-def test_a_version_that_is_gone_is_said_with_the_mend(data: Path) -> None:
+def test_a_version_that_is_gone_is_an_error_that_names_the_remedy(data: Path) -> None:
     with pytest.raises(SourceChanged, match=r"not 0123; open it without version="):
         open_dataset(data, **RECORD, version="0123")
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("long", ["x" * 20_000, "é" * 20_000])
-def test_however_long_a_message_is_the_error_stays_typed(data: Path, long: str) -> None:
+def test_an_error_with_a_long_message_stays_typed(data: Path, long: str) -> None:
     with pytest.raises(InvalidInput, match=r"^unknown format.*there are: files, webdataset"):
         open_dataset(data, format=long)
 
 
 @pytest.mark.parametrize("given", [{"decode": "pil"}, {"decode": False}, {"decode": True}, {"transform": 3}])
-def test_what_nobody_can_call_is_refused_at_opening(
+def test_a_value_that_is_not_callable_is_refused_at_opening(
     data: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("CACHESVC", "off")
@@ -133,17 +133,19 @@ def test_what_nobody_can_call_is_refused_at_opening(
 
 
 @pytest.mark.usefixtures("way")
-def test_what_is_left_out_is_said_at_each_opening_and_briefly(
+def test_data_left_out_is_logged_briefly_at_each_opening(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(NOTES_SAID + 2):
+    for number in range(NOTES_LOGGED + 2):
         datasets.write_files(tmp_path / "tails", {f"{number:02d}.bin": bytes(4097)})
     for _ in range(2):
         caplog.clear()
-        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_SAID + 2
+        assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_LOGGED + 2
         said = [record.getMessage() for record in caplog.records if record.name == "cachesvc"]
-        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_SAID)] == [True] * NOTES_SAID
-        assert said[NOTES_SAID:] == ["and 2 notes more, in ds.catalog.notes"]
+        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_LOGGED)] == [
+            True
+        ] * NOTES_LOGGED
+        assert said[NOTES_LOGGED:] == ["and 2 notes more, in ds.catalog.notes"]
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         ({"peer_failure_s": "30"}, "peer_failure_s='30'"),
     ],
 )
-def test_a_loader_is_not_made_of_what_makes_no_sense(
+def test_senseless_arguments_of_a_loader_are_refused(
     numbers: Dataset, arguments: dict[str, Any], says: str
 ) -> None:
     for dataset in (numbers, TensorDataset(torch.arange(4))):
@@ -234,7 +236,7 @@ def test_a_selection_is_of_indices_that_exist(numbers: Dataset, ids: Any, says: 
         numbers.select(ids)
 
 
-def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> None:
+def test_an_empty_selection_and_a_part_are_datasets(numbers: Dataset) -> None:
     assert len(numbers.select([])) == len(numbers.take(0)) == 0
     assert [int(numbers.take(np.int64(2))[at]) for at in (0, 1)] == [0, 1]  # type: ignore[arg-type]
     assert [len(part) for part in numbers.take(0).split({"x": 0.5, "y": 0.5}).values()] == [0, 0]
@@ -242,14 +244,14 @@ def test_a_selection_of_none_and_a_part_are_what_they_say(numbers: Dataset) -> N
         numbers.take(-1)
 
 
-def test_a_part_that_too_few_samples_leave_empty_is_told_and_gives_nothing(numbers: Dataset) -> None:
+def test_an_empty_part_is_warned_of_and_has_no_samples(numbers: Dataset) -> None:
     with pytest.warns(
-        UserWarning, match=r"^7 samples leave none for 'val' of \{'train': 0.98, 'val': 0.02\}: "
+        UserWarning, match=r"^7 samples are too few for 'val' of \{'train': 0.98, 'val': 0.02\}: "
     ):
         val = numbers.take(7).split({"train": 0.98, "val": 0.02})["val"]
     assert list(DataLoader(val, batch_size=2)) == []
     for empty in (val, Subset(numbers, []), ConcatDataset([val, val])):
-        with pytest.raises(InvalidInput, match="holds no samples to shuffle") as refused:
+        with pytest.raises(InvalidInput, match="has no samples to shuffle") as refused:
             DataLoader(empty, batch_size=2, shuffle=True)
         assert "\n" not in str(refused.value)
     with warnings.catch_warnings():
@@ -263,7 +265,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     r"fractions['x']=None": lambda data: data.split({"x": None}),  # type: ignore[dict-item]
     r"fractions['x']=-0.5": lambda data: data.split({"x": -0.5}),
     r"fractions=[0.5, 0.5]": lambda data: data.split([0.5, 0.5]),  # type: ignore[arg-type]
-    "are not shares of 1": lambda data: data.split({"x": 0.7, "y": 0.7}),
+    "give at least one, and at most 1 in total": lambda data: data.split({"x": 0.7, "y": 0.7}),
     "seed='a'": lambda data: data.split({"x": 1}, seed="a"),  # type: ignore[arg-type]
     "seed=1.5": lambda data: data.split({"x": 1}, seed=1.5),  # type: ignore[arg-type]
     "seed=-1": lambda data: data.split({"x": 1}, seed=-1),
@@ -275,7 +277,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
     "]=-1: give a number": lambda data: mix({data: -1}),
     "weights=[Dataset(": lambda data: mix([data, data]),  # type: ignore[arg-type]
     "weights=None": lambda data: mix({data: 1}).reweighed(None, 1),  # type: ignore[arg-type]
-    "is none of the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
+    "is not among the 1 mixed datasets": lambda data: mix({data: 1}).reweighed({data.take(2): 1}, 1),
     "]='y': give a number": lambda data: mix({data: 1}).reweighed({data: "y"}, 1),  # type: ignore[dict-item]
     "epoch='3'": lambda data: mix({data: 1}).reweighed({data: 2}, "3"),  # type: ignore[arg-type]
     "epoch=1.5": lambda data: mix({data: 1}).reweighed({data: 2}, 1.5),  # type: ignore[arg-type]
@@ -296,7 +298,7 @@ WRONG: dict[str, Callable[[Dataset], object]] = {
 
 
 @pytest.mark.parametrize("says", WRONG)
-def test_shares_lengths_and_types_that_are_none_are_refused(numbers: Dataset, says: str) -> None:
+def test_wrong_shares_lengths_and_types_are_refused(numbers: Dataset, says: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         WRONG[says](numbers)
     assert says in str(caught.value)

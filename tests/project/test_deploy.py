@@ -16,7 +16,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import cachesvc
 from cachesvc import config
 from cachesvc.cli import cli
 from cachesvc.cli.serve import settings_of
@@ -25,7 +24,9 @@ from testbed import ROOT
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-IMAGE = f"cachesvc:{cachesvc.__version__}"
+_VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+assert _VERSION is not None
+IMAGE = f"cachesvc:{_VERSION[1]}"
 POLICIES = {"auto", "require", "off"}
 OVERHEAD_BYTES = 4 << 30
 """What a daemon may need beside its RAM tier: processes, buffers, pages that are being written."""

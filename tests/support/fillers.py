@@ -1,4 +1,4 @@
-"""A pool of fillers under a test."""
+"""A real pool of fillers with a minimal event loop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from cachesvc.config import NvmeSpec, Settings
 from cachesvc.core.model import TierName
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from testbed import WAIT_S
 
 BYTES = os.urandom(1 << 16)
 
 
 class Loop:
-    """As much of the event loop as fillers need."""
+    """The part of the event loop that fillers need."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}
@@ -38,37 +38,37 @@ class Loop:
 class Pool:
     """Fillers, their loop, and the answers of each job."""
 
-    def __init__(self, root: Path, loop: Loop, fillers: Fillers) -> None:
+    def __init__(self, root: Path, loop: Loop, fillers: FillerPool) -> None:
         self.loop, self.fillers = loop, fillers
-        self.answers: dict[object, list[jobs.Done]] = {}
+        self.answers: dict[object, list[jobs.JobDone]] = {}
         self.inside = root / "memory"
         self.inside.write_bytes(BYTES)
-        passing = Passing(len(BYTES))
+        passing = StreamedChecksums(len(BYTES))
         passing.add(0, memoryview(BYTES))
         fd = os.open(self.inside, os.O_RDONLY)
         self._digests = jobs.pack_digests(passing.checksums(fd).digests)
         os.close(fd)
 
     def verify(self, name: object, fd: int, *tiers: TierName) -> None:
-        job = partial(jobs.Verify, size_bytes=len(BYTES), digests=self._digests)
+        job = partial(jobs.VerifyJob, size_bytes=len(BYTES), digests=self._digests)
         self.fillers.submit(job, (fd,), partial(self._answered, name), tiers)
 
     def copy(self, name: object, target: int, origin: int, *tiers: TierName) -> None:
-        job = partial(jobs.Copy, size_bytes=len(BYTES), digests=self._digests)
+        job = partial(jobs.CopyJob, size_bytes=len(BYTES), digests=self._digests)
         self.fillers.submit(job, (target, origin), partial(self._answered, name), tiers)
 
-    def of(self, name: object) -> jobs.Done:
-        """Its answer, once it is there."""
+    def of(self, name: object) -> jobs.JobDone:
+        """Wait for a job's answer and return it."""
         self.loop.run_until(lambda: name in self.answers)
         (done,) = self.answers[name]
         return done
 
     def _answered(self, name: object, answer: jobs.Answer) -> None:
-        assert isinstance(answer, jobs.Done)
+        assert isinstance(answer, jobs.JobDone)
         self.answers.setdefault(name, []).append(answer)
 
     def pids(self) -> list[int]:
-        """Of those that there are, once they have begun."""
+        """Process ids of the fillers, without the builder, once all have started."""
         living = [each.process for each in self.fillers._living if not each.builds]
         self.loop.run_until(lambda: all(each.pid for each in living))
         return [each.pid for each in living]
@@ -78,7 +78,7 @@ class Pool:
 def a_pool(root: Path, count: int, nvme: tuple[NvmeSpec, ...] = ()) -> Iterator[Pool]:
     loop = Loop()
     settings = Settings(0, nvme, (), str(root), str(root), fillers=count)
-    fillers = Fillers(settings, (), loop.watch, loop.unwatch)
+    fillers = FillerPool(settings, (), loop.watch, loop.unwatch)
     fillers.start()
     try:
         yield Pool(root, loop, fillers)

@@ -1,4 +1,4 @@
-"""Plans in shared memory, and a core that lists what arrives."""
+"""Memory of plans, and stand-ins for the lane, dataset and runner of a grants socket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from cachesvc.config import Rule
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
-from cachesvc.daemon.grants.plans import Entries
+from cachesvc.daemon.grants.plan_intake import PlanEntries
 
 EXTENT, EXTENTS = 4096, 16
 IDS = tuple(ExtentId(bytes([number])) for number in range(EXTENTS))
@@ -21,8 +21,8 @@ def memory(body: bytes) -> int:
     return fd
 
 
-class Held:
-    """A lane that does what it is told one by one, when asked to."""
+class ManualLane:
+    """A lane that runs its calls one by one, each on `run`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass
-class Known:
+class FakeDataset:
     """A dataset, as the grants socket sees it."""
 
     id: DatasetId
@@ -47,17 +47,17 @@ class Known:
     catalog_fd: int = -1
 
 
-class Listed:
-    """What a daemon's core is told of plans."""
+class RecordedRequests:
+    """Records the plans and events that the grants socket passes on."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.received: list[object] = []
 
-    def planned(self, reader: ReaderId, plan: Entries) -> None:
-        self.told.append((reader, len(plan.entries)))
+    def planned(self, reader: ReaderId, plan: PlanEntries) -> None:
+        self.received.append((reader, len(plan.entries)))
 
     def handle(self, event: object) -> None:
-        self.told.append(event)
+        self.received.append(event)
 
-    def passed_or_gone(self, reader: ReaderId, step: int | None) -> None:
+    def gone(self, reader: ReaderId) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The RAM budget leaves our own processes what they take at their peak, and they give it back."""
+"""The RAM budget leaves the daemon's processes their peak memory, which they give back."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def stored(s3_server: SeaweedFS, bucket: str) -> str:
 
 
 def _largest(cage: Cage, *given: str) -> str:
-    """What `doctor` names in the cage for a budget that is too large."""
+    """The budget that `doctor` advises in the cage for one that is too large."""
     command = [sys.executable, "-m", "cachesvc", "doctor", "--json", "--ram", "650MiB", *given]
     out = subprocess.run(command, preexec_fn=cage.enter, stdout=subprocess.PIPE, check=False).stdout
     found = next(row for row in map(json.loads, out.splitlines()) if row["check"] == "memory")
@@ -153,7 +153,7 @@ for line in sys.stdin:
 
 
 class Hog:
-    """A process in a cage that takes as much memory as it is told."""
+    """A process in a cage that takes as much memory as the test says."""
 
     def __init__(self, cage: Cage) -> None:
         command = [sys.executable, "-c", HOG]
@@ -170,7 +170,7 @@ class Hog:
         self._process.communicate()
 
     def grow(self, size_bytes: int) -> None:
-        """Returns when it has it, or was killed for it."""
+        """Take memory; return when the process has it or was killed for it."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(b"%d\n" % size_bytes)
@@ -180,7 +180,7 @@ class Hog:
 
 
 def _grandchildren(cage: Cage, daemon: int) -> list[int]:
-    """The daemon forks its fillers from a process of its own."""
+    """The pids of the fillers, which are children of the fork server."""
     parents = {}
     for pid in map(int, (cage.folder / "cgroup.procs").read_text().split()):
         parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -188,7 +188,7 @@ def _grandchildren(cage: Cage, daemon: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_filler_that_the_kernel_kills_for_memory_is_said_to_be_that(tmp_path: Path) -> None:
+def test_a_filler_killed_for_memory_is_logged_as_such(tmp_path: Path) -> None:
     with caged(300 * MIB) as cage:
         options = ["--ram", "16MiB", "--extent-bytes", "4MiB", "--fillers", "2", "--allow", f"{tmp_path}/"]
         with Caged(cage, tmp_path / "node", options) as daemon:
@@ -206,7 +206,7 @@ def test_a_filler_that_the_kernel_kills_for_memory_is_said_to_be_that(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
+def test_a_prefetch_fills_into_nvme_what_ram_gives_up(
     tmp_path: Path,
     s3_server: SeaweedFS,
     s3_env: dict[str, str],
@@ -214,7 +214,7 @@ def test_a_prefetch_takes_to_nvme_what_ram_gives_up_meanwhile(
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """192 MiB, which fit RAM at first. The source gives the last extent only when the RAM tier has shrunk to 128 MiB."""
+    """192 MiB fit into RAM at first; the source answers for the last extent once the RAM tier has shrunk to 128 MiB."""
     client, body = s3_server.client(), os.urandom(MIB) * 4
     for number in range(48):
         client.put_object(Bucket=bucket, Key=f"data/{number:02d}.bin", Body=body)

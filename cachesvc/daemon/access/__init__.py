@@ -1,4 +1,4 @@
-"""Who may use what: tenants, quotas, paths on the allowlist, TLS.
+"""Access control: tenants, quotas, caps of users, paths on the allowlist, TLS.
 
 In: peers' credentials and URIs. Out: permission, or NotAllowed. It owns the rules and certificates.
 """

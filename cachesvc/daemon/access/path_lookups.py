@@ -1,11 +1,11 @@
-"""Lookups of paths that may hang: the one place where the daemon itself touches a source's file system.
+"""Resolves paths on mounts that may hang: the only place where the daemon itself touches a source's file system.
 
-All else about sources is done in processes that can be replaced, but the allowlist is asked here, of paths with
-their links resolved. On a hung NFS mount that waits in the kernel for as long as it hangs. So each call's lookups
-run in a thread that is left behind when one of them is late; no more than `INSIDE` threads are in one mount; and while
-one of them is late, whoever would enter that mount is refused at once. Which mount a step enters is known without
-a lookup, since what leads to it is real (`sources/links.py`). When the mount answers, those threads end, and
-so does the refusal.
+Other work on sources runs in processes that can be replaced. The allowlist is checked here, against paths with their
+links resolved, and on a hung NFS mount a lookup waits in the kernel. So the lookups of a call run in a thread of their
+own, which is abandoned when a lookup is late. A mount has at most `THREADS_PER_MOUNT` of these threads at a time. While
+one of them is late, further lookups in that mount fail at once. The mount of a step is known without a lookup, since
+the path up to that step has no links (`sources/links.py`). When the mount answers, the threads end and lookups succeed
+again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from cachesvc.sources.uri import Allowlist, allowlist, canonical, resolved
 
 log = logging.getLogger(__name__)
 LOOKUP_S = 10.0
-"""A lookup that takes longer hangs: a busy server takes a second, one that reboots minutes."""
-INSIDE = 4
-"""What a slow mount may do side by side, and how many threads a hung one keeps."""
-ASK_S = 0.1
-"""How often a caller looks whether its lookups are late."""
+"""A lookup that takes longer counts as hung: a busy server takes a second, a server that reboots takes minutes."""
+THREADS_PER_MOUNT = 4
+"""The concurrent lookups in a slow mount, and the threads that a hung mount keeps."""
+POLL_S = 0.1
+"""The interval at which a caller checks for a late lookup."""
 MOUNTS_S = 1.0
-"""The table of mounts may be so old: a new mount counts as the one around it until then."""
+"""The greatest age of the table of mounts. Until it is read again, a new mount counts as part of its parent mount."""
 _MOUNTS = "/proc/self/mountinfo"
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _T = TypeVar("_T")
 
 
 class Lookups:
-    """Safe to share between threads. `follow` is one step of a lookup; whatever calls it is called through `run`, which
-    bounds how long it may take. `link` does what a step is; an argument for tests, as `clock` is."""
+    """Runs lookups with a time limit. `follow` is one step of a lookup; call it only in work that `run` runs. Safe from any
+    thread. `link` performs a step; like `clock` it is an argument for tests."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, link: links.Follow = links.follow
@@ -47,37 +47,37 @@ class Lookups:
         self._clock = clock
         self._link = link
         self._under_way: dict[int, tuple[float, str]] = {}
-        """By thread: since when, and in which mount."""
-        self._places: dict[str, threading.Semaphore] = {}
+        """By thread: the start of its lookup, and the mount."""
+        self._slots: dict[str, threading.Semaphore] = {}
         self._mounts: tuple[float, frozenset[str]] = (-math.inf, frozenset())
 
-    def run(self, work: Callable[[], _T], about: str) -> _T:
-        """The result, or error, of work that looks paths up. Raises SourceUnavailable, naming `about`, where a mount on
-        the way hangs: at once where that is known, else when the work has waited `LOOKUP_S` for its turn, or has been in
-        one lookup for so long. Raises Busy where no thread can be started."""
+    def run(self, work: Callable[[], _T], uri: str) -> _T:
+        """Return the result of work that resolves paths, or raise its error. Raises SourceUnavailable, with `uri` in its
+        text, where a mount on the way hangs: at once where that is known, else when the work has waited `LOOKUP_S` for a
+        slot or for one lookup. Raises Busy where no thread can be started."""
         done: Future[_T] = Future()
         thread = threading.Thread(target=_settle, args=(work, done), name="lookup", daemon=True)
         try:
             thread.start()
         except RuntimeError:
             raise Busy(
-                f"{about}: no thread can be started to look it up; allow more processes or memory"
+                f"{uri}: no thread can be started to look it up; allow more processes or memory"
             ) from None
-        while not wait((done,), ASK_S).done:
+        while not wait((done,), POLL_S).done:
             since, mount = self._under_way.get(thread.ident or 0, (self._clock(), ""))
             if self._clock() - since > LOOKUP_S:
                 log.warning("a lookup hangs", extra={"mount": mount})
-                raise _Hung().about(about)
+                raise _Hung().typed(uri)
         try:
             return done.result()
         except _Hung as error:
-            raise error.about(about) from None
+            raise error.typed(uri) from None
 
     def follow(self, path: str) -> str:
-        """As `links.follow`, for work that `run` runs."""
+        """Follow one link like `links.follow`, within the limits of its mount."""
         mount = self._mount_of(path)
-        place = self._places.get(mount) or self._places.setdefault(mount, threading.Semaphore(INSIDE))
-        if self._hangs(mount) or not place.acquire(timeout=LOOKUP_S):
+        slot = self._slots.get(mount) or self._slots.setdefault(mount, threading.Semaphore(THREADS_PER_MOUNT))
+        if self._hangs(mount) or not slot.acquire(timeout=LOOKUP_S):
             raise _Hung
         thread = threading.get_ident()
         self._under_way[thread] = self._clock(), mount
@@ -85,17 +85,17 @@ class Lookups:
             return self._link(path)
         finally:
             del self._under_way[thread]
-            place.release()
+            slot.release()
 
     def allowlist(self, prefixes: Sequence[str], exact: bool) -> Allowlist:
-        """What `uri.allowlist` answers. A prefix whose mount hangs raises SourceUnavailable where it must be `exact`
-        (who may use it depends on where it leads). Raises InvalidInput."""
-        return allowlist(prefixes, self.follow, lambda prefix: self.place(prefix, "--allow", exact))
+        """Return `uri.allowlist` of some prefixes. `exact`: raise SourceUnavailable for a prefix whose mount hangs, since
+        the users who may use it depend on its resolved path. Raises InvalidInput."""
+        return allowlist(prefixes, self.follow, lambda prefix: self.resolve(prefix, "--allow", exact))
 
-    def place(self, prefix: str, option: str, exact: bool = False) -> str:
-        """Where a prefix that was given to an option leads, canonical. Unless it must be `exact`, one whose mount hangs
-        is taken as it was typed, so that a daemon can start: if links are in it, nothing is below it until the next
-        start. Raises InvalidInput."""
+    def resolve(self, prefix: str, option: str, exact: bool = False) -> str:
+        """Return the resolved, canonical prefix of an option. Where its mount hangs, `exact` raises SourceUnavailable;
+        otherwise the prefix is used as it was typed, so that the daemon can start. If it has links, no data is below it
+        until the next start. Raises InvalidInput."""
         try:
             return self.run(lambda: resolved(canonical(prefix), self.follow), f"{option} {prefix}")
         except SourceUnavailable as error:
@@ -106,11 +106,11 @@ class Lookups:
 
     def _hangs(self, mount: str) -> bool:
         now = self._clock()
-        inside = tuple(self._under_way.values())
-        return any(where == mount and now - since > LOOKUP_S for since, where in inside)
+        lookups = tuple(self._under_way.values())
+        return any(where == mount and now - since > LOOKUP_S for since, where in lookups)
 
     def _mount_of(self, path: str) -> str:
-        """The mount that a path whose folder has no links lies in; one that is mounted at the path itself too."""
+        """Return the mount of a path whose folder has no links; a mount at the path itself counts."""
         read_at, mounts = self._mounts
         if self._clock() - read_at > MOUNTS_S:
             mounts = mount_points()
@@ -121,9 +121,10 @@ class Lookups:
 
 
 class _Hung(Exception):
-    """A lookup is not answered, or is not even sent since others are not."""
+    """A lookup is late, or was not tried since others in its mount are late."""
 
-    def about(self, uri: str) -> SourceUnavailable:
+    def typed(self, uri: str) -> SourceUnavailable:
+        """Return the error that a caller sees."""
         return SourceUnavailable(
             f"{uri}: a mount on its way hangs (a lookup takes over {LOOKUP_S:.0f} s); look at the node's mounts"
         )
@@ -139,7 +140,7 @@ def _settle(work: Callable[[], _T], done: Future[_T]) -> None:
 
 
 def mount_points() -> frozenset[str]:
-    """Where something is mounted, in this process's view; no file system is asked."""
+    """Return the mount points that this process sees, without touching their file systems."""
     with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         points = [line.split(" ", 5)[4] for line in file]
     return frozenset(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), point) for point in points)

@@ -1,4 +1,4 @@
-"""Which quota a claim falls under: by where its data lies, and by the user who reads it."""
+"""Finds the quotas of a claim: by the prefix of its data and by the user who reads it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Callable, Sequence
 
 from cachesvc.config import USER, QuotaSpec
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.access.tenants import STRANGER
+from cachesvc.daemon.access.tenants import ANONYMOUS
 from cachesvc.sources.files import under
 from cachesvc.sources.uri import canonical
 
 
 class Quotas:
-    """What `--quota` said."""
+    """The quotas that `--quota` set."""
 
-    def __init__(self, specs: Sequence[QuotaSpec], place: Callable[[str], str] = canonical) -> None:
-        """`place`: where a prefix leads, as a catalog names it. Raises InvalidInput for a prefix that is none, and for two
-        quotas of one name."""
+    def __init__(self, specs: Sequence[QuotaSpec], resolve: Callable[[str], str] = canonical) -> None:
+        """`resolve` returns the location of a prefix as catalogs name it. Raises InvalidInput for an invalid prefix, and
+        for two quotas of one name."""
         self._users: dict[str, int] = {}
         self._prefixes: dict[str, int] = {}
         for spec in specs:
             of_user = spec.of.partition(":")[0] == USER
             given = self._users if of_user else self._prefixes
-            name = spec.of if of_user else place(spec.of).rstrip("/")
+            name = spec.of if of_user else resolve(spec.of).rstrip("/")
             if name in given:
                 raise InvalidInput(f"--quota names {spec.of} more than once; give it one size")
             given[name] = spec.size_bytes
 
     def of_dataset(self, uri_prefix: str) -> int | None:
-        """Bytes that one dataset below a prefix may keep: the longest prefix's; None without one."""
+        """Return the bytes that a dataset may keep: the longest matching prefix decides. None: no quota."""
         below = [prefix for prefix in self._prefixes if under(uri_prefix, (prefix,))]
         return self._prefixes[max(below, key=len)] if below else None
 
     def of_user(self, uid: int) -> int | None:
-        """Bytes that the datasets of one user may keep together; None without a quota, or without a user. A stranger may
-        be any of them, so all strangers together have the least that any user has."""
-        if uid == STRANGER:
+        """Return the bytes that the datasets of one user may keep together; None: no quota, or no user. Callers without a
+        token may be any user: all of them together get the smallest quota of a user."""
+        if uid == ANONYMOUS:
             return min(self._users.values(), default=None)
         if uid < 0:
             return None

@@ -1,5 +1,5 @@
-"""Mutual TLS, of the API's TCP port and between nodes. Certificates are renewed while a daemon runs: whoever puts
-others in their files' place need not start it again."""
+"""Mutual TLS for the API's TCP port and between nodes. A running daemon uses new certificates once their files are
+replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Certificates:
-    """What lies in the three files, read again when one was replaced. For many threads."""
+    """The contents of the three files, read again when one of them changes. Safe from any thread."""
 
     def __init__(self, tls: Tls) -> None:
         """Raises as `read_tls`."""
@@ -31,8 +31,8 @@ class Certificates:
         self._lock = threading.Lock()
 
     def renewed(self) -> bool:
-        """Whether there are others since the last call. While they cannot be used, since one of them is not there yet
-        perhaps, those of before are."""
+        """Tell whether the certificates changed since the last call. Files that cannot be used, perhaps because one of
+        them is not written yet, leave the last certificates in use."""
         with self._lock:
             seen, self._seen = self._seen, _marks(self._tls)
             if seen == self._seen:
@@ -46,14 +46,14 @@ class Certificates:
             return before != found
 
     def client(self) -> grpc.ChannelCredentials:
-        """They show our certificate, and demand one of the host that is called."""
+        """Return credentials that show our certificate and verify the certificate of the called host."""
         import grpc
 
         key, certificate, ca = self._found
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
     def server(self) -> grpc.ServerCertificateConfiguration:
-        """Ours, and who may sign the clients'."""
+        """Return our certificate and the authority of the clients' certificates."""
         import grpc
 
         key, certificate, ca = self._found
@@ -61,7 +61,8 @@ class Certificates:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """They demand a client certificate, and are looked for anew at each connection. Raises as `read_tls`."""
+    """Return credentials that require a client certificate and are checked for renewal at each connection. Raises as
+    `read_tls`."""
     import grpc
 
     found = Certificates(tls)
@@ -69,12 +70,12 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         return found.server() if found.renewed() else None
 
-    fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # None is for no change
+    fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)  # None: no change
     return grpc.dynamic_ssl_server_credentials(found.server(), fetch, require_client_authentication=True)
 
 
 def _marks(tls: Tls) -> list[tuple[int, ...]]:
-    """What changes when a file is replaced or written to; nothing of one that is not there."""
+    """Return values that change when a file is replaced or written to; an empty tuple for a missing file."""
     return [_mark(name) for name in (tls.key, tls.certificate, tls.ca)]
 
 
@@ -87,11 +88,14 @@ def _mark(name: str) -> tuple[int, ...]:
 
 
 def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
-    """Key, certificate and the certificates that sign the others'. Raises InvalidInput for files that cannot be used."""
+    """Return the key, the certificate and the authority's certificates, as PEM. Raises InvalidInput for files that cannot
+    be used."""
     try:
         key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key, password="")  # else it would ask for one
+        context.load_cert_chain(
+            tls.certificate, tls.key, password=""
+        )  # without it OpenSSL would prompt for one
         context.load_verify_locations(tls.ca)
     except ssl.SSLError as error:
         reason = error.reason or "no PEM"

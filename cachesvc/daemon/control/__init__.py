@@ -1,5 +1,5 @@
-"""The control API: gRPC in, calls on the loop and messages out.
+"""The control API: gRPC requests in, calls on the loop and replies out.
 
-In: requests of clients. Out: replies, progress and reports. It owns the server, its quotas of calls and connections, and
-the file of pins.
+In: requests of clients. Out: replies, progress and reports. It owns the gRPC server, the cap on calls and the file of
+pins.
 """

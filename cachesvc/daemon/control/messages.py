@@ -1,4 +1,4 @@
-"""What the messages of the API say in the daemon's own words, and the other way round."""
+"""Converts between the API's messages and the daemon's own types."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.config import Settings
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
 def options_of(given: pb.DatasetOptions, settings: Settings) -> Options:
-    """What a caller said, and the daemon's own where it said nothing."""
-    names: Callable[[str], object] = partial(getattr, given)
-    plain = {field.name: names(field.name) for field in fields(Options)}
+    """Return a caller's options, with the daemon's default extent size where the caller gave none."""
+    option: Callable[[str], object] = partial(getattr, given)
+    plain = {field.name: option(field.name) for field in fields(Options)}
     plain["extent_bytes"] = plain["extent_bytes"] or settings.extent_bytes
     return Options(**plain)  # type: ignore[arg-type]
 
 
-def described(dataset: Dataset) -> pb.Dataset:
-    """What a caller is told of a dataset that it may see."""
+def dataset_message(dataset: ServedDataset) -> pb.Dataset:
+    """Return a dataset's message for a caller who may see it."""
     catalog = dataset.catalog
     return pb.Dataset(
         id=dataset.id,

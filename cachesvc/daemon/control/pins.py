@@ -1,4 +1,4 @@
-"""Pinned datasets: claims that no reader's end takes away, and that survive the daemon in a small file."""
+"""Keeps pinned datasets: claims that outlive their readers and, in a small file, the daemon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.access.tenants import NOBODY
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.access.tenants import NO_USER
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.directory import sync_directory
 
@@ -25,32 +25,32 @@ log = logging.getLogger(__name__)
 
 
 class Pins:
-    """`restore` once at start, and `spared` before it; `pin` from any thread."""
+    """Pins datasets. Call `restore` once at the start, and `pinned_last` before it; `pin` is safe from any thread."""
 
     def __init__(self, path: str, runner: Runner) -> None:
         self._path = path
         self._runner = runner
         self._claims: dict[DatasetId, int] = {}
-        self._file = threading.Lock()
+        self._file_lock = threading.Lock()
 
     def __contains__(self, dataset: DatasetId) -> bool:
         return dataset in self._claims
 
-    def spared(self, found: events.Recovered) -> events.Recovered:
-        """The same, what the file names behind the rest: where a tier holds more than its budget, the first go. Waits
-        for the catalogs; what cannot be loaded is not spared."""
+    def pinned_last(self, found: events.Recovered) -> events.Recovered:
+        """Return the event with the extents of pinned datasets last: where a tier exceeds its budget, the first extents are
+        evicted. Waits for the catalogs. Datasets that cannot be loaded are not moved."""
         try:
             loading = [self._runner.datasets.load(wanted) for wanted in self.stored()]
         except OSError:
-            return found  # `restore` says so
+            return found  # `restore` logs it
         loaded = [each.result() for each in loading if each.exception() is None]
         pinned = {extent for each in loaded for extent in self._runner.datasets.admit(each).index_of}
         rest = {extent: size for extent, size in found.extents.items() if extent not in pinned}
         return events.Recovered(found.tier, rest | found.extents)
 
     def restore(self) -> None:
-        """Pin again what the file names, at once where it is loaded; what cannot be loaded is said once, and stays in
-        the file unless its catalog is gone."""
+        """Pin the datasets of the file again: at once where a dataset is loaded, else when it is. A dataset that cannot be
+        loaded is logged, and stays in the file unless its catalog is gone."""
         try:
             stored = self.stored()
         except OSError as error:
@@ -58,14 +58,14 @@ class Pins:
             return
         for wanted, user in stored.items():
             if (known := self._runner.datasets.known(wanted)) is not None:
-                self._claim(known, True, user, gradual=False)  # no loop runs yet, nobody waits
+                self._claim(known, True, user, gradual=False)  # the loop does not run yet
                 continue
             self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
 
-    def pin(self, dataset: Dataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
-        """Pin or unpin in a user's name, on disk first: what is said to be pinned is so after a crash. What is pinned
-        already stays its user's, unless the daemon's own pins it. `then` is called on the loop's thread when it is done.
-        Raises OutOfSpace."""
+    def pin(self, dataset: ServedDataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
+        """Pin or unpin for a user. The file is written first, so that a pin survives a crash. A dataset that is pinned
+        already stays its first user's, unless the daemon's own user pins it. `then` is called on the loop's thread when the
+        pin is done. Raises OutOfSpace where the file cannot be written."""
         try:
             user = self._store(dataset.id, user if pinned else None)
         except OSError as error:
@@ -79,7 +79,7 @@ class Pins:
 
         self._runner.loop.call(claim)
 
-    def _restored(self, wanted: DatasetId, user: int, done: Future[Dataset]) -> None:
+    def _restored(self, wanted: DatasetId, user: int, done: Future[ServedDataset]) -> None:
         error = done.exception()
         if error is None:
             dataset = done.result()
@@ -92,8 +92,8 @@ class Pins:
         if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
             self._store(wanted, None)
 
-    def _claim(self, dataset: Dataset, pinned: bool, user: int, gradual: bool = True) -> None:
-        """A pin is a claim of its own: it must outlive the readers."""
+    def _claim(self, dataset: ServedDataset, pinned: bool, user: int, gradual: bool = True) -> None:
+        """Declare or end the job of a pin. The job is not a reader's, since a pin must outlive readers."""
         if pinned:
             if dataset.id not in self._claims:
                 self._claims[dataset.id] = self._runner.next_id()
@@ -103,8 +103,8 @@ class Pins:
             self._runner.handle(events.Unpinned(dataset.id))
             self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
 
-    def _pinned(self, dataset: Dataset, user: int, gradual: bool) -> events.Pinned:
-        """Within quotas, but for the daemon's own user: who runs the node may give any of it away."""
+    def _pinned(self, dataset: ServedDataset, user: int, gradual: bool) -> events.Pinned:
+        """Return the event of a pin, with the quotas of its user and data. The daemon's own user pins without quota."""
         if user == os.geteuid():
             return events.Pinned(dataset.id, gradual)
         quotas = self._runner.quotas
@@ -112,8 +112,8 @@ class Pins:
         return events.Pinned(dataset.id, gradual, user, of_dataset, of_user)
 
     def stored(self) -> dict[DatasetId, int]:
-        """What the file names, and the user who pinned it. Raises OSError where it cannot be read: then nothing may be
-        written in its place."""
+        """Read the pinned datasets and their users from the file. Raises OSError where it cannot be read; it must not be
+        rewritten then."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 found = json.load(file)
@@ -122,18 +122,18 @@ class Pins:
         except ValueError as error:
             log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
             return {}
-        if isinstance(found, list):  # as it was written until 2026-11: nobody's
-            found = {each: NOBODY for each in found if isinstance(each, str)}
+        if isinstance(found, list):  # the format until 2026-11, without users
+            found = {each: NO_USER for each in found if isinstance(each, str)}
         rows = found.items() if isinstance(found, dict) else ()
         return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
 
     def _store(self, dataset: DatasetId, user: int | None) -> int:
-        """Name it as pinned by a user, behind the others; no more by None. Whose pin it is then."""
-        with self._file, _alone(os.path.dirname(self._path)):
+        """Add a dataset as the last one of the file, or remove it where `user` is None. Return the user of the pin."""
+        with self._file_lock, _locked(os.path.dirname(self._path)):
             stored = self.stored()
-            before = stored.pop(dataset, NOBODY)
+            before = stored.pop(dataset, NO_USER)
             if user is not None:
-                user = user if before == NOBODY or user == os.geteuid() else before
+                user = user if before == NO_USER or user == os.geteuid() else before
                 stored[dataset] = user
             with open(f"{self._path}.new", "w", encoding="utf-8") as file:
                 json.dump(stored, file)
@@ -141,12 +141,12 @@ class Pins:
                 os.fsync(file.fileno())
             os.replace(f"{self._path}.new", self._path)
             sync_directory(Path(self._path).parent, os.fsync)
-        return NOBODY if user is None else user
+        return NO_USER if user is None else user
 
 
 @contextmanager
-def _alone(directory: str) -> Iterator[None]:
-    """Wait until no other daemon with the same state directory rewrites its file. Raises OSError."""
+def _locked(directory: str) -> Iterator[None]:
+    """Hold the lock of a state directory: daemons that share it rewrite its file one after the other. Raises OSError."""
     lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

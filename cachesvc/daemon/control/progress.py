@@ -1,18 +1,19 @@
-"""What a prefetch has filled, and what of its dataset will not fit."""
+"""Reports how much a prefetch has filled, and how much of its dataset will not fit."""
 
 from __future__ import annotations
 
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 MAX_FAILURES = 100
-"""Named in one progress message; the rest is counted."""
+"""The most failures that one progress message names."""
 
 
-def progress_of(runner: Runner, job: int, dataset: Dataset, planned: bool) -> pb.PrefetchReply:
-    """How far a job's prefetch is; of one that is only `planned`, what there is now. On the loop's thread."""
+def progress_of(runner: Runner, job: int, dataset: ServedDataset, planned: bool) -> pb.PrefetchReply:
+    """Return the progress of a job's prefetch. `planned`: nothing is filled, and the reply tells what is resident and what
+    would not fit. Runs on the loop's thread."""
     progress = runner.node.progress(job)
     failures = [
         pb.ExtentFailure(extent=extent.hex(), message=message, code=code)
@@ -35,9 +36,9 @@ def progress_of(runner: Runner, job: int, dataset: Dataset, planned: bool) -> pb
 
 
 def _add_unfit(runner: Runner, reply: pb.PrefetchReply, dataset: DatasetId, planned: bool) -> None:
-    """Bytes of a dataset beyond its quotas and the room that nobody's kept extents take, where they are not known but
-    planned; and how many of them are beyond quotas alone. An extent straddles no tiers, so it can be more by an
-    extent a tier."""
+    """Add the lost and full tiers where bytes will not fit, and how many of the bytes exceed quotas alone. For a planned
+    prefetch, first estimate those bytes from the quotas and the room without kept extents. An extent lies in one tier, so
+    up to an extent more for each tier may not fit."""
     node = runner.node
     shares = node.policy.shares
     tiers = [tier for tier in node.status().tiers if not tier.lost]

@@ -1,4 +1,4 @@
-"""What is told of the daemon and its datasets."""
+"""Builds the status messages of the daemon and its datasets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict
 
 import cachesvc
 from cachesvc.daemon.access.tenants import Peer, admits
-from cachesvc.daemon.control.messages import described
+from cachesvc.daemon.control.messages import dataset_message
 from cachesvc.daemon.control.pins import Pins
-from cachesvc.daemon.datasets import Dataset
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
 class Reports:
-    """Snapshots, for threads that are not the loop's. What walks extents does so on the caller's thread, reading only: 7 us
-    each, too long for the loop."""
+    """Takes snapshots for threads other than the loop's. A walk over extents reads only and runs on the caller's thread: at
+    7 us an extent it is too long for the loop."""
 
     def __init__(self, runner: Runner, pins: Pins, started: float) -> None:
         self._runner = runner
@@ -26,18 +26,18 @@ class Reports:
         self._started = started
 
     def daemon(self) -> pb.StatusReply:
-        """The daemon's tiers, readers and fills."""
+        """Return the daemon's tiers, readers and fills."""
         return self._loop.call(self._status)
 
     def datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
-        """The datasets that a caller may see."""
-        seen = (each for each in self._loop.call(self._runner.listed) if admits(each.rules, caller))
-        return [self._dataset_status(dataset) for dataset in seen]
+        """Return the datasets that a caller may see."""
+        visible = (each for each in self._loop.call(self._runner.listed) if admits(each.rules, caller))
+        return [self._dataset_status(dataset) for dataset in visible]
 
-    def _dataset_status(self, dataset: Dataset) -> pb.DatasetStatus:
+    def _dataset_status(self, dataset: ServedDataset) -> pb.DatasetStatus:
         resident = self._runner.resident(dataset)
         found = self._loop.call(lambda: self._counted(dataset))
-        found.dataset.CopyFrom(described(dataset))
+        found.dataset.CopyFrom(dataset_message(dataset))
         found.resident_bytes = dataset.bytes_of(extent for extent, _ in resident)
         found.resident_extents = len(resident)
         return found
@@ -66,10 +66,10 @@ class Reports:
             tiers=tiers,
             readers=self._runner.grants.readers().total(),
             fills_running=status.fills,
-            sources=pb.SourceStatus(**asdict(self._runner.asked())),
+            sources=pb.SourceStatus(**asdict(self._runner.source_requests())),
         )
 
-    def _counted(self, dataset: Dataset) -> pb.DatasetStatus:
+    def _counted(self, dataset: ServedDataset) -> pb.DatasetStatus:
         assert self._runner.grants is not None
         counters = self._runner.node.counters(dataset.id)
         return pb.DatasetStatus(

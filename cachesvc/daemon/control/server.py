@@ -1,4 +1,5 @@
-"""The server of the control API: gRPC on its socket, and on TCP when asked, with health and reflection."""
+"""Builds the gRPC server of the control API: on its Unix socket, and on TCP with `--listen`; with health and
+reflection."""
 
 from __future__ import annotations
 
@@ -16,41 +17,52 @@ from cachesvc.config import CONTROL_SOCKET, Settings, control_address
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.access.tls import server_credentials
-from cachesvc.daemon.control.call_quota import PLACES, Doorman
-from cachesvc.daemon.control.connection_quota import crowd_limits
+from cachesvc.daemon.control.call_cap import CALLS, CallCap
 from cachesvc.daemon.control.service import Service
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 
-CONTROL_THREADS = PLACES + 8
-"""One for each place, and some for calls that are refused. Started only when needed."""
+CONTROL_THREADS = CALLS + 8
+"""One for each admitted call, and some to refuse others. Threads start only when needed."""
 NO_THREAD = "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
 STREAMS_EACH = 64
-"""Calls at once on one connection: a process has a few. With `PLACES` calls being received, this bounds what callers make
-the daemon hold: no more than a message a thread, 6 GiB, if all of them are hostile and slow."""
+"""Concurrent calls on one connection: a process has a few."""
+IDLE_S = 60.0
+"""A connection without calls is closed after one to two times this timeout. The client's next call connects again."""
+HANDSHAKE_S = 5.0
+"""The timeout of a connection's HTTP/2 handshake."""
+
+
+def connection_limits(connections: int) -> list[tuple[str, int]]:
+    """Return gRPC's options that admit so many connections to each address and close idle ones."""
+    return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ]
 
 
 def control_path(settings: Settings) -> str:
-    """Of its socket."""
+    """Return the path of the control socket."""
     return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
 
 
 def control_server(
-    settings: Settings, service: Service, caller: Callable[[int], Peer | None], callers: int
+    settings: Settings, service: Service, caller: Callable[[int], Peer | None], connections: int
 ) -> grpc.Server:
-    """Started. `caller` tells who has a token; `callers`: connections to each address. Raises InvalidInput for an address
-    that cannot be bound, CacheError where no thread can be started."""
+    """Start and return the server. `caller` returns the user of a token; `connections` limits those to each address.
+    Raises InvalidInput for an address that cannot be bound, CacheError where no thread can be started."""
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
         ("grpc.so_reuseport", 0),
-        *crowd_limits(callers),
+        *connection_limits(connections),
     ]
     server = grpc.server(
-        Threads(CONTROL_THREADS, "control"),
+        ThreadPool(CONTROL_THREADS, "control"),
         options=limits,
-        interceptors=[Doorman(caller)],
+        interceptors=[CallCap(caller)],
     )
     services.add_to_server(server, "Cache", service)
     checks = health.HealthServicer()
@@ -60,7 +72,7 @@ def control_server(
         checks.set(each, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     path = control_path(settings)
-    Path(path).unlink(missing_ok=True)  # a dead daemon's, or our predecessor's: we hold the lock
+    Path(path).unlink(missing_ok=True)  # of a dead daemon or our predecessor: we hold the lock
     before = os.umask(0o177)
     try:
         server.add_insecure_port(control_address(settings.socket_dir))
@@ -83,10 +95,10 @@ def control_server(
 
 
 def _check_threads() -> None:
-    """Raises CacheError where no thread can be started: a server that starts and finds so can never be ended."""
+    """Raise CacheError where no thread can be started: a gRPC server that fails to start one can never be stopped."""
     try:
-        one = threading.Thread(target=int, name="first")
-        one.start()
+        probe = threading.Thread(target=int, name="probe")
+        probe.start()
     except RuntimeError:
         raise CacheError(NO_THREAD) from None
-    one.join()
+    probe.join()

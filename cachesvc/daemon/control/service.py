@@ -1,4 +1,4 @@
-"""The gRPC service: translates requests into calls on the runner and typed errors into statuses."""
+"""Implements the gRPC service: translates requests into calls on the runner, and typed errors into statuses."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from functools import partial
 
 import grpc
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.config import Settings
 from cachesvc.core import errors, events
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.access.path_lookups import Lookups
-from cachesvc.daemon.access.tenants import STRANGER, Peer, Tenants, admits, token_of
-from cachesvc.daemon.control.messages import described, options_of
+from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, Tenants, admits, token_of
+from cachesvc.daemon.control.messages import dataset_message, options_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.progress import progress_of
 from cachesvc.daemon.control.reports import Reports
-from cachesvc.daemon.control.statuses import statuses
-from cachesvc.daemon.datasets import Dataset, check_share, unknown
-from cachesvc.daemon.fills.build_queue import Opening
-from cachesvc.daemon.fills.checks import Good
-from cachesvc.daemon.loop.waiting import Waiting
+from cachesvc.daemon.control.statuses import errors_as_statuses
+from cachesvc.daemon.datasets import ServedDataset, check_share, unknown
+from cachesvc.daemon.fills.build_queue import BuildRequest
+from cachesvc.daemon.fills.checks import CheckResult
+from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 PROGRESS_S = 0.2
 FREED_S = 10.0
-"""How long an eviction waits for disks: for commits, as what is being committed stays, and until its bytes are free, as
-what comes next is placed by what is free."""
-SHORT = (
+"""How long an eviction waits for disks: before it for commits, since a committing extent is not evicted, and after it
+until the bytes are free, since the next fill is placed by free bytes."""
+CHECKS_UNAVAILABLE = (
     "nothing can be checked now: open files (LimitNOFILE=, ulimit -Hn), memory or processes are short, or a mount hangs;"
     " the daemon's log says which"
 )
 EVICTED = "the dataset was evicted while it was filled; run prefetch again"
-NOTES_TOLD = 1000
-"""Of one dataset: 8 are printed, and a message has its limit."""
+MAX_NOTES = 1000
+"""Notes of one dataset in a reply: the CLI prints 8, and a message has its limit."""
 MAX_URIS = 100_000
 
 
 class Service:
-    """Handlers run on gRPC's threads; whatever they ask of the core goes through the loop."""
+    """Methods run on gRPC's threads. They reach the core only through the loop."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Service:
         self._runner = runner
         self._pins = pins
         self._loop = runner.loop
-        self._waiting = Waiting(runner.loop)
+        self._waiting = CallWaits(runner.loop)
         self._reports = Reports(runner, pins, started)
         self._settings = settings
         self._tenants = tenants
@@ -68,17 +68,17 @@ class Service:
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OpenDatasetReply]:
-        with statuses(context):
+        with errors_as_statuses(context):
             uris = self._canonical(request.uris, self._caller(context))
             options = options_of(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             opening = self._open(uris, options, request.refresh, self._uid(context), answers)
             try:
-                while isinstance(answer := self._waiting.next(answers, context), jobs.Progress):
+                while isinstance(answer := self._waiting.next(answers, context), jobs.JobProgress):
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             finally:
-                self._loop.post(lambda: self._runner.builds.leave(opening, answers.put))
-            self._runner.datasets.tidy(self._pins.stored)  # also where no room was left for another one
+                self._loop.post(lambda: self._runner.builds.cancel(opening, answers.put))
+            self._runner.datasets.tidy(self._pins.stored)  # also after a build that found no room
             if answer.code:
                 raise errors.from_code(answer.code, answer.message)
             if request.version and request.version != answer.dataset:
@@ -92,13 +92,15 @@ class Service:
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
-            self._loop.call(lambda: self._runner.ask_again(dataset))
-            yield pb.OpenDatasetReply(dataset=described(dataset), notes=dataset.catalog.notes[:NOTES_TOLD])
+            self._loop.call(lambda: self._runner.refill_holes(dataset))
+            yield pb.OpenDatasetReply(
+                dataset=dataset_message(dataset), notes=dataset.catalog.notes[:MAX_NOTES]
+            )
 
     def Prefetch(
         self, request: pb.PrefetchRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
-        with statuses(context):
+        with errors_as_statuses(context):
             dataset = self._dataset(request.dataset, context)
             job, user = self._runner.next_id(), self._uid(context)
             self._check_share(dataset, user)
@@ -106,14 +108,14 @@ class Service:
                 self._loop.call(lambda: self._runner.declare(job, dataset, user, gradual=True))
                 self._after(self._runner.node.claims.claimed, dataset, context)
                 if not request.dry_run:
-                    self._loop.call(lambda: self._runner.ask_again(dataset))
+                    self._loop.call(lambda: self._runner.refill_holes(dataset))
                     self._loop.call(lambda: self._runner.handle(events.Prefetched(job, dataset.id)))
                 yield from self._progressing(job, dataset, request.dry_run, context)
             finally:
                 self._loop.post(lambda: self._runner.handle(events.JobEnded(job)))
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        with statuses(context):
+        with errors_as_statuses(context):
             reply = self._reports.daemon()
             caller = self._caller(context)
             reply.allow.extend(self._tenants.prefixes(caller))
@@ -121,11 +123,11 @@ class Service:
             return reply
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
-        with statuses(context):
+        with errors_as_statuses(context):
             return pb.ListReply(datasets=self._reports.datasets(self._caller(context)))
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
-        with statuses(context):
+        with errors_as_statuses(context):
             dataset = self._dataset(request.dataset, context)
             pinned: queue.Queue[None] = queue.Queue()
             user = self._uid(context)
@@ -136,10 +138,10 @@ class Service:
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
-        with statuses(context):
+        with errors_as_statuses(context):
             dataset = self._dataset(request.dataset, context)
             self._after_tiers(context)
-            # on this thread, which reads only: too long for the loop
+            # A walk over extents reads only and is too long for the loop, so it runs on this thread.
             before = {extent for extent, _ in self._runner.resident(dataset)}
             self._loop.call(lambda: self._runner.handle(events.EvictAsked(dataset.id, dataset.extent_ids)))
             self._after(self._runner.node.claims.evicted, dataset, context)
@@ -153,9 +155,9 @@ class Service:
             )
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
-        with statuses(context):
+        with errors_as_statuses(context):
             dataset = self._dataset(request.dataset, context)
-            resident = self._runner.resident(dataset)  # reads only, and too long for the loop
+            resident = self._runner.resident(dataset)  # reads only, and takes too long for the loop
             corrupt = 0
             for checked, (extent, tier) in enumerate(resident, start=1):
                 corrupt += not self._verify(extent, tier, context)
@@ -165,25 +167,25 @@ class Service:
             )
 
     def _caller(self, context: grpc.ServicerContext) -> Peer | None:
-        """The user whose grants connection the call names; None when it names none that lives."""
+        """Return the user of the grants connection that the call names; None where it names no live one."""
         token = token_of(context.invocation_metadata())
         assert self._runner.grants is not None
         return None if token is None else self._runner.grants.caller(token)
 
-    def _check_share(self, dataset: Dataset, user: int) -> None:
-        """Raises OutOfSpace."""
+    def _check_share(self, dataset: ServedDataset, user: int) -> None:
+        """Raise OutOfSpace where the user claims too many extents."""
         self._loop.call(lambda: check_share(self._runner.node, dataset, user))
 
     def _uid(self, context: grpc.ServicerContext) -> int:
         caller = self._caller(context)
-        return caller.uid if caller else STRANGER
+        return caller.uid if caller else ANONYMOUS
 
     def _canonical(self, uris: Sequence[str], caller: Peer | None) -> list[str]:
         if not uris or len(uris) > MAX_URIS:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
         return self._lookups.run(lambda: [self._tenants.check(uri, caller) for uri in uris], uris[0])
 
-    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> Dataset:
+    def _dataset(self, wanted: str, context: grpc.ServicerContext) -> ServedDataset:
         loaded = self._runner.datasets.load(DatasetId(wanted)).result()
         if not admits(loaded.rules, self._caller(context)):
             raise unknown(DatasetId(wanted))
@@ -191,18 +193,19 @@ class Service:
 
     def _open(
         self, uris: list[str], options: Options, refresh: bool, user: int, answers: queue.Queue[jobs.Answer]
-    ) -> Opening:
+    ) -> BuildRequest:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
-            jobs.Build, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
+            jobs.BuildJob, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
         )
         asked = (tuple(uris), options, refresh)
-        return self._loop.call(lambda: self._runner.builds.open(user, asked, job, answers.put))
+        return self._loop.call(lambda: self._runner.builds.submit(user, asked, job, answers.put))
 
     def _progressing(
-        self, job: int, dataset: Dataset, dry_run: bool, context: grpc.ServicerContext
+        self, job: int, dataset: ServedDataset, dry_run: bool, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
-        """A prefetch until it is done; of a dry one what there is now. Raises CacheError when an eviction ends it."""
+        """Yield the progress of a prefetch until it is done, or once for a dry run. Raises CacheError when an eviction ends
+        it."""
         while True:
             reply = self._loop.call(lambda: progress_of(self._runner, job, dataset, dry_run))
             yield reply
@@ -213,26 +216,26 @@ class Service:
             time.sleep(PROGRESS_S)
 
     def _verify(self, extent: ExtentId, tier: TierName, context: grpc.ServicerContext) -> bool:
-        answers: queue.Queue[Good] = queue.Queue()
+        answers: queue.Queue[CheckResult] = queue.Queue()
         user = self._uid(context)
 
         def ask() -> None:
             if self._runner.node.where(extent) == tier:
                 self._runner.checks.verify(extent, tier, answers.put, user)
             else:
-                answers.put(True)  # evicted or moved since it was listed: nothing corrupt is left
+                answers.put(True)  # evicted or moved since the listing: no corrupt copy is left
 
         self._loop.call(ask)
         good = self._waiting.next(answers, context)
         if good is None:
-            raise errors.DaemonUnavailable(SHORT)
+            raise errors.DaemonUnavailable(CHECKS_UNAVAILABLE)
         return good
 
     def _after(
-        self, done: Callable[[DatasetId], bool], dataset: Dataset, context: grpc.ServicerContext
+        self, done: Callable[[DatasetId], bool], dataset: ServedDataset, context: grpc.ServicerContext
     ) -> None:
         self._waiting.until(lambda then: self._runner.after(done, dataset.id, then), context)
 
     def _after_tiers(self, context: grpc.ServicerContext) -> None:
-        with suppress(queue.Empty):  # a disk that hangs is lost some time, or goes on
+        with suppress(queue.Empty):  # a hung disk is lost later, or answers again
             self._waiting.until(self._runner.after_tiers, context, FREED_S)

@@ -1,4 +1,4 @@
-"""Typed errors -> gRPC statuses: the one place."""
+"""Maps typed errors to gRPC statuses; no other module does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STATUSES: dict[type[CacheError], grpc.StatusCode] = {
 }
 
 
-_ENDS_BYTES = 1000
-"""Of each end of a longer message: it travels as a header, in which a byte may take three, and gRPC drops answers whose
-headers take 8 KiB."""
+_END_BYTES = 1000
+"""The bytes that are kept of each end of a longer message. It travels as a header, where a byte may be escaped to three,
+and gRPC drops responses with headers of more than 8 KiB."""
 
 
-class statuses:
-    """A typed error of the body ends the call."""
+class errors_as_statuses:
+    """Ends the call with a status where the body raises a typed error."""
 
     def __init__(self, context: grpc.ServicerContext) -> None:
         self._context = context
@@ -46,18 +46,18 @@ class statuses:
 
 
 def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:
-    """End a call with an error's status, its code in the trailing metadata."""
+    """End a call with an error's status, and with its code in the trailing metadata."""
     context.set_trailing_metadata(((CODE_KEY, str(error.code)),))
     status = next(
         (STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), grpc.StatusCode.UNKNOWN
     )
-    context.abort(status, _line(str(error)))
+    context.abort(status, _one_line(str(error)))
 
 
-def _line(message: str) -> str:
-    """On one line that a header can hold, with its beginning and its end: what is wrong, and the mend."""
+def _one_line(message: str) -> str:
+    """Shorten a message to one line that a header can hold. Its beginning says what is wrong, and its end what to do."""
     line = " ".join(message.splitlines()).encode(errors="replace")
-    if len(line) <= 2 * _ENDS_BYTES:
+    if len(line) <= 2 * _END_BYTES:
         return line.decode()
-    begin, end = (part.decode(errors="ignore") for part in (line[:_ENDS_BYTES], line[-_ENDS_BYTES:]))
+    begin, end = (part.decode(errors="ignore") for part in (line[:_END_BYTES], line[-_END_BYTES:]))
     return f"{begin} ... {end}"

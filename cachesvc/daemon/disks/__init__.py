@@ -1,4 +1,5 @@
-"""The health and size of tiers: opening, watching, losing and renewing directories, and budgets.
+"""The health and size of the tiers: opening, watching, losing and renewing cache directories, and budgets.
 
-In: answers and silences of disks, free space and free memory. Out: events for the core. It owns one watch for each tier.
+In: answers and stalls of disks, free space, free memory. Out: events for the core. It owns a watch and the threads of each
+tier.
 """

@@ -1,5 +1,7 @@
-"""The end of the tiers: what their threads are doing is finished, what they were to do next is not. No disk is waited for
-longer than `CLOSE_S`: of one that does not answer, what others need is given back."""
+"""The end of the tiers: calls under way finish, queued ones are dropped, and no disk delays the end by more than `CLOSE_S`.
+
+A disk that does not answer is abandoned: its locks are released for the next daemon.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 CLOSE_S = 5.0
-"""How long the end waits for all disks: what is being committed, no more."""
+"""The wait for all disks together, enough for the commits under way."""
 ENDS_S = 0.1
-"""A thread that waits for no disk ends in a millisecond."""
+"""The wait for threads that no disk blocks; they end within a millisecond."""
 
 
 def close_tier(tier: Tier, calls: Sequence[Lane], deadline: float) -> bool:
-    """Close a tier once the calls under way are over; False when that takes too long."""
+    """Close a tier once the calls under way are over; False where that takes until the deadline."""
 
     def close() -> None:
         try:
@@ -32,14 +34,14 @@ def close_tier(tier: Tier, calls: Sequence[Lane], deadline: float) -> bool:
     return all(lane.close(_left_s(deadline)) for lane in calls) and _in_time(close, _left_s(deadline))
 
 
-def leave(disk: Disk) -> bool:
-    """Let another daemon have a disk's directory; False when even that takes too long."""
-    log.warning("a tier that does not answer is left as it is", extra={"tier": disk.name})
+def abandon(disk: Disk) -> bool:
+    """Release a disk's directory for another daemon; False where even that takes too long."""
+    log.warning("a tier that does not answer is abandoned", extra={"tier": disk.name})
     return _in_time(disk.unlock, ENDS_S)
 
 
-def ended(lanes: Iterable[Lane]) -> bool:
-    """Whether all threads end, which were told to."""
+def all_ended(lanes: Iterable[Lane]) -> bool:
+    """Tell whether all threads have ended, which were told to end before."""
     return all([lane.close(ENDS_S) for lane in lanes])
 
 
@@ -48,7 +50,7 @@ def _left_s(deadline: float) -> float:
 
 
 def _in_time(work: Callable[[], None], wait_s: float) -> bool:
-    """Whether a call ends within that time, on a thread of its own; one that does not is left behind."""
+    """Run a call on a new daemon thread and tell whether it ends within `wait_s`; otherwise it is left running."""
     thread = threading.Thread(target=work, name="in-time", daemon=True)
     thread.start()
     thread.join(wait_s)

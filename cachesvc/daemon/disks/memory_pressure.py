@@ -1,4 +1,4 @@
-"""Memory runs short: the RAM tier gives back what trainers need, and takes it again when it is free."""
+"""Memory pressure: the RAM tier shrinks when the node's memory runs short, and grows when it is free again."""
 
 from __future__ import annotations
 
@@ -9,54 +9,57 @@ from collections.abc import Callable
 from cachesvc.core.errors import CacheError
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
-from cachesvc.daemon.fills.memory_admission import Work
+from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.system.memory import Memory, memories
 
 log = logging.getLogger(__name__)
 
 
-class Pressure:
-    """Measures every second, on a thread of its own: a busy kernel may take its time. On the loop's thread."""
+class MemoryPressure:
+    """Measures the memory every second, on a thread of its own, since a busy kernel answers late.
+
+    The methods run on the loop's thread.
+    """
 
     def __init__(
         self,
         ram: TierState | None,
         budgets: Budgets,
-        work: Work,
+        fill_memory: FillMemory,
         lane: Lane,
         clock: Callable[[], float],
         resized: Callable[[int], None],
     ) -> None:
-        """`resized` is told of another budget in bytes. Without a RAM tier there is nothing to do."""
+        """`resized` is called with the new budget in bytes. Without a RAM tier nothing is measured."""
         self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
-        self._work = work
-        self._budget = budgets.of_ram(ram.given_bytes if ram else 0)
+        self._fill_memory = fill_memory
+        self._budget = budgets.ram_budget(ram.given_bytes if ram else 0)
         self._due_at = clock() if ram else math.inf
 
     def next_deadline(self) -> float:
-        """When the next measurement is due; inf until the one before it is answered."""
+        """The time of the next measurement; inf while one is under way."""
         return self._due_at
 
     def tick(self, now: float) -> None:
-        """Measure, if it is time."""
+        """Start a measurement if it is due."""
         if self._due_at <= now:
             self._due_at = math.inf
             self._lane.submit(memories, self._measured, self._failed)
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._lane.close(0.0)
 
     def _measured(self, found: list[Memory]) -> None:
-        assert self._ram is not None, "who measures has a RAM tier"
+        assert self._ram is not None, "a measurement without a RAM tier"
         now, before = self._clock(), self._ram.given_bytes
         self._due_at = now + MEASURE_EVERY_S
-        ours_bytes, work_bytes = self._ram.used_bytes + self._ram.held_bytes, self._work.to_come_bytes
+        ours_bytes, work_bytes = self._ram.used_bytes + self._ram.held_bytes, self._fill_memory.to_come_bytes
         budget_bytes = self._budget.measured(found, ours_bytes, work_bytes, now)
         if budget_bytes != before:
             self._resize(before, budget_bytes)
-        self._work.look()
+        self._fill_memory.memory_measured()
 
     def _resize(self, before: int, budget_bytes: int) -> None:
         if budget_bytes < before:

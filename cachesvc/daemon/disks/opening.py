@@ -1,81 +1,89 @@
-"""The cache directories at the start: opened side by side, each on the thread that goes on to probe it.
+"""The cache directories at the daemon's start: opened side by side, each on the thread that later probes it.
 
-What the operator has to mend (a path that is none, a directory of another daemon's, no room) keeps the daemon from
-starting. A disk in trouble does not: its tier begins as a lost one, and what `Disk.open` has done by then, or does
-later, is what the watch finds when it asks for it.
+An error that the operator must correct (the path is no directory, another daemon uses it, it has no room) keeps the
+daemon from starting. A disk in trouble does not: its tier begins as lost, and the watch tries `Disk.open` again.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from cachesvc.core.errors import CacheError, TierFailed
-from cachesvc.core.model import TierName
+from cachesvc.config import NAMED_TWICE, Settings
+from cachesvc.core import events
+from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
+from cachesvc.core.model import RAM, TierName
+from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 
+log = logging.getLogger(__name__)
 SILENT_S = 5.0
-"""A disk of which nothing is heard for so long is not waited for; a million extents are listed in 256 answers."""
+"""The start stops waiting for a disk that makes no progress for so long; listing a million extents takes 256 steps."""
 STANDSTILL_SILENT_S = 2.0
-"""The same while readers wait for us to take over: the disk answered the old daemon until then."""
+"""The same during a takeover, while readers wait: the disk answered the old daemon until then."""
 POLL_S = 0.1
 
 
-class Opening:
-    """One directory's."""
+class DirectoryOpening:
+    """The opening of one cache directory."""
 
     def __init__(self, disk: Disk, probes: Lane) -> None:
         self.disk = disk
         self.probes = probes
-        """The thread on which it is opened, and probed later: a call that hangs is waited for by the next."""
+        """The thread that opens the directory and probes it later: a probe waits for an opening that hangs."""
         self.done: Future[CacheError | None] = Future()
-        self._heard_at = time.monotonic()
+        """The error, or None when the directory is open."""
+        self._progress_at = time.monotonic()
 
     def begin(self) -> None:
-        """Start to open it."""
-        self._heard()
+        """Start to open the directory."""
+        self._progressed()
         self.probes.submit(self._run, lambda _: None, lambda _: None)
 
     def skip(self) -> None:
-        """Do not even try: the daemon before this one had lost it."""
+        """Leave the directory closed, since the old daemon had lost the disk."""
         self.done.set_result(
             TierFailed(f"{self.disk.path} was lost when this daemon took over; it is tried again")
         )
 
     def silent_s(self) -> float:
-        """For how long nothing was heard of the disk."""
-        return time.monotonic() - self._heard_at
+        """Seconds since the last progress."""
+        return time.monotonic() - self._progress_at
 
     def _run(self) -> None:
         failed: CacheError | None = TierFailed(f"{self.disk.path} was not opened; the log says more")
         try:
             with translated(str(self.disk.path), "open the cache directory"):
-                self.disk.open(self._heard)
+                self.disk.open(self._progressed)
             failed = None
         except CacheError as error:
             failed = error
         finally:
             self.done.set_result(failed)
 
-    def _heard(self) -> None:
-        self._heard_at = time.monotonic()
+    def _progressed(self) -> None:
+        self._progress_at = time.monotonic()
 
 
-def awaited(openings: Sequence[Opening], silent_s: float) -> dict[TierName, str]:
-    """Wait until each is done, or silent for that long: why the tiers that are not open begin as lost ones. Raises
-    what the operator has to mend."""
+def wait_until_open(openings: Sequence[DirectoryOpening], silent_s: float) -> dict[TierName, str]:
+    """Wait until each opening is done, or without progress for `silent_s` seconds.
+
+    Returns the reasons why tiers begin as lost. Raises the CacheError that the operator must correct.
+    """
     waiting = list(openings)
     while waiting:
         wait([each.done for each in waiting], POLL_S, FIRST_COMPLETED)
         waiting = [each for each in waiting if not each.done.done() and each.silent_s() < silent_s]
-    said = {each.disk.name: _why(each, silent_s) for each in openings}
-    return {name: why for name, why in said.items() if why}
+    reasons = {each.disk.name: _reason(each, silent_s) for each in openings}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _why(opening: Opening, silent_s: float) -> str:
+def _reason(opening: DirectoryOpening, silent_s: float) -> str:
     if not opening.done.done():
         return (
             f"{opening.disk.path} has not answered for {silent_s:.0f} s; look into dmesg, or replace the disk"
@@ -84,3 +92,46 @@ def _why(opening: Opening, silent_s: float) -> str:
     if error is not None and not isinstance(error, TierFailed):
         raise error
     return str(error or "")
+
+
+def tiers_at_start(
+    settings: Settings,
+    openings: Sequence[DirectoryOpening],
+    lost: Mapping[TierName, str],
+    in_ram: events.Recovered,
+) -> tuple[list[TierSpec], list[events.Recovered]]:
+    """The tiers with their budgets, and the extents that the open ones hold.
+
+    Raises OutOfSpace where a budget holds no extent, InvalidInput where two paths name one directory.
+    """
+    specs = [TierSpec(RAM, settings.ram_bytes)] if settings.ram_bytes else []
+    recovered = [in_ram] if settings.ram_bytes else []
+    for opening, spec in zip(openings, settings.nvme, strict=True):
+        disk = opening.disk
+        successor = disk.take() if disk.name not in lost else None
+        if successor is None:
+            specs.append(TierSpec(disk.name, 0))  # until the disk is measured
+            continue
+        budget = checked_budget(spec, successor.room, sum(successor.extents.values()), settings.extent_bytes)
+        log.info(
+            "cache directory",
+            extra={"dir": spec.path, "extents": len(successor.extents), "budget_bytes": budget},
+        )
+        specs.append(TierSpec(disk.name, budget))
+        recovered.append(events.Recovered(disk.name, successor.extents))
+    _check_each_once([opening.disk for opening in openings])
+    return specs, recovered
+
+
+def _check_each_once(disks: Sequence[Disk]) -> None:
+    """Raise InvalidInput where two disks are one directory, also where one of them failed.
+
+    Each would remove the files that the other writes. The lock does not prevent it where both inherited it.
+    """
+    seen: set[tuple[int, int]] = set()
+    for disk in disks:
+        if disk.directory_id is None:
+            continue
+        if disk.directory_id in seen:
+            raise InvalidInput(NAMED_TWICE.format(disk.path))
+        seen.add(disk.directory_id)

@@ -1,14 +1,13 @@
-"""A tier on a disk, whose directory may come late, and may become another one while the daemon runs: it was removed
-and made anew, or another disk was mounted over it.
+"""A tier on a disk, whose directory may be replaced while the daemon runs: removed and made anew, or mounted over.
 
 The order of events:
-  1. a probe finds that the path names another directory      the tier is given up, as for any trouble of a disk
-     (one that could not be opened at the start is lost from there on)
-  2. the next one locks what the path names, lays it out and lists it; one used by another daemon stays out
-  3. three good probes of that                                it takes the old one's place, and the tier is back
-  4. the calls that the old one still had are over            its lock is given back
+  1. a probe finds that the path names another directory; the tier is lost, as for any trouble of a disk
+     (a directory that cannot be opened at the start makes the tier lost from the start)
+  2. the next probe locks, prepares and lists the directory that the path names now; it fails if another daemon uses it
+  3. after three good probes the new directory takes the old one's place, and the tier is back
+  4. when the calls of the old directory are over, its lock is released
 
-Until 4 calls of either go where they belong: each acts on the directory that it locked, wherever that is by now.
+Calls of both directories may run until 4. Each acts on the directory that it locked, wherever that is mounted by then.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from pathlib import Path
 
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.failures import translated
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.probe import Room, room, scribble
+from cachesvc.tiers.os_errors import translated
+from cachesvc.tiers.probe import Room, room, write_and_remove
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """What is to take a tier's place; at the start, that of none."""
+    """An opened directory that is to become the tier, with the sizes in bytes of its extents and the disk's room."""
 
     tier: NvmeTier
     extents: dict[ExtentId, int]
@@ -38,95 +37,102 @@ class Successor:
 
 
 class Disk:
-    """A tier on a disk, and its successor while it has one. `open`, `probe` and `revive` are called by one thread, the
-    others by the loop's; `take` while none of those is under way."""
+    """A tier on a disk, and its successor while it has one.
+
+    `open`, `probe` and `revive` run on the disk's probing thread, the other methods on the loop's. `take` must not run
+    while one of the three is under way.
+    """
 
     def __init__(
         self, name: TierName, path: Path, locks: Sequence[int] = (), mounted: bool | None = None
     ) -> None:
-        """Nothing is opened yet. `locks`, which are ours to close, and `mounted` are what another daemon told of the
-        directory."""
+        """Open nothing yet. `locks` and `mounted` come from the daemon that is taken over from; this object closes the
+        locks."""
         self.name = name
         self.path = path.absolute()
         self.tier: NvmeTier | None = None
-        """None until a directory was opened and taken."""
-        self.place: tuple[int, int] | None = None
-        """Which directory was locked last, whatever came of it; None before the first."""
-        self._told_mounted = mounted
-        self._told_locks = list(locks)
-        self._next: Successor | None = None
-        self._handover = threading.Lock()  # `locks` against a lock that is given back
+        """None until `take` was called for an opened directory."""
+        self.directory_id: tuple[int, int] | None = None
+        """Device and inode of the directory that was locked last, even if its opening failed then; None before."""
+        self._inherited_mounted = mounted
+        self._inherited_locks = list(locks)
+        self._successor: Successor | None = None
+        self._handover = threading.Lock()  # keeps `locks` from reading a lock that is being closed
 
     @property
     def mounted(self) -> bool | None:
-        """Whether a disk of its own is mounted there, or was; None where nobody knows yet."""
-        return self._told_mounted if self.tier is None else self.tier.directory.mounted
+        """True where a disk was mounted at the path when it was opened; None before that is known."""
+        return self._inherited_mounted if self.tier is None else self.tier.directory.mounted
 
-    def open(self, heard: Callable[[], None] = lambda: None) -> Successor:
-        """The directory that the path names now, locked, laid out and listed. `heard` is called each time that the disk
-        has answered. Raises any `CacheError`."""
-        if self._next is not None and self._next.tier.directory.here():
-            return self._next
-        self._give_up()
-        tier = open_nvme(self.name, self.path, locks=self._told_locks, mounted=self.mounted)
-        self.place = tier.directory.place
+    def open(self, progressed: Callable[[], None] = lambda: None) -> Successor:
+        """Lock, prepare and list the directory that the path names now, and keep it as the successor.
+
+        `progressed` is called after each answer of the disk. Raises any `CacheError`.
+        """
+        if self._successor is not None and self._successor.tier.directory.in_place():
+            return self._successor
+        self._close_successor()
+        tier = open_nvme(self.name, self.path, locks=self._inherited_locks, mounted=self.mounted)
+        self.directory_id = tier.directory.place
         try:
-            extents = tier.recover(heard)
+            extents = tier.recover(progressed)
             with suppress(OutOfSpace), translated(str(self.path), "write to the cache directory"):
-                scribble(tier.directory.root)
+                write_and_remove(tier.directory.root)
             with translated(str(self.path), "measure the room"):
                 found = Successor(tier, extents, room(tier.directory.root))
         except CacheError:
             tier.close()
             raise
         with self._handover:
-            self._next, told, self._told_locks = found, self._told_locks, []
-        for fd in told:
+            self._successor, released, self._inherited_locks = found, self._inherited_locks, []
+        for fd in released:
             os.close(fd)
         return found
 
     def probe(self, thorough: bool, sync: bool = True) -> Room:
-        """Whether the directory works, and its room. Raises `TierFailed`."""
-        assert self.tier is not None, "a probe of what was never opened"
+        """Check that the directory works; return the disk's room. Raises `TierFailed`."""
+        assert self.tier is not None, "a probe of a directory that was never opened"
         return self.tier.probe(thorough, sync)
 
     def revive(self) -> Room:
-        """The probe of a tier that was given up: of the directory that its path names now, which is opened first
-        where it is another one (its room is told of when it takes its place). Raises any `CacheError`."""
+        """Probe a lost tier; return the disk's room. Raises any `CacheError`.
+
+        Where the path names another directory, it is opened and probed; the room is 0 until it becomes the tier.
+        """
         if self.tier is not None:
             try:
                 found = self.tier.probe(thorough=True)
             except CacheError:
-                if self.tier.directory.here():
+                if self.tier.directory.in_place():
                     raise
             else:
-                self._give_up()
+                self._close_successor()
                 return found
         self.open().tier.probe(thorough=True)
         return Room(0, 0)
 
     def take(self) -> Successor | None:
-        """The successor, which is the tier from here on; None where the directory is the one that it was."""
-        found, self._next = self._next, None
+        """Make the successor the tier and return it; None where the directory has not changed."""
+        found, self._successor = self._successor, None
         if found is not None:
             self.tier = found.tier
         return found
 
     def locks(self) -> list[int]:
-        """New descriptors of all locks that are held for the tier, also while it is being opened."""
+        """Duplicate the descriptors of all locks held for the tier, also while its directory is being opened."""
         with self._handover:
-            tiers = [self.tier, self._next.tier if self._next else None]
+            tiers = [self.tier, self._successor.tier if self._successor else None]
             held = [tier.directory.lock for tier in tiers if tier is not None]
-            return [os.dup(fd) for fd in (*held, *self._told_locks)]
+            return [os.dup(fd) for fd in (*held, *self._inherited_locks)]
 
     def unlock(self) -> None:
-        """Give back all locks, for another daemon: this one is about to end, and hangs in the disk."""
+        """Release all locks for another daemon, since this one is about to end but hangs in the disk."""
         for fd in self.locks():
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def _give_up(self) -> None:
+    def _close_successor(self) -> None:
         with self._handover:
-            found, self._next = self._next, None
+            found, self._successor = self._successor, None
         if found is not None:
             found.tier.close()

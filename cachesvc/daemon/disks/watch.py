@@ -1,4 +1,4 @@
-"""Watches the cache directories: sends what the core's breaker asks for, says what it found, measures room."""
+"""The watch over the cache directories: sends the probes that the core's breaker asks for and reports their results."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from cachesvc.tiers.probe import Room
 log = logging.getLogger(__name__)
 
 
-class Probed(Protocol):
+class ProbedTier(Protocol):
     """A tier on a disk."""
 
     name: TierName
 
     def probe(self, thorough: bool, sync: bool = True) -> Room:
-        """Whether the directory works, and its room. Raises `TierFailed`."""
+        """Check that the directory works; return the disk's room. Raises `TierFailed`."""
         ...
 
     def revive(self) -> Room:
-        """A thorough probe of a tier that was given up; its directory may be another one. Raises `CacheError`."""
+        """Probe a lost tier thoroughly, in another directory where the path names one. Raises `CacheError`."""
         ...
 
 
 @dataclass(slots=True)
 class _Watched:
-    tier: Probed
+    tier: ProbedTier
     breaker: Breaker
     probes: Lane
     calls: tuple[Lane, ...]
     jobs_s: Callable[[], float]
-    reported: bool = False
+    reported_lost: bool = False
     stalled: bool = False
-    said: str = ""
-    """Why it stays out, as last logged."""
+    logged_why: str = ""
+    """The last logged reason why the tier stays lost."""
 
 
-class Watch:
-    """Everything runs on the loop's thread, but the probes, each tier's on a thread of its own."""
+class DiskWatch:
+    """Runs on the loop's thread, except the probes, which run on a thread of each tier."""
 
     def __init__(
         self,
@@ -64,14 +64,18 @@ class Watch:
         self._limits = Limits()
         self._tiers: dict[TierName, _Watched] = {}
 
-    def add(self, tier: Probed, probes: Lane, calls: tuple[Lane, ...], jobs_s: Callable[[], float]) -> None:
-        """Watch a tier from the first lane, which is this watch's to close, the lanes on which its calls run, and for how
-        long (`jobs_s`) others have worked in it."""
+    def add(
+        self, tier: ProbedTier, probes: Lane, calls: tuple[Lane, ...], jobs_s: Callable[[], float]
+    ) -> None:
+        """Watch a tier. `probes` is the lane of its probes, which `close` ends, and `calls` the lanes of its calls.
+
+        `jobs_s` returns the age in seconds of the oldest filler job in the tier.
+        """
         breaker = Breaker(self._limits, self._clock())
         self._tiers[tier.name] = _Watched(tier, breaker, probes, calls, jobs_s)
 
     def not_opened(self, tier: TierName, why: str) -> None:
-        """A tier begins as a lost one: the attempt to open it was its first probe."""
+        """Begin with a lost tier; the failed opening counts as its first probe."""
         watched, now = self._tiers[tier], self._clock()
         watched.breaker.suspect(now)
         watched.breaker.tick(now)
@@ -79,12 +83,12 @@ class Watch:
         self._report(watched)
 
     def suspect(self, tier: TierName) -> None:
-        """A call of a tier failed."""
+        """Probe a tier soon, since one of its calls failed."""
         if watched := self._tiers.get(tier):
             watched.breaker.suspect(self._clock())
 
     def next_deadline(self) -> float:
-        """When `tick` is owed; inf where there is nothing to watch."""
+        """The time at which `tick` is due; inf without a tier to watch."""
         return min((watched.breaker.next_deadline() for watched in self._tiers.values()), default=math.inf)
 
     def tick(self) -> None:
@@ -105,7 +109,7 @@ class Watch:
             self._report(watched)
 
     def close(self, wait_s: float) -> bool:
-        """End the probes' threads; False when one does not end in time."""
+        """End the probes' threads; False where one does not end in time."""
         return all([watched.probes.close(wait_s) for watched in self._tiers.values()])
 
     def _stuck(self, watched: _Watched) -> bool:
@@ -115,7 +119,7 @@ class Watch:
         clock, lost = self._clock, watched.breaker.lost
         sent_at = clock()
 
-        def ask() -> tuple[float, Room | None, str]:
+        def run() -> tuple[float, Room | None, str]:
             began_at = clock()
             try:
                 tier = watched.tier
@@ -127,7 +131,7 @@ class Watch:
             return clock() - began_at, room, error
 
         answered = partial(self._answered, watched)
-        watched.probes.submit(ask, answered, lambda error: answered((clock() - sent_at, None, str(error))))
+        watched.probes.submit(run, answered, lambda error: answered((clock() - sent_at, None, str(error))))
 
     def _answered(self, watched: _Watched, answer: tuple[float, Room | None, str]) -> None:
         took_s, room, error = answer
@@ -136,9 +140,9 @@ class Watch:
         watched.breaker.answered(self._clock(), took_s, error)
         self._report_stall(watched, False)
         self._report(watched)
-        if error and watched.breaker.lost and error != watched.said:
-            watched.said = error
-            log.warning("a tier stays out", extra={"tier": watched.tier.name, "why": error})
+        if error and watched.breaker.lost and error != watched.logged_why:
+            watched.logged_why = error
+            log.warning("a tier stays lost", extra={"tier": watched.tier.name, "why": error})
         if room is not None:
             self._measured(watched.tier.name, room)
 
@@ -148,11 +152,11 @@ class Watch:
             self._stalled(watched.tier.name, stalled)
 
     def _report(self, watched: _Watched) -> None:
-        if watched.breaker.lost == watched.reported:
+        if watched.breaker.lost == watched.reported_lost:
             return
-        watched.reported = watched.breaker.lost
-        if watched.reported:
-            watched.said = watched.breaker.why
+        watched.reported_lost = watched.breaker.lost
+        if watched.reported_lost:
+            watched.logged_why = watched.breaker.why
             self._lost(watched.tier.name, watched.breaker.why)
         else:
             self._back(watched.tier.name)

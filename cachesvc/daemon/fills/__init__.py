@@ -1,4 +1,4 @@
-"""Fills, checks and builds, and the processes that do them.
+"""Fills, checks, evictions and builds, and the processes that run them.
 
-In: commands of the core. Out: filled and verified copies, catalogs, errors. It owns the fillers and their jobs.
+In: commands of the core. Out: filled and verified copies, catalogs, errors. It owns the filler processes and their jobs.
 """

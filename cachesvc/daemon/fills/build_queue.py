@@ -1,9 +1,9 @@
-"""Openings on their way to the builder, shared out by user: it works at few side by side, and one of them may take hours.
+"""A fair queue of dataset builds. The builder runs few at a time, and one may take hours.
 
-As with places at the control API (`daemon/control/call_quota.py`) a user takes no more than twice what is left free.
-The rest waits here, users in turn. The same opening once more waits for the first to end, for all that it would do
-meanwhile is wait there; it is asked then, since the data may have changed after the first had listed it. Those that
-wait are asked as one, and what nobody waits for any more is not asked."""
+A user's running builds take at most twice what that leaves free; users with waiting builds take turns. A build with the
+key of a running one waits for its end, and runs then, since the data may have changed after the first was listed.
+Waiting builds with the same key are one, and a build whose callers have all left is dropped.
+"""
 
 from __future__ import annotations
 
@@ -12,81 +12,81 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
-from cachesvc.daemon.fills.pool import Answered
+from cachesvc.daemon.fills.pool import OnAnswer
 from cachesvc.daemon.processes import jobs
 
-Make = Callable[[int], jobs.Build]
+MakeJob = Callable[[int], jobs.BuildJob]
 
 
 @dataclass(slots=True, eq=False)
-class Opening:
-    """What a user asked for: equal `asked` are the same. `heard` get its answers."""
+class BuildRequest:
+    """A user's build; requests with equal keys are the same. Each of `listeners` gets its answers."""
 
     user: int
-    asked: Hashable
-    make: Make
-    heard: list[Answered] = field(default_factory=list)
+    key: Hashable
+    make: MakeJob
+    listeners: list[OnAnswer] = field(default_factory=list)
 
 
-class Builds:
-    """No more wait than there are calls. Runs on the loop's thread."""
+class BuildQueue:
+    """Holds at most as many requests as there are control calls. Runs on the loop's thread."""
 
-    def __init__(self, build: Callable[[Make, Answered], None]) -> None:
-        """`build`: of `Fillers`; it may answer at once."""
+    def __init__(self, build: Callable[[MakeJob, OnAnswer], None]) -> None:
+        """`build` is `FillerPool.build`; it may answer before it returns."""
         self._build = build
-        self._lines: OrderedDict[int, dict[Hashable, Opening]] = OrderedDict()
-        self._at_work: set[tuple[int, Hashable]] = set()
-        self._held: Counter[int] = Counter()
-        self._feeding = False
+        self._waiting: OrderedDict[int, dict[Hashable, BuildRequest]] = OrderedDict()
+        self._running: set[tuple[int, Hashable]] = set()
+        self._running_of: Counter[int] = Counter()
+        self._starting = False
 
-    def open(self, user: int, asked: Hashable, make: Make, answered: Answered) -> Opening:
-        """Build what `make` says, when it is the user's turn."""
-        opening = self._lines.setdefault(user, {}).setdefault(asked, Opening(user, asked, make))
-        opening.heard.append(answered)
-        self._feed()
-        return opening
+    def submit(self, user: int, key: Hashable, make: MakeJob, on_answer: OnAnswer) -> BuildRequest:
+        """Run the job that `make(number)` gives when it is the user's turn."""
+        request = self._waiting.setdefault(user, {}).setdefault(key, BuildRequest(user, key, make))
+        request.listeners.append(on_answer)
+        self._start_waiting()
+        return request
 
-    def leave(self, opening: Opening, answered: Answered) -> None:
-        """One who asked is gone. What is at work goes on: it is a user's share until it ends."""
-        opening.heard.remove(answered)
-        line = self._lines.get(opening.user, {})
-        if not opening.heard and line.get(opening.asked) is opening:
-            self._take(opening)
+    def cancel(self, request: BuildRequest, on_answer: OnAnswer) -> None:
+        """Remove a listener. A running build goes on, and counts as the user's until it ends."""
+        request.listeners.remove(on_answer)
+        waiting = self._waiting.get(request.user, {})
+        if not request.listeners and waiting.get(request.key) is request:
+            self._remove(request)
 
-    def _feed(self) -> None:
-        if self._feeding:
+    def _start_waiting(self) -> None:
+        if self._starting:  # `build` answered at once
             return
-        self._feeding = True
-        while (opening := self._next()) is not None:
-            self._take(opening)
-            if opening.user in self._lines:
-                self._lines.move_to_end(opening.user)
-            self._at_work.add((opening.user, opening.asked))
-            self._held[opening.user] += 1
-            self._build(opening.make, partial(self._answered, opening))
-        self._feeding = False
+        self._starting = True
+        while (request := self._next()) is not None:
+            self._remove(request)
+            if request.user in self._waiting:
+                self._waiting.move_to_end(request.user)
+            self._running.add((request.user, request.key))
+            self._running_of[request.user] += 1
+            self._build(request.make, partial(self._answered, request))
+        self._starting = False
 
-    def _next(self) -> Opening | None:
-        free = jobs.SIDE_BY_SIDE - self._held.total()
-        for user, line in self._lines.items():
-            if self._held[user] < 2 * free:
-                for asked, opening in line.items():
-                    if (user, asked) not in self._at_work:
-                        return opening
+    def _next(self) -> BuildRequest | None:
+        free = jobs.JOBS_AT_ONCE - self._running_of.total()
+        for user, waiting in self._waiting.items():
+            if self._running_of[user] < 2 * free:
+                for key, request in waiting.items():
+                    if (user, key) not in self._running:
+                        return request
         return None
 
-    def _take(self, opening: Opening) -> None:
-        line = self._lines[opening.user]
-        del line[opening.asked]
-        if not line:
-            del self._lines[opening.user]
+    def _remove(self, request: BuildRequest) -> None:
+        waiting = self._waiting[request.user]
+        del waiting[request.key]
+        if not waiting:
+            del self._waiting[request.user]
 
-    def _answered(self, opening: Opening, answer: jobs.Answer) -> None:
-        for heard in opening.heard:
-            heard(answer)
-        if isinstance(answer, jobs.Done):
-            self._at_work.remove((opening.user, opening.asked))
-            self._held[opening.user] -= 1
-            if not self._held[opening.user]:
-                del self._held[opening.user]
-            self._feed()
+    def _answered(self, request: BuildRequest, answer: jobs.Answer) -> None:
+        for listener in request.listeners:
+            listener(answer)
+        if isinstance(answer, jobs.JobDone):
+            self._running.remove((request.user, request.key))
+            self._running_of[request.user] -= 1
+            if not self._running_of[request.user]:
+                del self._running_of[request.user]
+            self._start_waiting()

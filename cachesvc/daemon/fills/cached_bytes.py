@@ -1,6 +1,8 @@
-"""How a builder reads data that has no index: as an ordinary reader of this daemon, so that the same fills
-that index a dataset also cache it, and no byte is fetched twice. What no tier has room for, or a disk does not give,
-is read from the source."""
+"""A builder's reads of data without an index, as an ordinary reader of this daemon.
+
+The fills that index a dataset thus also cache it, and no byte is fetched twice. Extents that no tier has room for, or
+that a disk cannot read, are read from the source.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,29 @@ from pathlib import Path
 
 import numpy as np
 
-from cachesvc.catalog.build import ExtentBytes, Survey, provisional
+from cachesvc.catalog.build import provisional
+from cachesvc.catalog.compiler import ExtentBytes
+from cachesvc.catalog.survey import Survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Refused
 from cachesvc.core.model import Extent
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.sources.watched import Calls
+from cachesvc.sources.watched import CallWatch
 
 log = logging.getLogger(__name__)
 
 FILL_TIMEOUT_S = 600.0
-"""A source that retries and backs off may take minutes for one extent; the fill's own error comes first."""
+"""Longer than any fill: a source with retries and backoff may take minutes, and the fill's own error comes first."""
 
 
 class CachedBytes:
-    """`ExtentBytes` through the grants socket. Context manager: leaves no provisional catalog behind. Reads of copies are
-    `calls`, since a disk may hang in one."""
+    """`ExtentBytes` through the grants socket. A context manager, which removes the provisional catalog.
+
+    Reads of copies are watched by `calls`, since a disk may hang.
+    """
 
     def __init__(
-        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: Calls
+        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: CallWatch
     ) -> None:
         self._socket_dir = socket_dir
         self._catalogs = catalogs
@@ -45,13 +51,13 @@ class CachedBytes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._drop()
+        self._release()
         if self._grants is not None:
             self._grants.close()
             Path(self._path).unlink(missing_ok=True)
 
     def declare(self, extents: Sequence[Extent]) -> None:
-        """Make the extents known to the daemon, as a dataset without samples, and plan to read each once."""
+        """Declare the extents to the daemon as a dataset without samples, and plan to read each once."""
         dataset = provisional(self._survey, extents, self._catalogs)
         self._path = f"{self._catalogs}/{dataset}.lmdb"
         steps = np.arange(len(extents))
@@ -60,31 +66,31 @@ class CachedBytes:
         self._grants.submit(Plan(steps, steps, steps))
 
     def read(self, extent: int, offset: int, length: int) -> bytes:
-        """Bytes of an extent, filled when it was not. Raises the typed error of a fill that failed."""
+        """Read bytes of an extent, which is filled if need be. Raises the CacheError of a fill that failed."""
         if extent != self._held:
-            self._take(extent)
+            self._acquire(extent)
         if self._fd >= 0:
             try:
-                with self._calls.of(f"the cached copy of a part of {self._survey.uri}"):
+                with self._calls.watching(f"the cached copy of a part of {self._survey.uri}"):
                     return os.pread(self._fd, length, offset)
             except OSError as error:
                 log.warning("a copy cannot be read", extra={"error": error.strerror})
-                self._drop()
+                self._release()
         self._held = extent
         return self._direct.read(extent, offset, length)
 
-    def _take(self, extent: int) -> None:
+    def _acquire(self, extent: int) -> None:
         assert self._grants is not None, "declare comes first"
-        self._drop()
+        self._release()
         self._grants.passed(extent)
         (answer,) = self._grants.acquire([extent], FILL_TIMEOUT_S)
         if isinstance(answer, Refused):
             return
         self._held, self._fd = extent, answer.fd
-        if answer.holes:  # read directly, what is missing raises its own error
-            self._drop()
+        if answer.holes:  # a direct read of a hole raises that object's own error
+            self._release()
 
-    def _drop(self) -> None:
+    def _release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             assert self._grants is not None

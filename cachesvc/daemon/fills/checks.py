@@ -1,4 +1,4 @@
-"""Copies opened and checked for those who asked. RAM answers at once; a disk is waited for on its own lane."""
+"""Opening of copies, and checks against their checksums. RAM answers at once, a disk on its own lane."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.fair_queue import FairQueue
-from cachesvc.daemon.access.tenants import NOBODY
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.access.tenants import NO_USER
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
 VERIFY_TRIES = 3
-Good = bool | None
-"""Whether nothing wrong was found; None where nobody could look."""
-Opened = Callable[[int, "Checksums | None"], None]
-AT_ONCE = 4
-"""Checks at work in a tier: they keep a disk busy, and leave fillers threads for fills. A reader that doubts all that a
-disk holds has it all checked: that waits here, not before everybody's next fill."""
+CheckResult = bool | None
+"""True for a good copy or one that is gone, False for a bad one, None where it could not be checked."""
+OnOpened = Callable[[int, "Checksums | None"], None]
+CHECKS_AT_ONCE = 4
+"""Running checks of a tier: enough to keep a disk busy, and fillers keep threads for fills. The other checks wait here,
+not in front of the next fill."""
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """A tier's checks to come, users in turn, and how many are at work."""
+class _CheckQueue:
+    """The checks of a tier: a fair queue by user, and the number of running ones."""
 
     waiting: FairQueue[_Check] = field(default_factory=FairQueue)
-    at_work: int = 0
+    running: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Check:
-    """Of one copy, and who waits for it: in the lines of these users, until it has begun."""
+    """The check of one copy and its waiting callers. Until it has begun it stands in the queue of each of `users`."""
 
     extent: ExtentId
     tier: TierName
-    line: _Line
-    waiting: list[Callable[[Good], None]] = field(default_factory=list)
+    queue: _CheckQueue
+    waiting: list[Callable[[CheckResult], None]] = field(default_factory=list)
     users: set[int] = field(default_factory=set)
     begun: bool = False
 
@@ -58,28 +58,27 @@ class Checks:
         node: Node,
         tiers: Mapping[TierName, Tier],
         openers: Mapping[TierName, Lane],
-        fillers: Fillers,
+        fillers: FillerPool,
         handle: Callable[[events.Event], None],
-        failing: Callable[[TierName], None],
+        suspect_tier: Callable[[TierName], None],
     ) -> None:
         self._node = node
         self._tiers = tiers
         self._openers = openers
         self._fillers = fillers
         self._handle = handle
-        self._failing = failing
+        self._suspect_tier = suspect_tier
         self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in node.policy.tiers}
-        """Copies whose bytes somebody else may have changed since we checked them: from before our start, or
-        from before their disk's trouble."""
+        """Copies that may have changed since the last check: from before the daemon's start or the disk's trouble."""
         self.committing: dict[tuple[ExtentId, TierName], Checksums] = {}
-        """What `Fills` is committing to a disk: its file tells no checksums before that is done."""
+        """Checksums of copies that `Fills` is committing to a disk; their files hold none until then."""
         self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
-        self._lines = {tier: _Line() for tier in node.policy.tiers}
+        self._queues = {tier: _CheckQueue() for tier in node.policy.tiers}
 
     def open(
-        self, extent: ExtentId, tier: TierName, then: Opened, otherwise: Callable[[CacheError], None]
+        self, extent: ExtentId, tier: TierName, then: OnOpened, otherwise: Callable[[CacheError], None]
     ) -> None:
-        """Open a resident copy; `then` owns the descriptor."""
+        """Open a resident copy. `then` gets the descriptor, which it owns, and the checksums."""
         opener = self._openers.get(tier)
         if opener is not None:
             opener.submit(partial(self._tiers[tier].open, extent), lambda found: then(*found), otherwise)
@@ -92,63 +91,64 @@ class Checks:
         then(*found)
 
     def verify(
-        self, extent: ExtentId, tier: TierName, done: Callable[[Good], None], user: int = NOBODY
+        self, extent: ExtentId, tier: TierName, done: Callable[[CheckResult], None], user: int = NO_USER
     ) -> None:
-        """Check one resident copy against its checksums, once for all who ask meanwhile; a corrupt copy is
-        dropped, and so is one whose check ends its process every time. `done` is called once, with what was
-        found. Users take turns; a copy that several wait for stands in the line of each."""
-        line = self._lines[tier]
-        check = self._checking.setdefault((extent, tier), _Check(extent, tier, line))
+        """Check a resident copy against its checksums, once for all callers meanwhile; `done` gets the result.
+
+        A corrupt copy is dropped, and so is one whose check kills its process every time. Users take turns.
+        """
+        queue = self._queues[tier]
+        check = self._checking.setdefault((extent, tier), _Check(extent, tier, queue))
         check.waiting.append(done)
         if not check.begun and user not in check.users:
             check.users.add(user)
-            line.waiting.append(user, check)
-        self._feed(line)
+            queue.waiting.append(user, check)
+        self._feed(queue)
 
-    def _feed(self, line: _Line) -> None:
-        while line.waiting and line.at_work < AT_ONCE:
-            _, check = line.waiting.first
-            if check.begun or self._ended(check):
-                line.waiting.drop()
+    def _feed(self, queue: _CheckQueue) -> None:
+        while queue.waiting and queue.running < CHECKS_AT_ONCE:
+            _, check = queue.waiting.first
+            if check.begun or self._obsolete(check):
+                queue.waiting.drop()
                 continue
-            line.waiting.served()
+            queue.waiting.served()
             check.begun = True
-            line.at_work += 1
+            queue.running += 1
             self._verify(check, VERIFY_TRIES)
 
-    def _ended(self, check: _Check) -> bool:
-        """Its tier has another directory, or all is said."""
+    def _obsolete(self, check: _Check) -> bool:
+        """Tell whether the check was already answered, as when its tier has another directory."""
         return self._checking.get((check.extent, check.tier)) is not check
 
     def _verify(self, check: _Check, tries: int) -> None:
-        """Open the copy and have a filler look at it, and another where that ends over it: `tries` of them."""
+        """Open the copy and let a filler check it; use another filler where the process dies, `tries` in all."""
         opened, not_opened = partial(self._opened, check, tries), partial(self._not_opened, check)
         self.open(check.extent, check.tier, opened, not_opened)
 
     def _opened(self, check: _Check, tries: int, fd: int, checksums: Checksums | None) -> None:
         checksums = checksums or self.committing.get((check.extent, check.tier))
-        if self._lost(check.tier):  # it may hang: no filler is to wait for it
+        if self._lost(check.tier):  # the read may hang, and the filler with it
             os.close(fd)
             self._done(check, False)
             return
         if checksums is not None:
             digests = jobs.pack_digests(checksums.digests)
-            job = partial(jobs.Verify, size_bytes=checksums.size_bytes, digests=digests)
+            job = partial(jobs.VerifyJob, size_bytes=checksums.size_bytes, digests=digests)
             self._fillers.submit(job, (fd,), partial(self._answered, check, tries), (check.tier,))
             os.close(fd)
             return
-        os.close(fd)  # its commit ended meanwhile
+        os.close(fd)  # the commit ended between opening the file and here
         if self._node.where(check.extent) == check.tier:
             self._verify(check, tries)
         else:
             self._done(check, True)
 
     def _not_opened(self, check: _Check, error: CacheError) -> None:
-        if self._ended(check):
-            self._over(check)
+        if self._obsolete(check):
+            self._finished(check)
             return
         gone = self._node.where(check.extent) != check.tier and not isinstance(error, CorruptData)
-        if not gone and short_of_descriptors(error):
+        if not gone and is_own_limit(error):
             self._done(check, None)
             return
         if not gone:
@@ -156,12 +156,12 @@ class Checks:
         self._done(check, gone)
 
     def _answered(self, check: _Check, tries: int, answer: jobs.Answer) -> None:
-        assert isinstance(answer, jobs.Done)
-        if self._ended(check):
-            self._over(check)
-        elif answer.code and self._lost(check.tier):  # it is the tier that cannot be read
+        assert isinstance(answer, jobs.JobDone)
+        if self._obsolete(check):
+            self._finished(check)
+        elif answer.code and self._lost(check.tier):  # the error is the tier's, not the copy's
             self._done(check, False)
-        elif answer.retry and tries > 1:  # the process ended, which says nothing about the bytes
+        elif answer.retry and tries > 1:  # the process died, which proves nothing about the bytes
             self._verify(check, tries - 1)
         elif answer.code == OutOfSpace.code or (answer.code == SourceUnavailable.code and not answer.lost):
             log.warning("an extent cannot be checked", extra={"tier": check.tier, "error": answer.message})
@@ -173,25 +173,25 @@ class Checks:
             self.unverified[check.tier].discard(check.extent)
             self._done(check, True)
 
-    def _done(self, check: _Check, good: Good) -> None:
-        """Say what was found to all who wait for it."""
-        if not self._ended(check):
+    def _done(self, check: _Check, good: CheckResult) -> None:
+        """Answer all callers."""
+        if not self._obsolete(check):
             del self._checking[(check.extent, check.tier)]
             for each in check.waiting:
                 each(good)
-        self._over(check)
+        self._finished(check)
 
-    def _over(self, check: _Check) -> None:
-        check.line.at_work -= 1
-        self._feed(check.line)
+    def _finished(self, check: _Check) -> None:
+        check.queue.running -= 1
+        self._feed(check.queue)
 
     def failed(self, extent: ExtentId, tier: TierName, code: int) -> None:
-        """A copy is wrong or cannot be read: it is dropped, unless it is its whole tier that cannot be read."""
+        """Drop a copy that is corrupt or cannot be read, unless its whole tier is lost."""
         if code == TierFailed.code:
-            self._failing(tier)
+            self._suspect_tier(tier)
             if self._lost(tier):
                 return
-        what = "an extent that cannot be read" if code == TierFailed.code else "a corrupt extent"
+        what = "an unreadable extent" if code == TierFailed.code else "a corrupt extent"
         log.error(f"{what} is dropped", extra={"extent": extent.hex(), "tier": tier})
         self._handle(events.Corrupt(extent, tier))
 
@@ -199,30 +199,38 @@ class Checks:
         return self._node.policy.tiers[tier].lost
 
     def suspect(self, tier: TierName, error: CacheError) -> None:
-        """A call of a tier failed: look into it, unless the error says nothing about the tier."""
-        if isinstance(error, TierFailed) and not short_of_descriptors(error):
-            self._failing(tier)
+        """Have a tier probed after a failed call, unless the error says nothing about the tier."""
+        if isinstance(error, TierFailed) and not is_own_limit(error):
+            self._suspect_tier(tier)
 
-    def doubt(self, extent: ExtentId) -> None:
-        """A reader found wrong bytes in a file: what disks hold of the extent is checked before its next grant."""
+    def mark_unverified(self, extent: ExtentId) -> None:
+        """Check an extent's copies on disks before their next grant, since a reader found wrong bytes."""
         for tier in self._openers:
             copy = self._node.copies.find(extent, self._node.policy.tiers[tier])
             if copy is not None and copy.usable:
                 self.unverified[tier].add(extent)
 
+    def scrub(self, command: commands.Verify) -> None:
+        """Execute `Verify`: check a copy, which the core chose; `Verified` follows."""
+
+        def checked(good: CheckResult) -> None:
+            self._handle(events.Verified(command.extent, command.tier, good is not None))
+
+        self.verify(command.extent, command.tier, checked)
+
     def renewed(self, tier: TierName) -> None:
-        """A tier has another directory: what is being checked in the old one says nothing about this one."""
-        self._lines[tier] = _Line()
+        """End the checks of a tier that has another directory now: they say nothing about that one."""
+        self._queues[tier] = _CheckQueue()
         for key in [key for key in self._checking if key[1] == tier]:
             for each in self._checking.pop(key).waiting:
                 each(True)
 
-    def came_back(self, tier: TierName) -> None:
-        """A disk that was in trouble: everything on it is checked again before its next grant."""
+    def tier_back(self, tier: TierName) -> None:
+        """Check every copy in a tier again before its next grant, since its disk was in trouble."""
         self.unverified[tier] = self._node.resident_in(tier)
 
 
-def short_of_descriptors(error: CacheError) -> bool:
-    """Our own limits, which say nothing about the copy."""
+def is_own_limit(error: CacheError) -> bool:
+    """Tell whether the daemon ran out of descriptors or memory, which says nothing about the copy."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

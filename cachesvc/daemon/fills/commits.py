@@ -9,21 +9,21 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.loop.lanes import Lane
 
-MOST = 32
-"""With so many commits of a tier not done, no fill of it begins; those that had are as many again at most. Each has a file
-open, and is fetched again if the daemon ends before it."""
+MAX_UNCOMMITTED = 32
+"""No fill of a tier begins while so many of its commits are pending; fills that already run can add as many again. Each
+has an open file, and is fetched again if the daemon ends before the commit."""
 
 
 class Commits:
-    """Runs on the loop's thread. An extent that is evicted while its commit goes on (its tier was lost) is removed after
-    that, on the same thread."""
+    """Runs on the loop's thread. An extent that is evicted while its commit is pending, since its tier was lost, is
+    removed after the commit, on the same thread."""
 
-    def __init__(self, lanes: Mapping[TierName, Lane], others: Mapping[TierName, Lane]) -> None:
-        """`lanes`: of commits, for each disk; `others`: of whatever else is asked of a tier."""
+    def __init__(self, lanes: Mapping[TierName, Lane], calls: Mapping[TierName, Lane]) -> None:
+        """`lanes` run the commits of each disk, `calls` all other calls of each tier."""
         self._lanes = lanes
-        self._others = others
-        self._owed: dict[TierName, set[ExtentId]] = {tier: set() for tier in others}
-        self._waiting: dict[TierName, list[Callable[[], None]]] = {tier: [] for tier in others}
+        self._calls = calls
+        self._pending: dict[TierName, set[ExtentId]] = {tier: set() for tier in calls}
+        self._waiting: dict[TierName, list[Callable[[], None]]] = {tier: [] for tier in calls}
 
     def submit(
         self,
@@ -34,27 +34,29 @@ class Commits:
         otherwise: Callable[[CacheError], None],
     ) -> None:
         """Commit an extent: run `work`, then `then` or `otherwise`."""
-        self._owed[tier].add(extent)
+        self._pending[tier].add(extent)
 
-        def over(answer: Callable[[], None]) -> None:
-            self._owed[tier].discard(extent)
+        def finished(answer: Callable[[], None]) -> None:
+            self._pending[tier].discard(extent)
             answer()
-            if len(self._owed[tier]) < MOST:
+            if len(self._pending[tier]) < MAX_UNCOMMITTED:
                 waited, self._waiting[tier] = self._waiting[tier], []
                 for each in waited:
                     each()
 
         self._lanes[tier].submit(
-            work, lambda done: over(partial(then, done)), lambda error: over(partial(otherwise, error))
+            work,
+            lambda done: finished(partial(then, done)),
+            lambda error: finished(partial(otherwise, error)),
         )
 
-    def when_few(self, tier: TierName, then: Callable[[], None]) -> None:
-        """Call `then` at once, or when fewer than `MOST` commits are not done."""
-        if len(self._owed[tier]) < MOST:
+    def when_below_limit(self, tier: TierName, then: Callable[[], None]) -> None:
+        """Call `then` at once, or as soon as fewer than `MAX_UNCOMMITTED` commits are pending."""
+        if len(self._pending[tier]) < MAX_UNCOMMITTED:
             then()
         else:
             self._waiting[tier].append(then)
 
-    def after(self, extent: ExtentId, tier: TierName) -> Lane:
-        """The thread on which a call about an extent comes after its commit."""
-        return self._lanes[tier] if extent in self._owed[tier] else self._others[tier]
+    def lane_after(self, extent: ExtentId, tier: TierName) -> Lane:
+        """The lane on which a call about an extent runs after its pending commit, if it has one."""
+        return self._lanes[tier] if extent in self._pending[tier] else self._calls[tier]

@@ -1,9 +1,9 @@
-"""A filler process: takes jobs from its channel, does the IO, answers. `python -m cachesvc.daemon.fills.filler FD` is
-the one that all are forked from (`daemon/processes/fork_server.py`).
+"""A filler process: takes jobs from its channel, does the IO and answers. `python -m cachesvc.daemon.fills.filler FD` is
+the fork server of all fillers (`daemon/processes/fork_server.py`).
 
-It ends when its channel does, whatever its threads are waiting for: a hung NFS mount must not keep a dead
-daemon's children alive. And it ends when a call to a source has hung for `HUNG_S`: nothing can interrupt that call,
-and the daemon puts a new process in its place.
+A filler ends when its channel closes, whatever its threads wait for: a hung NFS mount must not keep a dead daemon's
+children alive. It also ends when a call to a source has hung for `HUNG_S`: nothing can interrupt that call, and the
+daemon replaces the process.
 """
 
 from __future__ import annotations
@@ -25,50 +25,52 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
-from cachesvc.catalog.unused import used
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
-from cachesvc.daemon.fills.peer_fetch import Peers
+from cachesvc.daemon.fills.peer_client import PeerClient
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.malloc import release_free_memory
 from cachesvc.daemon.processes.nice import run_in_background
-from cachesvc.daemon.processes.threads import Threads
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
-from cachesvc.sources.watched import HUNG_S, Calls
-from cachesvc.tiers.checksum import Passing, verify
-from cachesvc.tiers.failures import translated
-from cachesvc.tiers.huge import in_huge_pages, in_memory
+from cachesvc.sources.watched import HUNG_S, CallWatch
+from cachesvc.tiers.checksum import StreamedChecksums, verify
+from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
-MOST_SAID = 1 << 20
-"""Characters of an error: what it quotes may be as long as whoever wrote the data likes, or who asks for it."""
+MAX_MESSAGE_CHARS = 1 << 20
+"""The limit of an error message, which may quote untrusted data or a caller's arguments."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
 IDLE_S = 5.0
-"""Idle time after which a process gives back the memory that its next job would reuse."""
-SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Idle time after which a process releases memory that the next job would reuse."""
+LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Filler:
-    """Runs jobs side by side; answers are single datagrams, so threads need no lock to send them."""
+    """Runs jobs on a pool of threads; answers are single datagrams, so threads need no lock to send them."""
 
     def __init__(
         self, channel: socket.socket, settings: Settings, roots: tuple[str, ...], paces: int
     ) -> None:
         self._channel = channel
         self._settings = settings
-        self._calls = Calls()
+        self._calls = CallWatch()
         self._unanswered: dict[int, jobs.Job] = {}
         self._unanswered_lock = threading.Lock()
         self._sources = Sources(
@@ -81,7 +83,7 @@ class Filler:
             self._calls,
         )
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        self._peers = _peers(settings, self._left_alone)
+        self._peers = _peer_client(settings, self._peer_paused)
         self._fetcher = Fetcher(self._sources, settings.filler_threads)
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
@@ -89,8 +91,8 @@ class Filler:
 
     def run(self) -> None:
         """Serve until the daemon closes the channel."""
-        threads = Threads(jobs.SIDE_BY_SIDE, "job")  # of this thread's priority
-        with suppress(ConnectionResetError):  # the same, while answers were under way
+        threads = ThreadPool(jobs.JOBS_AT_ONCE, "job")  # they inherit this thread's priority
+        with suppress(ConnectionResetError):  # the daemon closed the channel with unread answers in it
             while (received := jobs.receive(self._channel)) is not None:
                 job, descriptors = received
                 assert isinstance(job, jobs.Job), "the daemon sends jobs"
@@ -99,93 +101,98 @@ class Filler:
                 threads.submit(self._answer, job, descriptors).add_done_callback(_report)
 
     def prepare(self) -> None:
-        """Open the sources before anyone waits. What fails is said by the first job
-        that needs it."""
+        """Open the sources before the first job. Errors are dropped here; the first job that needs a source raises them."""
         for uri in self._settings.allow:
             with suppress(CacheError):
                 self._sources(uri)
 
     def _answer(self, job: jobs.Job, descriptors: list[int]) -> None:
-        work: dict[type, Callable[..., jobs.Done]] = {
-            jobs.Fill: self._fill,
-            jobs.Copy: self._copy,
-            jobs.Verify: self._verify,
-            jobs.Build: self._build,
+        work: dict[type, Callable[..., jobs.JobDone]] = {
+            jobs.FillJob: self._fill,
+            jobs.CopyJob: self._copy,
+            jobs.VerifyJob: self._verify,
+            jobs.BuildJob: self._build,
         }
-        # Every job is answered, also one that ends in an error of ours: its readers must not wait for ever.
-        done = jobs.Done(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
+        # Every job is answered, even after a programming error: its readers must not wait forever.
+        done = jobs.JobDone(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
         try:
             if len(descriptors) < job.descriptors:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             done = work[type(job)](job, *descriptors)
         except SourceUnavailable as error:
-            done = jobs.Done(job.number, error.code, str(error)[:MOST_SAID], retry=True)
+            done = jobs.JobDone(job.number, error.code, str(error)[:MAX_MESSAGE_CHARS], retry=True)
         except CacheError as error:
-            done = jobs.Done(job.number, error.code, str(error)[:MOST_SAID])
+            done = jobs.JobDone(job.number, error.code, str(error)[:MAX_MESSAGE_CHARS])
         except (OSError, MemoryError) as error:
             failure = _failure(error)
-            done = jobs.Done(job.number, failure.code, str(failure)[:MOST_SAID], retry=True)
+            done = jobs.JobDone(job.number, failure.code, str(failure)[:MAX_MESSAGE_CHARS], retry=True)
         finally:
             for fd in descriptors:
                 os.close(fd)
             self._send(done)
 
-    def _send(self, done: jobs.Done) -> None:
-        """One answer a job: the watch may have given it."""
+    def _send(self, done: jobs.JobDone) -> None:
+        """Send the answer, unless the watch has already answered the job."""
         with self._unanswered_lock:
             if done.number in self._unanswered:
                 del self._unanswered[done.number]
                 jobs.send(self._channel, done)
 
-    def _left_alone(self, peer: str) -> None:
-        with suppress(OSError):  # the daemon's end, and ours
-            jobs.send(self._channel, jobs.LeftAlone(peer))
+    def _peer_paused(self, peer: str) -> None:
+        with suppress(OSError):  # the daemon has ended, and this process is about to
+            jobs.send(self._channel, jobs.PeerPaused(peer))
 
     def _watch(self) -> None:
-        told, idle_s = SourceCounters(), 0.0
-        while not (uri := self._calls.look(WATCH_S)):
+        reported, idle_s = SourceCounters(), 0.0
+        while not (uri := self._calls.hung_after(WATCH_S)):
             idle_s = 0.0 if self._unanswered else idle_s + WATCH_S
             if idle_s == IDLE_S:
                 release_free_memory()
-            if (asked := self._sources.asked()) != told:
-                with suppress(OSError):  # the daemon's end, and ours
-                    jobs.send(self._channel, jobs.Asked(**asdict(asked - told)))
-                told = asked
+            if (requests := self._sources.counters()) != reported:
+                with suppress(OSError):  # the daemon has ended, and this process is about to
+                    jobs.send(self._channel, jobs.SourceRequests(**asdict(requests - reported)))
+                reported = requests
         message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
         for number, job in tuple(self._unanswered.items()):
-            if not isinstance(job, jobs.Build) or _reads(job, uri):  # other builds begin anew elsewhere
-                self._send(jobs.Done(number, SourceUnavailable.code, message, retry=True))
-        # The thread that hangs keeps every descriptor open, and this process half alive: tell the daemon.
+            if not isinstance(job, jobs.BuildJob) or _reads(
+                job, uri
+            ):  # another builder retries the other builds
+                self._send(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
+        # The hung thread keeps the process and its descriptors alive after _exit: close the channel first.
         self._channel.shutdown(socket.SHUT_RDWR)
         os._exit(1)
 
-    def _fill(self, job: jobs.Fill, target: int, catalog: int) -> jobs.Done:
+    def _fill(self, job: jobs.FillJob, target: int, catalog: int) -> jobs.JobDone:
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
-        if in_memory(target):
-            in_huge_pages(target, extent.size_bytes)
-        if had := self._peers.fill(extent.id, extent.size_bytes, target):
-            return jobs.Done(job.number, digests=jobs.pack_digests(had), peer_bytes=extent.size_bytes)
-        passing = Passing(extent.size_bytes)
+        if is_memfd(target):
+            use_huge_pages(target, extent.size_bytes)
+        if from_peer := self._peers.fill(extent.id, extent.size_bytes, target):
+            return jobs.JobDone(
+                job.number, digests=jobs.pack_digests(from_peer), peer_bytes=extent.size_bytes
+            )
+        passing = StreamedChecksums(extent.size_bytes)
         missing = self._fetcher.fetch(extent, target, passing.add)
-        if isinstance(dataset.layout, Indirect):  # what is compressed could not be asked before
+        if isinstance(dataset.layout, Indirect):  # a compressed shard can be checked only now
             with translated("tier", "read an extent"):
                 head = os.pread(target, 4, 0)
             dataset.check_shard(job.index, head)
         digests = passing.checksums(target).digests
-        done = jobs.Done(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
+        done = jobs.JobDone(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
         if not missing:
             return done
         first = next(iter(missing.values()))
         message = (
             f"{len(missing)} of {len(extent.pieces)} objects of an extent are missing, the first: {first}"
         )
-        return replace(done, holes=written(missing), message=message[:MOST_SAID], hole_code=first.code)
+        return replace(
+            done, holes=encode_missing(missing), message=message[:MAX_MESSAGE_CHARS], hole_code=first.code
+        )
 
-    def _copy(self, job: jobs.Copy, target: int, origin: int) -> jobs.Done:
-        if in_memory(target):
-            in_huge_pages(target, job.size_bytes)
+    def _copy(self, job: jobs.CopyJob, target: int, origin: int) -> jobs.JobDone:
+        if is_memfd(target):
+            use_huge_pages(target, job.size_bytes)
         offset = 0
         while offset < job.size_bytes:
             with translated("tier", "copy an extent"):
@@ -194,24 +201,24 @@ class Filler:
                 raise CorruptData(f"a cached extent ends after {offset:,} of {job.size_bytes:,} bytes")
             offset += copied
         verify(target, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
-        return jobs.Done(job.number, digests=job.digests)
+        return jobs.JobDone(job.number, digests=job.digests)
 
-    def _verify(self, job: jobs.Verify, extent: int) -> jobs.Done:
+    def _verify(self, job: jobs.VerifyJob, extent: int) -> jobs.JobDone:
         with translated("tier", "read an extent"):
-            os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # what the disk holds, not the page cache
+            os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # check the disk, not the page cache
         verify(extent, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
-        return jobs.Done(job.number)
+        return jobs.JobDone(job.number)
 
-    def _build(self, job: jobs.Build) -> jobs.Done:
+    def _build(self, job: jobs.BuildJob) -> jobs.JobDone:
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
-        uris = self._sources.spelled_out(job.uris)
+        uris = self._sources.expand(job.uris)
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
-            if not used(path):
-                # Somebody may have removed it; what else there is against it is said of the file.
+            if not mark_used(path):
+                # The directory may have been removed; for any other error creating the file fails too.
                 with suppress(OSError):
                     os.mkdir(job.catalogs, 0o700)
                 direct = DirectBytes(self._sources)
@@ -219,11 +226,11 @@ class Filler:
                     notes = build(found, path, self._sources, data, self._progress(job.number))
                 for note in notes:
                     log.warning("%s", note)
-        return jobs.Done(job.number, dataset=found.id)
+        return jobs.JobDone(job.number, dataset=found.id)
 
     @contextmanager
     def _one_build(self, dataset: str) -> Iterator[None]:
-        """All ranks of a job open its dataset at once; the first builds, the others wait and find it built."""
+        """Single-flight for builds: all ranks of a job open its dataset at once; the first builds it, the others wait."""
         with self._catalogs_lock:
             turn, users = self._building.get(dataset, (threading.Lock(), 0))
             self._building[dataset] = (turn, users + 1)
@@ -237,7 +244,7 @@ class Filler:
                     self._building[dataset] = (turn, users - 1)
 
     def _progress(self, number: int) -> Callable[[int, int], None]:
-        """A builder counts every sample; people look a few times a second."""
+        """Return a callback that sends progress to the daemon at most every `PROGRESS_S` seconds."""
         due = 0.0
 
         def progress(done: int, total: int) -> None:
@@ -247,7 +254,7 @@ class Filler:
                 due = now + PROGRESS_S
                 with self._unanswered_lock:
                     if number in self._unanswered:
-                        jobs.send(self._channel, jobs.Progress(number, done, total))
+                        jobs.send(self._channel, jobs.JobProgress(number, done, total))
 
         return progress
 
@@ -261,47 +268,46 @@ class Filler:
             return self._catalogs[dataset]
 
 
-def _peers(settings: Settings, left: Callable[[str], None]) -> Peers:
-    """Those of the settings; none, while the certificates that were good at the daemon's start are not."""
+def _peer_client(settings: Settings, on_pause: Callable[[str], None]) -> PeerClient:
+    """Return a client of the settings' peers, or of none where the certificates have become unusable."""
     try:
-        return Peers(settings.peer, settings.tls, left)
+        return PeerClient(settings.peer, settings.tls, on_pause)
     except InvalidInput as error:
-        log.error("no peer is asked", extra={"error": str(error)})
-        return Peers(())
+        log.error("peers are not used", extra={"error": str(error)})
+        return PeerClient(())
 
 
 def _failure(error: OSError | MemoryError) -> CacheError:
-    """Whatever reads or writes an extent raises TierFailed or OutOfSpace by itself: what comes as an OSError says nothing
-    about a tier, which would give up what it holds, nor about what is in it."""
+    """Translate an error that is neither a tier's nor an extent's: reads and writes of extents raise their own errors."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
-    if number not in SHORT:
-        return SourceUnavailable(f"a filler process met an error that is no disk's of the cache: {error}")
+    if number not in LIMIT_ERRORS:
+        return SourceUnavailable(f"a filler process had an error unrelated to the cache's disks: {error}")
     return OutOfSpace(
         f"a filler process is at its limit ({os.strerror(number)}); allow it more (LimitNOFILE=, ulimit -n, ulimit -v)"
     )
 
 
-def _reads(job: jobs.Build, uri: str) -> bool:
-    """Whether a build may have asked for a URI: below what it was given, up to the first wildcard."""
+def _reads(job: jobs.BuildJob, uri: str) -> bool:
+    """Tell whether a build may read a URI: below one of its own, up to the first wildcard."""
     return any(uri.startswith(re.split(r"[*?\[{]", each)[0].rstrip("/")) for each in job.uris)
 
 
 def _report(ended: Future[None]) -> None:
     error = ended.exception()
-    if error is not None and not isinstance(error, BrokenPipeError):  # that is the daemon's end
+    if error is not None and not isinstance(error, BrokenPipeError):  # the daemon has ended
         log.error("a job failed unexpectedly", exc_info=error)
 
 
-def _live(settings: Settings, roots: tuple[str, ...], paces: int, channel: socket.socket) -> None:
+def _run_filler(settings: Settings, roots: tuple[str, ...], paces: int, channel: socket.socket) -> None:
     filler = Filler(channel, settings, roots, paces)
-    # Not in the background: beside jobs that keep every core busy it took 20 s, and readers wait for it.
+    # At normal priority: in the background it took 20 s beside jobs that keep every core busy, and readers wait for it.
     threading.Thread(target=filler.prepare, name="prepare", daemon=True).start()
     run_in_background()
     filler.run()
 
 
 def main() -> None:
-    """The whole life of the process that fillers are forked from."""
+    """Run the fork server of the fillers."""
     fields = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     channel = socket.socket(fileno=int(sys.argv[1]))
     fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
@@ -310,10 +316,10 @@ def main() -> None:
     settings = Settings(**fields)
     configure_logging(settings.log_format)
     if not settings.allow or any(uri.startswith("s3://") for uri in settings.allow):
-        from cachesvc.sources.s3.s3 import prepare_s3  # boto3, which is theirs alone: 0.3 s of CPU and 28 MB
+        from cachesvc.sources.s3.s3 import prepare_s3  # imports boto3: 0.3 s of CPU and 28 MB
 
         prepare_s3()
-    serve_forks(channel, partial(_live, settings, roots, paces))
+    serve_forks(channel, partial(_run_filler, settings, roots, paces))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Fills as they are carried out: reserve in the tier, fill in a filler, commit. What a lost tier leaves
-half-done is answered at once, and undone behind its threads."""
+"""Execution of fills: reserve in the tier, fill in a filler process, commit.
+
+When a tier is lost, its fills are answered at once, and aborted on its thread after the calls under way.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,27 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from cachesvc.catalog.build import provisional_id
+from cachesvc.catalog.survey import provisional_id
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
-from cachesvc.daemon.datasets import Dataset, Datasets
+from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
-from cachesvc.daemon.fills.memory_admission import Work, cost_of
-from cachesvc.daemon.fills.missing_objects import Lack, Lacking
-from cachesvc.daemon.fills.pool import Fillers
+from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
+from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
+from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.tier import Checksums, Recovering, Tier
+from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
-_Key = tuple[ExtentId, TierName]
+_CopyKey = tuple[ExtentId, TierName]
 T = TypeVar("T")
 
 
 class Fills:
-    """Executes `StartFill`. Runs on the loop's thread; a call or job that ends after its tier was lost finds
-    its command forgotten."""
+    """Executes `StartFill`. Runs on the loop's thread; the result of a call or job is ignored once its tier is lost."""
 
     def __init__(
         self,
@@ -39,11 +40,11 @@ class Fills:
         lanes: Mapping[TierName, Lane],
         commits: Commits,
         datasets: Datasets,
-        fillers: Fillers,
+        fillers: FillerPool,
         checks: Checks,
-        lacking: Lacking,
+        hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
-        work: Work,
+        memory: FillMemory,
     ) -> None:
         self._tiers = tiers
         self._lanes = lanes
@@ -51,42 +52,42 @@ class Fills:
         self._datasets = datasets
         self._fillers = fillers
         self._checks = checks
-        self._lacking = lacking
+        self._hole_records = hole_records
         self._handle = handle
-        self._work = work
+        self._memory = memory
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
-        self._filling: dict[_Key, commands.StartFill] = {}
+        self._filling: dict[_CopyKey, commands.StartFill] = {}
         self._paused: list[commands.StartFill] | None = None
         self.failures: Counter[str] = Counter()
-        """Fills that failed, those that were tried again included, by the name of the error."""
+        """Failed fills by the name of the error, including those that were retried."""
 
     def pause(self) -> None:
-        """Begin no fill until `resume`; what is commanded meanwhile waits."""
+        """Begin no fill until `resume`; new commands wait."""
         self._paused = self._paused or []
 
     def resume(self) -> None:
-        """Begin what waited."""
-        waited, self._paused = self._paused or [], None
-        for command in waited:
+        """Begin the fills that waited."""
+        waiting, self._paused = self._paused or [], None
+        for command in waiting:
             self._begin(command)
 
     def source_bytes(self, dataset: DatasetId) -> int:
-        """Bytes fetched from the source, those by which it was indexed included."""
+        """Bytes fetched from the source, including those fetched while the dataset was indexed."""
         return sum(self._source_bytes.get(each, 0) for each in (dataset, provisional_id(dataset)))
 
     def peer_bytes(self, dataset: DatasetId) -> int:
-        """Bytes that other nodes gave."""
+        """Bytes fetched from other nodes."""
         return self._peer_bytes.get(dataset, 0)
 
     @property
     def under_way(self) -> int:
-        """Fills and commits that have begun."""
+        """The number of fills and commits that have begun."""
         waiting = sum(self._filling.get((each.extent, each.tier)) is each for each in self._paused or ())
         return len(self._filling) - waiting + len(self._checks.committing)
 
-    def leave(self, name: TierName, why: str) -> None:
-        """Answer the fills that wait for a tier."""
+    def fail_tier(self, name: TierName, why: str) -> None:
+        """Answer all fills into or from a tier as failed."""
         for command in [c for c in self._filling.values() if name in (c.tier, c.from_tier)]:
             code = TierFailed.code if command.tier == name else SourceUnavailable.code
             tier, extent = self._tiers[command.tier], command.extent
@@ -95,8 +96,8 @@ class Fills:
             self._failed(command, code, f"{name}: {why}", retry=True)
 
     def tier_lost(self, name: TierName, why: str) -> None:
-        """Answer all that waits for the tier."""
-        self.leave(name, why)
+        """Answer all fills and commits of a lost tier as failed."""
+        self.fail_tier(name, why)
         committing = self._checks.committing
         for key in [key for key in committing if key[1] == name]:
             del committing[key]
@@ -111,13 +112,13 @@ class Fills:
             self._paused.append(command)
 
     def _begin(self, command: commands.StartFill) -> None:
-        self._commits.when_few(command.tier, partial(self._reserve, command))
+        self._commits.when_below_limit(command.tier, partial(self._reserve, command))
 
     def _reserve(self, command: commands.StartFill) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
-            return  # answered while it waited: its tier was lost
-        home = self._datasets.home(command.extent)
-        assert home is not None, "a fill of what nobody claims"
+            return  # already answered: its tier was lost
+        home = self._datasets.dataset_with(command.extent)
+        assert home is not None, "a fill of an unclaimed extent"
         dataset, index = home
         size, tier = dataset.sizes[index], self._tiers[command.tier]
         self._lanes[command.tier].submit(
@@ -128,81 +129,84 @@ class Fills:
 
     def _not_reserved(self, command: commands.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if _ended(self._filling, command, command):
-            log.error("a tier takes no more for a while", extra={"tier": command.tier, "error": str(error)})
+        if _forget(self._filling, command, command):
+            log.error("a tier refuses a fill", extra={"tier": command.tier, "error": str(error)})
             self._failed(command, error.code, str(error), retry=False)
 
-    def _send_fill(self, command: commands.StartFill, dataset: Dataset, index: int, target: int) -> None:
+    def _send_fill(
+        self, command: commands.StartFill, dataset: ServedDataset, index: int, target: int
+    ) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
-            os.close(target)  # aborted meanwhile: its tier was lost
+            os.close(target)  # already answered: its tier was lost
             return
-        # Whoever wanted it may be gone when the answer comes, and the dataset forgotten.
+        # All readers may have left when the answer comes, and the dataset may be unloaded: keep its id and size only.
         filled = partial(self._filled, command, dataset.id, dataset.sizes[index])
         if command.from_tier is None:
-            cost = cost_of(dataset.catalog, dataset.sizes[index])
-            self._work.begin(cost, partial(self._fetch, command, dataset, index, target, cost))
+            needed_bytes = memory_needed(dataset.catalog, dataset.sizes[index])
+            fetch = partial(self._fetch, command, dataset, index, target, needed_bytes)
+            self._memory.begin(needed_bytes, fetch)
             return
 
         tiers = command.tier, command.from_tier
 
         def opened(origin: int, checksums: Checksums | None) -> None:
             assert checksums is not None
-            if self._filling.get((command.extent, command.tier)) is command:  # no tier was lost
+            if self._filling.get((command.extent, command.tier)) is command:  # neither tier was lost
                 digests = jobs.pack_digests(checksums.digests)
-                copy = partial(jobs.Copy, size_bytes=checksums.size_bytes, digests=digests)
+                copy = partial(jobs.CopyJob, size_bytes=checksums.size_bytes, digests=digests)
                 self._fillers.submit(copy, (target, origin), filled, tiers)
             os.close(origin)
             os.close(target)
 
         def failed(error: CacheError) -> None:
             os.close(target)
-            filled(jobs.Done(0, error.code, str(error), retry=True))
+            filled(jobs.JobDone(0, error.code, str(error), retry=True))
 
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
     def _fetch(
-        self, command: commands.StartFill, dataset: Dataset, index: int, target: int, cost: int
+        self, command: commands.StartFill, dataset: ServedDataset, index: int, target: int, needed_bytes: int
     ) -> None:
         size_bytes = dataset.sizes[index]
 
         def filled(answer: jobs.Answer) -> None:
-            self._work.end(cost)
+            self._memory.end(needed_bytes)
             self._filled(command, dataset.id, size_bytes, answer)
 
         if self._filling.get((command.extent, command.tier)) is command:
-            job = partial(jobs.Fill, dataset=dataset.id, index=index)
+            job = partial(jobs.FillJob, dataset=dataset.id, index=index)
             self._fillers.submit(job, (target, dataset.catalog_fd), filled, (command.tier,))
-        else:  # aborted while it waited: its tier was lost
-            self._work.end(cost)
+        else:  # already answered: its tier was lost
+            self._memory.end(needed_bytes)
         os.close(target)
 
     def _filled(
         self, command: commands.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
     ) -> None:
-        assert isinstance(answer, jobs.Done)
+        assert isinstance(answer, jobs.JobDone)
         if command.from_tier is None:
             self._source_bytes[dataset] = self._source_bytes.get(dataset, 0) + answer.source_bytes
             self._peer_bytes[dataset] = self._peer_bytes.get(dataset, 0) + answer.peer_bytes
         if answer.code:
-            self._fill_ended_badly(command, answer)
+            self._fill_failed(command, answer)
             return
         if self._filling.get((command.extent, command.tier)) is not command:
-            return  # aborted meanwhile: its tier was lost
+            return  # already answered: its tier was lost
         checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
-        tier, lack = self._tiers[command.tier], self._lack(command, answer)
-        self._lacking.filled(command.extent, command.tier, lack)
-        if not isinstance(tier, Recovering):
-            # RAM: sealing is what makes it safe to grant, and takes microseconds.
+        tier, holes = self._tiers[command.tier], self._holes_of(command, answer)
+        self._hole_records.filled(command.extent, command.tier, holes)
+        if not isinstance(tier, PersistentTier):
+            # RAM: a copy may be granted once it is sealed, which takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),
-                lambda _: self._ready(command, answer, lack),
-                lambda error: self._abort(command, jobs.Done(0, error.code, str(error))),
+                lambda _: self._ready(command, answer, holes),
+                lambda error: self._abort(command, jobs.JobDone(0, error.code, str(error))),
             )
             return
-        # NVMe: readers wait for verified bytes, not for durability.
+        # NVMe: a copy may be granted once it is verified, before it is durable.
         self._checks.committing[(command.extent, command.tier)] = checksums
-        self._ready(command, answer, lack)
-        commit = tier.hold if lack.holes else tier.commit
+        self._ready(command, answer, holes)
+        commit = tier.hold if holes.ranges else tier.commit
         self._commits.submit(
             command.extent,
             command.tier,
@@ -211,47 +215,47 @@ class Fills:
             lambda error: self._not_committed(command, checksums, error),
         )
 
-    def _lack(self, command: commands.StartFill, answer: jobs.Done) -> Lack:
-        """The holes of a copy: those that its fill reports, or those of the copy that it was filled from."""
+    def _holes_of(self, command: commands.StartFill, answer: jobs.JobDone) -> CopyHoles:
+        """The holes that the fill reports, or those of the copy that it was filled from."""
         if command.from_tier is not None:
-            return self._lacking.of(command.extent, command.from_tier)
+            return self._hole_records.of(command.extent, command.from_tier)
         if answer.holes:
-            told = {"extent": command.extent.hex(), "error": answer.message}
-            log.warning("an extent was filled without some of its objects", extra=told)
-        return Lack(answer.holes, answer.hole_code, answer.message)
+            extra = {"extent": command.extent.hex(), "error": answer.message}
+            log.warning("an extent was filled without some of its objects", extra=extra)
+        return CopyHoles(answer.holes, answer.hole_code, answer.message)
 
-    def _ready(self, command: commands.StartFill, answer: jobs.Done, lack: Lack) -> None:
-        if _ended(self._filling, command, command):
+    def _ready(self, command: commands.StartFill, answer: jobs.JobDone, holes: CopyHoles) -> None:
+        if _forget(self._filling, command, command):
             filled = events.Filled(
-                command.extent, command.tier, answer.peer_bytes > 0, lack.code, lack.message
+                command.extent, command.tier, answer.peer_bytes > 0, holes.code, holes.message
             )
             self._handle(filled)
 
     def _committed(self, command: commands.StartFill, checksums: Checksums) -> None:
-        if _ended(self._checks.committing, command, checksums):
+        if _forget(self._checks.committing, command, checksums):
             self._handle(events.Committed(command.extent, command.tier))
 
     def _not_committed(self, command: commands.StartFill, checksums: Checksums, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
-        if _ended(self._checks.committing, command, checksums):
+        if _forget(self._checks.committing, command, checksums):
             log.warning("a commit failed", extra={"extent": command.extent.hex(), "error": str(error)})
             self.failures[type(error).__name__] += 1
             self._handle(events.CommitFailed(command.extent, command.tier, str(error), error.code))
 
-    def _fill_ended_badly(self, command: commands.StartFill, answer: jobs.Done) -> None:
+    def _fill_failed(self, command: commands.StartFill, answer: jobs.JobDone) -> None:
         origin = command.from_tier
         if origin is None:
             if answer.code == TierFailed.code:
                 self._checks.suspect(command.tier, TierFailed(answer.message))
         elif answer.code in (CorruptData.code, TierFailed.code):
-            # It is the copy that was read: the tier that was to take it did nothing wrong.
+            # The copy that was read is bad; the tier that the fill writes to did nothing wrong.
             self._checks.failed(command.extent, origin, answer.code)
-            answer = jobs.Done(answer.number, SourceUnavailable.code, answer.message, retry=True)
+            answer = jobs.JobDone(answer.number, SourceUnavailable.code, answer.message, retry=True)
         self._abort(command, answer)
 
-    def _abort(self, command: commands.StartFill, answer: jobs.Done) -> None:
+    def _abort(self, command: commands.StartFill, answer: jobs.JobDone) -> None:
         def failed(_: object) -> None:
-            if _ended(self._filling, command, command):
+            if _forget(self._filling, command, command):
                 self._failed(command, answer.code, answer.message, answer.retry)
 
         if self._filling.get((command.extent, command.tier)) is command:
@@ -265,8 +269,8 @@ class Fills:
         self._handle(events.FillFailed(command.extent, command.tier, code, message, retry))
 
 
-def _ended(under_way: dict[_Key, T], command: commands.StartFill, begun: T) -> bool:
-    """Forget a fill or a commit; False where that happened already, because its tier was lost."""
+def _forget(under_way: dict[_CopyKey, T], command: commands.StartFill, begun: T) -> bool:
+    """Remove a fill or commit; False where it was already removed, because its tier was lost."""
     key = (command.extent, command.tier)
     if under_way.get(key) is not begun:
         return False

@@ -1,10 +1,10 @@
-"""The pool of filler processes, seen from the daemon: submit a job, get its answers on the event loop.
+"""The pool of filler processes: submit a job, get its answers on the event loop.
 
-Fills run in processes of their own (design D4): eight boto3 threads in the daemon's interpreter would make
-its slowest grants 400 times slower. A filler that dies takes its jobs with it: each is answered as failed,
-to be tried again. The next job starts a new process, so one that dies at once costs no more than the retries,
-whose pauses grow. One that hangs in the kernel may outlive its SIGKILL: it is replaced all the same, and reaped when
-it is dead; `MAX_HUNG` of them, and all fillers once more for each disk, and there are no new ones.
+Fills run in processes of their own: eight boto3 threads in the daemon's interpreter make its slowest grants 400 times
+slower. When a filler dies, each of its jobs is answered as failed, to be retried. The next job starts a new process, so
+a filler that dies at once costs no more than the retries, whose pauses grow. A filler that hangs in the kernel may
+survive its SIGKILL: it is replaced at once, and reaped when it is dead. No new fillers start while `MAX_HUNG` of
+them, plus all fillers once for each disk, hang.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 STOP_S = 2.0
 MAX_HUNG = 8
 BUILD_TRIES = 4
-"""A builder that was killed is no reason to fail an opening, nor are two; data that ends four is."""
-Answered = Callable[[jobs.Answer], None]
+"""Builders that a build may kill before it fails; a builder may also be killed for other reasons."""
+OnAnswer = Callable[[jobs.Answer], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """Who waits for a job, the tiers that it reads or writes, and since when."""
+class _WaitingJob:
+    """A submitted job: the callback, the tiers that it reads or writes, and the time of its submission."""
 
-    answered: Answered
+    answered: OnAnswer
     tiers: tuple[TierName, ...]
     since: float
 
@@ -52,22 +52,22 @@ class _Filler:
     process: Child
     channel: socket.socket
     builds: bool
-    waiting: dict[int, _Waiting] = field(default_factory=dict)
-    left: bool = False
-    """It ends with what it has to do: that waits for a disk, and so may what it would be given next."""
+    waiting: dict[int, _WaitingJob] = field(default_factory=dict)
+    retiring: bool = False
+    """The process gets no more jobs and ends after its last one: its threads wait for a disk that stalls."""
 
     def works_in(self, tier: TierName) -> bool:
         return any(tier in each.tiers for each in self.waiting.values())
 
 
-def _nobody_waits(_: jobs.Answer) -> None: ...
+def _ignore(_: jobs.Answer) -> None: ...
 
 
-class Fillers:
-    """`roots`: real paths that files must lie under
-    (`Allowlist.roots`); fillers look none of them up, since a mount may hang that a job has nothing to do with.
+class FillerPool:
+    """The fillers and the builder, which one fork server starts. Runs on the event loop's thread.
 
-    `watch(fd, callback)` and `unwatch(fd)` belong to the event loop, on whose thread everything here runs.
+    `roots` are the real paths that files must lie under (`Allowlist.roots`). Fillers do not resolve them, since an
+    unrelated mount may hang. `watch(fd, callback)` and `unwatch(fd)` are the event loop's.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Fillers:
         self._unwatch = unwatch
         self._clock = clock
         self._oom = OomKills()
-        # Each disk that hangs may keep all fillers of its time, and the others must go on.
+        # A disk that hangs may keep all fillers of that moment, and new ones must serve the other tiers.
         self._max_hung = MAX_HUNG + settings.fillers * len(settings.nvme)
         self._number = 0
         self._living: list[_Filler] = []
         self._dying: list[Child] = []
-        self.asked = SourceCounters()
-        """What all of them asked of the sources, but for the last second."""
-        self.left_alone = dict.fromkeys(settings.peer, 0)
-        """How often they left each peer alone."""
+        self.source_requests = SourceCounters()
+        """Requests of all fillers to sources, except those of the last second."""
+        self.peer_pauses = dict.fromkeys(settings.peer, 0)
+        """How often fillers stopped asking each peer for a while."""
 
     def start(self) -> None:
-        """Start the fillers, and one more process that parses: a slow index must not hold up fills.
+        """Start the fillers, and a builder, so that a slow build does not delay fills.
 
         Raises CacheError when no process can be started.
         """
@@ -115,84 +115,90 @@ class Fillers:
         self,
         make: Callable[[int], jobs.Job],
         descriptors: tuple[int, ...],
-        answered: Answered,
+        answered: OnAnswer,
         tiers: tuple[TierName, ...] = (),
     ) -> None:
-        """Send the job that `make(number)` gives, which works in `tiers`, to the least busy filler; builds go to the
-        builder. `answered` is called for every answer, and once with `Done`. Descriptors stay the caller's."""
+        """Send the job that `make(number)` gives, which works in `tiers`, to the least busy filler, a build to the builder.
+
+        `answered` is called for every answer, exactly once with `JobDone`. Descriptors stay the caller's.
+        """
         self._number += 1
         job = make(self._number)
         try:
-            filler = self._least_busy(builds=isinstance(job, jobs.Build))
+            filler = self._least_busy(builds=isinstance(job, jobs.BuildJob))
         except OSError as error:
             message = (
-                f"no process can be started for it ({error.strerror}); try again, and see the daemon's log"
+                f"no filler process can be started ({error.strerror}); try again, and see the daemon's log"
             )
-            answered(jobs.Done(job.number, SourceUnavailable.code, message, retry=True))
+            answered(jobs.JobDone(job.number, SourceUnavailable.code, message, retry=True))
             return
-        filler.waiting[job.number] = _Waiting(answered, tiers, self._clock())
+        filler.waiting[job.number] = _WaitingJob(answered, tiers, self._clock())
         try:
             jobs.send(filler.channel, job, descriptors)
         except OSError:
-            self._gone(filler)  # before the loop heard of it; answers this job too
+            self._filler_died(filler)  # before the loop has seen it; answers this job too
 
-    def build(self, make: Callable[[int], jobs.Build], answered: Answered, tries: int = BUILD_TRIES) -> None:
-        """Send a job to the builder, and to the next one when that ends in mid-job."""
+    def build(
+        self, make: Callable[[int], jobs.BuildJob], answered: OnAnswer, tries: int = BUILD_TRIES
+    ) -> None:
+        """Send a job to the builder, and again to its replacement when it dies, `tries` times in all."""
 
-        def heard(answer: jobs.Answer) -> None:
-            if isinstance(answer, jobs.Done) and answer.lost and tries > 1:
+        def on_answer(answer: jobs.Answer) -> None:
+            if isinstance(answer, jobs.JobDone) and answer.lost and tries > 1:
                 self.build(make, answered, tries - 1)
             else:
                 answered(answer)
 
-        self.submit(make, (), heard)
+        self.submit(make, (), on_answer)
 
     def busy_s(self, tier: TierName) -> float:
-        """How long the oldest job in a tier has been, its wait for the source included; 0 without one."""
+        """Age in seconds of the oldest job in a tier, including its wait for the source; 0 without one."""
         waiting = (each for filler in self._living for each in filler.waiting.values() if tier in each.tiers)
         now = self._clock()
         return now - min((each.since for each in waiting), default=now)
 
-    def leave(self, tier: TierName) -> None:
-        """Give no more jobs to the fillers that work in a tier: others take their place. What they were to do in other
-        tiers is answered as failed: all their threads may wait for that disk."""
-        message = f"the process that was to do it works in {tier} too, which does not answer; try again"
-        others: list[tuple[int, _Waiting]] = []
+    def retire(self, tier: TierName) -> None:
+        """Replace the fillers that work in a stalled tier; each ends after its last job there.
+
+        Their jobs in other tiers are answered as failed, since all their threads may wait for the stalled disk.
+        """
+        message = f"the filler process also works in {tier}, which does not answer; try again"
+        others: list[tuple[int, _WaitingJob]] = []
         for filler in [each for each in self._living if each.works_in(tier)]:
-            filler.left = True
+            filler.retiring = True
             for number, waiting in filler.waiting.items():
                 if tier not in waiting.tiers:
                     others.append((number, waiting))
-                    filler.waiting[number] = _Waiting(_nobody_waits, (), waiting.since)
+                    filler.waiting[number] = _WaitingJob(_ignore, (), waiting.since)
         for number, waiting in others:
-            waiting.answered(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+            waiting.answered(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
 
     def tier_lost(self, tier: TierName) -> None:
-        """Replace every filler that works in a tier: its threads may wait for the disk as long as that hangs, and other
-        tiers' jobs for these threads."""
+        """Kill and replace every filler that works in a lost tier: all its threads may hang with the disk, and jobs of
+        other tiers wait for these threads."""
         hung = [each for each in self._living if each.works_in(tier)]
-        for filler in hung:  # before anybody is answered, who may send the next job
-            self._part_with(filler)
+        for filler in hung:  # before any answer, which may submit the next job
+            self._drop(filler)
         deadline = time.monotonic() + DEATH_S
         for filler in hung:
             code = self._reap(filler, max(0.0, deadline - time.monotonic()))
             extra = {"tier": tier, "code": code, "jobs": len(filler.waiting)}
             log.warning("a filler process that works in a lost tier is replaced", extra=extra)
-        message = f"the process that was to do it worked in {tier} too, which is lost; try again"
+        message = f"the filler process also worked in {tier}, which is lost; try again"
         for filler in hung:
             for number, waiting in filler.waiting.items():
-                waiting.answered(jobs.Done(number, SourceUnavailable.code, message, retry=True))
+                waiting.answered(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
 
     def stop(self, wait: bool = True) -> None:
-        """End every filler, and wait until it has; without `wait`, whoever inherits them sees their end."""
+        """End every filler and, with `wait`, wait up to `STOP_S` for their ends."""
         ending, self._living = self._living, []
         self._paces.close()
         for filler in ending:
             filler.channel.close()
-        self._forks.close(STOP_S if wait else 0.0)  # one that hangs in the kernel holds nothing of ours
+        self._forks.close(STOP_S if wait else 0.0)
 
     def _least_busy(self, builds: bool) -> _Filler:
-        """Raises OSError when there is none and none can be started."""
+        """Raises OSError where no filler runs and none can be started."""
         try:
             self._fill_up(builds)
         except OSError as error:
@@ -200,16 +206,16 @@ class Fillers:
                 raise
             log.warning("a filler process cannot be started", extra={"error": error.strerror})
         found = (filler for filler in self._living if filler.builds == builds)
-        # One that has not begun may never: none can be forked any more.
-        return min(found, key=lambda filler: (filler.left, not filler.process.pid, len(filler.waiting)))
+        # A filler that has not started comes last: perhaps it cannot be forked.
+        return min(found, key=lambda filler: (filler.retiring, not filler.process.pid, len(filler.waiting)))
 
     def _fill_up(self, builds: bool) -> None:
         self._dying = [process for process in self._dying if process.code is None]
         wanted = 1 if builds else self._settings.fillers
         of_kind = [filler for filler in self._living if filler.builds == builds]
-        left = sum(filler.left for filler in of_kind)
-        for _ in range(wanted - len(of_kind) + left):
-            if len(self._dying) + left >= self._max_hung:
+        retiring = sum(filler.retiring for filler in of_kind)
+        for _ in range(wanted - len(of_kind) + retiring):
+            if len(self._dying) + retiring >= self._max_hung:
                 raise OSError(
                     errno.EAGAIN,
                     f"{self._max_hung} processes hang in the kernel; look at the source's mount and at lost tiers",
@@ -221,37 +227,41 @@ class Fillers:
     def _read(self, filler: _Filler) -> None:
         try:
             received = jobs.receive(filler.channel)
-        except jobs.NONSENSE:
+        except jobs.RECEIVE_ERRORS:
             received = None
         answer, descriptors = received or (None, [])
-        for fd in descriptors:  # none is expected, and none may pile up
+        for fd in descriptors:  # none is expected
             os.close(fd)
-        if isinstance(answer, jobs.Asked) and jobs.typed(answer):
-            self.asked += answer
-        elif isinstance(answer, jobs.LeftAlone) and jobs.typed(answer) and answer.peer in self.left_alone:
-            self.left_alone[answer.peer] += 1
+        if isinstance(answer, jobs.SourceRequests) and jobs.is_well_typed(answer):
+            self.source_requests += answer
         elif (
-            not isinstance(answer, (jobs.Done, jobs.Progress))
-            or not jobs.typed(answer)
+            isinstance(answer, jobs.PeerPaused)
+            and jobs.is_well_typed(answer)
+            and answer.peer in self.peer_pauses
+        ):
+            self.peer_pauses[answer.peer] += 1
+        elif (
+            not isinstance(answer, (jobs.JobDone, jobs.JobProgress))
+            or not jobs.is_well_typed(answer)
             or answer.number not in filler.waiting
         ):
-            self._gone(filler)
-        elif isinstance(answer, jobs.Done):
+            self._filler_died(filler)
+        elif isinstance(answer, jobs.JobDone):
             filler.waiting.pop(answer.number).answered(answer)
-            if filler.left and not filler.waiting and filler in self._living:
-                self._part_with(filler)
+            if filler.retiring and not filler.waiting and filler in self._living:
+                self._drop(filler)
                 self._reap(filler, DEATH_S)
-        elif isinstance(answer, jobs.Progress):
+        elif isinstance(answer, jobs.JobProgress):
             filler.waiting[answer.number].answered(answer)
 
-    def _gone(self, filler: _Filler) -> None:
-        self._part_with(filler)
+    def _filler_died(self, filler: _Filler) -> None:
+        self._drop(filler)
         code = self._reap(filler, DEATH_S)
         killed = self._killed_for_memory() if self._oom.ended(code) else ""
-        message = killed or "a filler process ended by itself"
+        message = killed or "a filler process ended unexpectedly"
         log.warning(message, extra={"code": code, "jobs": len(filler.waiting)})
         for number, waiting in filler.waiting.items():
-            waiting.answered(_lost(number, code, killed))
+            waiting.answered(_unanswered(number, code, killed))
 
     def _killed_for_memory(self) -> str:
         largest = largest_ram_bytes(allowed_bytes(), self._settings.own_bytes)
@@ -259,29 +269,27 @@ class Fillers:
         lower = f"lower --ram to {largest >> 20}MiB" if sensible else "lower --ram"
         return f"a filler was killed by the kernel's OOM killer: {lower}, or raise the cgroup's memory limit"
 
-    def _part_with(self, filler: _Filler) -> None:
+    def _drop(self, filler: _Filler) -> None:
         self._living.remove(filler)
         self._unwatch(filler.channel.fileno())
         filler.channel.close()
-        self._forks.kill(
-            filler.process
-        )  # it may have closed its channel and live on; no news for one that is dead
+        self._forks.kill(filler.process)  # it may have closed its channel and still run
 
     def _reap(self, filler: _Filler, wait_s: float) -> int | None:
-        """Its exit code; None where it hangs in the kernel."""
+        """Return the exit code; None where the process hangs in the kernel."""
         code = self._forks.wait(filler.process, wait_s)
         if code is None:
             self._dying.append(filler.process)
         return code
 
 
-def _lost(number: int, code: int | None, killed: str) -> jobs.Done:
-    """The answer of a process that ended without one; `killed`: for memory, and what mends it."""
+def _unanswered(number: int, code: int | None, killed: str) -> jobs.JobDone:
+    """The answer for a job whose process ended without one. `killed` is the message where it was killed for memory."""
     if killed:
-        return jobs.Done(number, SourceUnavailable.code, killed, retry=True, lost=True)
+        return jobs.JobDone(number, SourceUnavailable.code, killed, retry=True, lost=True)
     if code == CANNOT_FORK:
-        message = "no process can be started for it; allow more processes or memory, and try again"
-        return jobs.Done(number, SourceUnavailable.code, message, retry=True)
-    why = "how is not known yet" if code is None else f"exit code {code}"
-    message = f"the process that was to do it ended ({why}); try again, and see the daemon's log"
-    return jobs.Done(number, SourceUnavailable.code, message, retry=True, lost=True)
+        message = "no filler process can be started; allow more processes or memory, and try again"
+        return jobs.JobDone(number, SourceUnavailable.code, message, retry=True)
+    why = "exit code not known yet" if code is None else f"exit code {code}"
+    message = f"the filler process ended ({why}); try again, and see the daemon's log"
+    return jobs.JobDone(number, SourceUnavailable.code, message, retry=True, lost=True)

@@ -1,4 +1,4 @@
-"""The grants socket: readers in, descriptors out.
+"""The grants socket: readers connect here and receive descriptors.
 
-In: requests, plans and releases of readers. Out: grants, refusals, recalls. It owns the connections and what each was sent.
+In: requests, plans and releases of readers. Out: grants, refusals, recalls. It owns the connections.
 """

@@ -1,5 +1,5 @@
-"""What the core grants is opened and sent. Memory is at hand; a file is opened, and checked where need be, on its disk's
-own thread."""
+"""Opens what the core grants and sends it to readers. Memory is opened at once; a file is opened, and verified where
+needed, on its disk's thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
-from cachesvc.daemon.access.tenants import NOBODY
-from cachesvc.daemon.fills.checks import Checks, Good, short_of_descriptors
-from cachesvc.daemon.fills.missing_objects import Lacking
+from cachesvc.daemon.access.tenants import NO_USER
+from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
+from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.tiers.tier import Checksums, Tier
 
@@ -20,34 +20,34 @@ log = logging.getLogger(__name__)
 
 
 class Granting:
-    """Carries out `Grant`, `Recall`, `Refuse` and `Fail`. Runs on the loop's thread."""
+    """Executes the commands `Grant`, `Recall`, `Refuse` and `Fail`. Runs on the loop's thread."""
 
     def __init__(
         self,
         tiers: Mapping[TierName, Tier],
         checks: Checks,
-        lacking: Lacking,
+        hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
         next_id: Callable[[], int],
     ) -> None:
         self.server: GrantsServer | None = None
         self._tiers = tiers
         self._checks = checks
-        self._lacking = lacking
+        self._hole_records = hole_records
         self._handle = handle
         self._next_id = next_id
         self._opening: dict[int, commands.Grant] = {}
 
     def unsent(self) -> list[commands.Grant]:
-        """Grants whose files are being opened."""
+        """Return the grants whose files are being opened."""
         return list(self._opening.values())
 
     def grant(self, command: commands.Grant) -> None:
-        """Send a descriptor of the copy, or have the reader read elsewhere what cannot be opened."""
+        """Send a descriptor of the copy. Where it cannot be opened, the reader reads elsewhere."""
         if command.tier != RAM:
             self._grant_file(command)
             return
-        try:  # at once, and without a look at its bytes: nobody can have changed what is sealed
+        try:  # without verification: sealed memory cannot change
             fd, _ = self._tiers[RAM].open(command.extent)
         except CacheError as error:
             self._not_opened(command, error)
@@ -55,24 +55,26 @@ class Granting:
             self._send(command, fd)
 
     def recall(self, command: commands.Recall) -> None:
-        """Ask for what was granted."""
+        """Ask a reader to release an extent."""
         assert self.server is not None
-        self.server.recall(command.reader, command.extent, command.wrong)
+        self.server.replies.recall(command.reader, command.extent, command.wrong)
 
     def refuse(self, command: commands.Refuse) -> None:
-        """Have the reader read it elsewhere."""
+        """Tell a reader to read an extent elsewhere."""
         assert self.server is not None
-        self.server.refuse(command.reader, command.request, command.extent)
+        self.server.replies.refuse(command.reader, command.request, command.extent)
 
     def fail(self, command: commands.Fail) -> None:
-        """Say why it cannot be had."""
+        """Tell a reader why it cannot have an extent."""
         assert self.server is not None
-        self.server.fail(command.reader, command.request, command.extent, command.code, command.message)
+        self.server.replies.fail(
+            command.reader, command.request, command.extent, command.code, command.message
+        )
 
     def tier_lost(self, name: TierName) -> None:
-        """Answer whoever waits for a file of a tier that does not answer."""
+        """Answer the readers that wait for files of a lost tier: they read elsewhere."""
         for number in [number for number, grant in self._opening.items() if grant.tier == name]:
-            self._elsewhere(self._opening.pop(number))
+            self._not_granted(self._opening.pop(number))
 
     def _grant_file(self, command: commands.Grant) -> None:
         number = self._next_id()
@@ -81,18 +83,18 @@ class Granting:
             self._open(number)
             return
 
-        def checked(good: Good) -> None:
+        def checked(good: CheckResult) -> None:
             if good:
                 self._open(number)
             elif not self._opening.pop(number, None):
                 return  # refused meanwhile: its tier was lost
-            elif good is None:  # to ask again at once would keep the loop from all else
-                self._elsewhere(command)
+            elif good is None:  # not verified now; a retry at once would occupy the loop
+                self._not_granted(command)
             else:
                 self._handle(events.NotGranted(command, again=True))
 
-        # After a restart or its trouble the disk may have changed what it holds: check before the first grant.
-        user = self.server.user_of(command.reader) if self.server else NOBODY
+        # The disk may have changed its files before a restart or during a failure: verify before the first grant.
+        user = self.server.user_of(command.reader) if self.server else NO_USER
         self._checks.verify(command.extent, command.tier, checked, user)
 
     def _open(self, number: int) -> None:
@@ -113,18 +115,20 @@ class Granting:
         self._checks.open(command.extent, command.tier, opened, failed)
 
     def _send(self, command: commands.Grant, fd: int) -> None:
-        """Give the reader the descriptor, which ends here."""
+        """Send the descriptor to the reader and close it."""
         assert self.server is not None
-        sent = self.server.grant(command, fd, self._lacking.of(command.extent, command.tier).holes)
+        sent = self.server.replies.grant(
+            command, fd, self._hole_records.of(command.extent, command.tier).ranges
+        )
         os.close(fd)
         if not sent:
-            self._elsewhere(command)
+            self._not_granted(command)
 
     def _not_opened(self, command: commands.Grant, error: CacheError) -> None:
         log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
-        if not short_of_descriptors(error):
+        if not is_own_limit(error):
             self._checks.failed(command.extent, command.tier, error.code)
-        self._elsewhere(command)
+        self._not_granted(command)
 
-    def _elsewhere(self, command: commands.Grant) -> None:
+    def _not_granted(self, command: commands.Grant) -> None:
         self._handle(events.NotGranted(command))

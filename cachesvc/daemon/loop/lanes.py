@@ -1,4 +1,4 @@
-"""Threads that may wait for a disk: one call after the other in each, answered on the loop's thread."""
+"""Lanes: threads that may wait for a disk. Each runs one call after the other and answers on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cachesvc.core.errors import CacheError, TierFailed
-from cachesvc.tiers.failures import tier_error
+from cachesvc.tiers.os_errors import tier_error
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -17,9 +17,9 @@ _Call = Callable[[], None]
 
 
 class Lane:
-    """One thread. Its length is bounded by the core's fills, commits and evictions, or by the readers' waits.
+    """One thread with a queue of calls, whose length the core's fills, commits and evictions or the readers' waits bound.
 
-    The thread is a daemon thread: a call that the kernel never ends must not keep the process from ending.
+    The thread is a daemon thread: a call that hangs in the kernel must not keep the process from ending.
     """
 
     def __init__(self, name: str, post: Callable[[_Call], None], clock: Callable[[], float]) -> None:
@@ -35,7 +35,7 @@ class Lane:
     def submit(
         self, work: Callable[[], _T], then: Callable[[_T], None], otherwise: Callable[[CacheError], None]
     ) -> None:
-        """Run `work` on the thread, then `then` or `otherwise` on the loop's: one of them, whatever `work` raises."""
+        """Run `work` on the thread, then exactly one of `then` and `otherwise` on the loop's, whatever `work` raises."""
 
         def run() -> None:
             try:
@@ -43,9 +43,9 @@ class Lane:
             except CacheError as error:
                 self._answer(otherwise, error)
             except OSError as error:
-                self._answer(otherwise, tier_error(error, self._name, "do what it was asked"))
+                self._answer(otherwise, tier_error(error, self._name, "run a call"))
             except Exception as error:
-                # An error of ours: said aloud, and whoever waits is answered all the same.
+                # A programming error: log it, and answer the caller all the same.
                 log.exception("a call failed unexpectedly", extra={"lane": self._name})
                 failure = TierFailed(
                     f"{self._name}: a call failed unexpectedly ({error!r}); see the daemon's log"
@@ -57,12 +57,12 @@ class Lane:
         self._calls.put(run)
 
     def busy_s(self) -> float:
-        """How long the call under way has been, in seconds; 0 without one."""
+        """Seconds since the call under way began; 0 without one."""
         began_at = self._began_at
         return 0.0 if began_at is None else self._clock() - began_at
 
     def close(self, wait_s: float) -> bool:
-        """End after the call under way, not with what was to come; False when it does not end in time."""
+        """End the thread after the call under way, and drop the queued ones; False where it does not end in time."""
         self._closed = True
         self._calls.put(None)
         self._thread.join(wait_s)

@@ -1,6 +1,6 @@
 """The daemon's one event loop: descriptors, timers, and work posted from other threads.
 
-Core, grants and fillers live on its thread; nothing on it may block for longer than a grant may take.
+The core, the grants and the filler pool run on its thread; nothing there may block for longer than a grant may take.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import TypeVar
 from cachesvc.core.errors import CacheError, DaemonUnavailable
 
 ENDED_S = 0.2
-"""How often a thread that waits for the loop looks whether there still is one."""
+"""How often a thread that waits for the loop checks that the loop has not ended."""
 _T = TypeVar("_T")
 
 
 class Loop:
-    """`run` until `stop`; `post` and `call` are safe from any thread."""
+    """Runs until `stop`. `post`, `call` and `stop` are safe from any thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], object]] = {}
-        self._gone: set[int] = set()
-        """No longer watched since this round began."""
+        self._unwatched: set[int] = set()
+        """Descriptors unwatched since this round began."""
         self._posted: deque[Callable[[], None]] = deque()
         self._woken, self.wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """`wake_fd` is for `signal.set_wakeup_fd` too: a signal that comes just before the wait for descriptors,
-        or to another thread, would else be handled only when something else happens."""
+        """`wake_fd` is also for `signal.set_wakeup_fd`: otherwise a signal that comes just before the wait, or to another
+        thread, is handled only at the next event."""
         self._stopped = False
         self.ended = False
-        """Nothing that is posted runs any more."""
+        """Posted work no longer runs."""
         self._thread = 0
         self.watch(self._woken, self._drain)
 
     def watch(self, fd: int, ready: Callable[[], object]) -> None:
-        """Call `ready` whenever `fd` can be read."""
+        """Call `ready` whenever `fd` is readable."""
         self._epoll.register(fd, select.EPOLLIN)
         self._ready[fd] = ready
 
     def unwatch(self, fd: int) -> None:
-        """The inverse of `watch`; call it before closing `fd`."""
+        """Stop watching `fd`; call it before closing `fd`."""
         del self._ready[fd]
         self._epoll.unregister(fd)
-        self._gone.add(fd)
+        self._unwatched.add(fd)
 
     def post(self, work: Callable[[], None]) -> None:
         """Run `work` soon on the loop's thread."""
@@ -56,8 +56,8 @@ class Loop:
         self._wake()
 
     def call(self, work: Callable[[], _T]) -> _T:
-        """Run `work` on the loop's thread and wait for its result or error. Raises DaemonUnavailable once the
-        loop has ended: nobody may wait for what nobody will run."""
+        """Run `work` on the loop's thread and wait for its result or error. Raises DaemonUnavailable once the loop has
+        ended."""
         if threading.get_ident() == self._thread:
             return work()
         results: list[_T] = []
@@ -79,16 +79,16 @@ class Loop:
             if self.ended:
                 raise DaemonUnavailable("the daemon is stopping; start it again: cachesvc serve")
         if errors:
-            # Popped: an error knows these frames and the caller's. Known from them too, it would hold what they
-            # hold, a request of megabytes perhaps, until the next full collection of garbage.
+            # Popped: an error refers to these frames. A reference back would keep their objects, perhaps a request of
+            # megabytes, until the next full garbage collection.
             raise errors.pop()
         return results.pop()
 
     def run(
         self, next_deadline: Callable[[], float], tick: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """Serve until `stop`; `tick` is called whenever `next_deadline()` has passed, which only what runs here can
-        change."""
+        """Serve until `stop`, and call `tick` whenever `next_deadline()` has passed; only work on this thread changes
+        the deadline."""
         self._thread = threading.get_ident()
         try:
             due = next_deadline()
@@ -107,7 +107,7 @@ class Loop:
         self._wake()
 
     def close(self) -> None:
-        """Give back the loop's own descriptors."""
+        """Close the loop's own descriptors."""
         self._epoll.close()
         os.close(self._woken)
         os.close(self.wake_fd)
@@ -117,15 +117,15 @@ class Loop:
             os.write(self.wake_fd, b"\0")
 
     def _serve(self, wait_s: float | None) -> None:
-        self._gone.clear()
+        self._unwatched.clear()
         for fd, _ in self._epoll.poll(wait_s):
-            # One that was called earlier in this round may have closed this descriptor and opened another in its place.
-            if fd not in self._gone:
+            # A callback earlier in this round may have closed this descriptor and opened another of the same number.
+            if fd not in self._unwatched:
                 self._ready[fd]()
 
     def _drain(self) -> None:
         os.read(self._woken, 1 << 16)
         for _ in range(
             len(self._posted)
-        ):  # what these post comes in the next round: readers wait in this one
+        ):  # work that these post runs in the next round, after waiting readers
             self._posted.popleft()()

@@ -1,4 +1,4 @@
-"""How a call on one of gRPC's threads waits for what the loop does."""
+"""Waits of control calls, on gRPC's threads, for work of the event loop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cachesvc.core import errors
 from cachesvc.daemon.loop.loop import Loop
 
 ANSWER_S = 0.2
-"""How often a call that waits for a job looks whether caller and daemon are still there."""
+"""How often a waiting call checks that its caller has not left and that the daemon is not stopping."""
 STOPPING = "the daemon is stopping; start it again: cachesvc serve"
 _Answer = TypeVar("_Answer")
 
 
-class Waiting:
-    """Waits that end with the caller and with the daemon."""
+class CallWaits:
+    """Waits that also end when the caller leaves or the daemon stops."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -30,19 +30,21 @@ class Waiting:
         self,
         begin: Callable[[Callable[[], None]], None],
         context: grpc.ServicerContext,
-        patience_s: float = math.inf,
+        timeout_s: float = math.inf,
     ) -> None:
-        """Wait for what `begin`, on the loop's thread, is given to be called. Raises queue.Empty when patience is over."""
+        """Run `begin(done)` on the loop's thread and wait until it calls `done`.
+
+        Raises queue.Empty at the timeout, DaemonUnavailable when the daemon stops, DeadlineExceeded when the caller leaves.
+        """
         done: queue.Queue[None] = queue.Queue()
         self._loop.call(lambda: begin(partial(done.put, None)))
-        self.next(done, context, patience_s)
+        self.next(done, context, timeout_s)
 
     def next(
-        self, answers: queue.Queue[_Answer], context: grpc.ServicerContext, patience_s: float = math.inf
+        self, answers: queue.Queue[_Answer], context: grpc.ServicerContext, timeout_s: float = math.inf
     ) -> _Answer:
-        """The next answer of a job. A caller that went away frees its thread, and so does a daemon that ends. Raises
-        queue.Empty when patience is over."""
-        until = time.monotonic() + patience_s
+        """Wait for the next answer of a job. Raises as `until` does."""
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 return answers.get(timeout=ANSWER_S)
@@ -51,5 +53,5 @@ class Waiting:
                     raise errors.DaemonUnavailable(STOPPING) from None
                 if not context.is_active():
                     raise errors.DeadlineExceeded("the caller did not wait for the answer") from None
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise

@@ -1,4 +1,4 @@
-"""Prometheus metrics, and the HTTP server for scrapes.
+"""Prometheus metrics and the HTTP server that answers scrapes.
 
-In: the core's status. Out: text. It owns the scrapers' threads.
+In: the core's status. Out: text. It owns the threads of the HTTP server.
 """

@@ -1,5 +1,7 @@
-"""The process that gives peers what its node holds: gRPC on one side, the daemon's descriptors on the other.
-`python -m cachesvc.daemon.peers.sharer FD`. It ends when its channel does."""
+"""The sharer, a process that serves this node's extents to peers: `python -m cachesvc.daemon.peers.sharer FD`.
+
+It answers gRPC calls with bytes from descriptors that the daemon lends it, and ends when its channel closes.
+"""
 
 from __future__ import annotations
 
@@ -22,57 +24,57 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput, NotFound, TierFailed
 from cachesvc.daemon.access.tls import server_credentials
-from cachesvc.daemon.control.statuses import statuses
+from cachesvc.daemon.control.statuses import errors_as_statuses
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.nice import run_in_background
-from cachesvc.daemon.processes.threads import Threads
+from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 
 log = logging.getLogger(__name__)
 READ_BYTES = 1 << 20
-AT_ONCE = 4
-"""Calls at a time: gRPC answers the others RESOURCE_EXHAUSTED, and they fetch from the source."""
+MAX_CALLS = 4
+"""Calls at a time; gRPC answers others RESOURCE_EXHAUSTED, and those peers fetch from the source."""
 OPEN_S = 10.0
 CONNECTION_S = 60.0
-"""A connection takes no calls past this, and is cut after as long again: a peer that does not take what it asked for, or
-asks for nothing, gives its place up. Others connect again by themselves."""
+"""A connection accepts no calls after this time and is cut after the same time again, so idle or stalled peers free their
+places. Other peers reconnect by themselves."""
 BIND_S = 0.2
-"""Between two tries: a daemon that is taken over from has the address until it ends."""
+"""The pause between tries to bind; a daemon that is taken over keeps the address until it ends."""
 EXTENT_ID_BYTES = 16
-_Borrowed = Future[tuple[jobs.Lent, int]]
+_Borrowed = Future[tuple[jobs.LentExtent, int]]
 
 
-class Sharer:
-    """Answers `Read` on gRPC's threads; what the daemon says is read on another."""
+class PeersServicer:
+    """Implements the service `Peers` on gRPC's threads; another thread reads the daemon's answers."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._numbers = itertools.count(1)
-        self._asked: dict[int, _Borrowed] = {}
+        self._waiting: dict[int, _Borrowed] = {}
 
     def listen(self) -> None:
-        """Take what the daemon answers; this process ends when it does."""
+        """Read the daemon's answers, and end this process when the daemon ends."""
         try:
             while (received := jobs.receive(self._channel)) is not None:
                 answer, descriptors = received
-                assert isinstance(answer, jobs.Lent)
-                waiting = self._asked.pop(answer.number, None)
+                assert isinstance(answer, jobs.LentExtent)
+                waiting = self._waiting.pop(answer.number, None)
                 if waiting is not None and waiting.set_running_or_notify_cancel():
                     waiting.set_result((answer, descriptors[0] if descriptors else -1))
                 else:
                     for fd in descriptors:
                         os.close(fd)
         finally:
-            # Also when the daemon died with a message of ours unread: nobody may keep its address.
+            # Also after an error, as when the daemon died with an unread message: the next daemon needs the address.
             os._exit(0)
 
     def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
-        with statuses(context), self._borrowed(request.extent) as (lent, fd):
-            yield from self._sent(request, lent, fd)
+        with errors_as_statuses(context), self._borrowed(request.extent) as (lent, fd):
+            yield from self._replies(request, lent, fd)
 
-    def _sent(self, request: pb.ReadRequest, lent: jobs.Lent, fd: int) -> Iterator[pb.ReadReply]:
+    def _replies(self, request: pb.ReadRequest, lent: jobs.LentExtent, fd: int) -> Iterator[pb.ReadReply]:
         offset = begin = request.offset
         end = min(lent.size_bytes, begin + request.length) if request.length else lent.size_bytes
         reply = pb.ReadReply(digests=jobs.unpack_digests(lent.digests), size_bytes=lent.size_bytes)
@@ -85,15 +87,15 @@ class Sharer:
                 yield reply
                 reply = pb.ReadReply()
         finally:
-            jobs.send(self._channel, jobs.Sent(lent.number, offset - begin))
+            jobs.send(self._channel, jobs.BytesSent(lent.number, offset - begin))
 
     @contextmanager
-    def _borrowed(self, extent: bytes) -> Iterator[tuple[jobs.Lent, int]]:
+    def _borrowed(self, extent: bytes) -> Iterator[tuple[jobs.LentExtent, int]]:
         if len(extent) != EXTENT_ID_BYTES:
             raise InvalidInput(f"an extent's id has {EXTENT_ID_BYTES} bytes, not {len(extent):,}")
         number, waiting = next(self._numbers), _Borrowed()
-        self._asked[number] = waiting
-        jobs.send(self._channel, jobs.Borrow(number, extent.hex()))
+        self._waiting[number] = waiting
+        jobs.send(self._channel, jobs.BorrowExtent(number, extent.hex()))
         try:
             lent, fd = waiting.result(OPEN_S)
         except Late:
@@ -101,7 +103,7 @@ class Sharer:
                 raise TierFailed(f"extent {extent.hex()} was not opened in {OPEN_S:.0f} s") from None
             lent, fd = waiting.result()
         finally:
-            self._asked.pop(number, None)
+            self._waiting.pop(number, None)
         if fd < 0:
             raise NotFound(f"extent {extent.hex()} is not resident here")
         try:
@@ -110,22 +112,22 @@ class Sharer:
             os.close(fd)
 
 
-def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
-    """Answer peers at `address`, as soon as nobody else does."""
+def serve(servicer: PeersServicer, address: str, tls: Tls | None) -> None:
+    """Serve peers at `address`, HOST:PORT, as soon as it is free."""
     server = grpc.server(
-        Threads(AT_ONCE, "peer"),
+        ThreadPool(MAX_CALLS, "peer"),
         options=[
             ("grpc.so_reuseport", 0),
             ("grpc.max_connection_age_ms", int(CONNECTION_S * 1000)),
             ("grpc.max_connection_age_grace_ms", int(CONNECTION_S * 1000)),
         ],
-        maximum_concurrent_rpcs=AT_ONCE,
+        maximum_concurrent_rpcs=MAX_CALLS,
     )
-    services.add_to_server(server, "Peers", sharer)
+    services.add_to_server(server, "Peers", servicer)
     checks = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     checks.set("", health_pb2.HealthCheckResponse.SERVING)
-    told = False
+    logged = False
     while True:
         try:
             if tls is None:
@@ -134,22 +136,22 @@ def serve(sharer: Sharer, address: str, tls: Tls | None) -> None:
                 server.add_secure_port(address, server_credentials(tls))
             break
         except RuntimeError:
-            if not told:
+            if not logged:
                 log.warning("an address for peers cannot be bound yet", extra={"share": address})
-            told = True
+            logged = True
             time.sleep(BIND_S)
     server.start()
     server.wait_for_termination()
 
 
 def main() -> None:
-    """The process's whole life."""
+    """Run the process until the daemon ends."""
     run_in_background()
     given = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     configure_logging(given["log"])
-    sharer = Sharer(socket.socket(fileno=int(sys.argv[1])))
-    threading.Thread(target=sharer.listen, name="daemon", daemon=True).start()
-    serve(sharer, given["share"], Tls(**given["tls"]) if given["tls"] else None)
+    servicer = PeersServicer(socket.socket(fileno=int(sys.argv[1])))
+    threading.Thread(target=servicer.listen, name="daemon", daemon=True).start()
+    serve(servicer, given["share"], Tls(**given["tls"]) if given["tls"] else None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes and threads: spawning, forking, priorities, logs, memory that is given back.
+"""The daemon's child processes: spawning, forking, priorities, logs, threads and memory.
 
-In: what is to run. Out: channels to it, and how it ended. It owns the fork server.
+In: modules to run and jobs for them. Out: channels to the processes, answers and exit codes. It owns the fork server.
 """

@@ -1,7 +1,7 @@
-"""Processes that are forked from one which has imported all they need, and does nothing else: a new one begins within
-milliseconds, not after 0.4 to 0.8 s of CPU, and shares its memory.
+"""A fork server: a process that has imported everything its children need, and only forks.
 
-As multiprocessing's fork server, which leaves a directory behind when its parent is killed, and waits for each start.
+A child starts within milliseconds instead of 0.4 to 0.8 s of CPU, and shares the server's memory. The fork server of
+multiprocessing is not used: it leaves a directory behind when its parent is killed, and waits for each start.
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ from cachesvc.daemon.processes.spawn import channel_pair, spawn
 
 log = logging.getLogger(__name__)
 DEATH_S = 0.05
-"""A killed process dies in a millisecond; the loop waits no longer for one that does not."""
+"""The longest that the event loop waits for a killed process, which normally dies within a millisecond."""
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
 }
-"""numpy would start a thread for each core, and a process that forks must have one alone. Arrow's own allocator keeps
-300 MiB after a row group of 64 MiB, and the C library keeps what is below a threshold that it raises by itself."""
+"""A process that forks must have a single thread, and numpy would start one for each core. Arrow's own allocator keeps
+300 MiB after a row group of 64 MiB. The C library keeps freed blocks below a threshold that it raises by itself."""
 CANNOT_FORK = os.EX_OSERR
-"""The exit code of a process that the system does not let begin."""
-_GONE = (BrokenPipeError, ConnectionResetError)
+"""The exit code of a child that the system refused to fork."""
+_DISCONNECTED = (BrokenPipeError, ConnectionResetError)
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A forked process, as the daemon knows it."""
+    """A child of the fork server, as the daemon sees it."""
 
     number: int
     pid: int = 0
-    """0 until it has begun."""
+    """0 until the child has started."""
     code: int | None = None
-    """Its exit code, as subprocess has it; None until it has ended."""
+    """The exit code, as subprocess has it; None until the child has ended."""
 
 
 class ForkServer:
-    """The daemon's side, on the event loop's thread, to which `watch` and `unwatch` belong. The server alone reaps its
-    children, so it is asked to kill them. They end with it, and it with the daemon, whatever ends that."""
+    """The daemon's side of the fork server; runs on the event loop's thread.
+
+    Only the server reaps the children, so it also kills them. They die with the server, and the server with the daemon.
+    """
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class ForkServer:
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
     ) -> None:
+        """`module`, `given` and `inherits` are as in `spawn`; `watch` and `unwatch` are the event loop's."""
         self._module, self._given, self._inherits = module, given, inherits
         self._watch, self._unwatch = watch, unwatch
         self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
@@ -70,16 +73,18 @@ class ForkServer:
         self._number = 0
 
     def start(self) -> socket.socket:
-        """Its channel; a new process's, where there is none. Raises OSError."""
+        """Return the server's channel, and start the server where none runs. Raises OSError."""
         if self._server is None:
             self._server = spawn(self._module, self._given, {**os.environ, **ENVIRONMENT}, self._inherits)
             self._server[1].setblocking(False)
-            self._watch(self._server[1].fileno(), self._heard)
+            self._watch(self._server[1].fileno(), self._read_message)
         return self._server[1]
 
     def fork(self) -> tuple[Child, socket.socket]:
-        """A process that is about to begin, and our end of its channel, which holds what is sent until then. One that
-        cannot begin closes its end. Raises OSError where there is no server and none can be started."""
+        """Request a child; return it and the daemon's end of its channel, which buffers messages until the child starts.
+
+        The channel closes where the child cannot be forked. Raises OSError where no server runs or can be started.
+        """
         self._reap_orphans()
         ours, theirs = channel_pair()
         child = Child(self._number)
@@ -87,10 +92,10 @@ class ForkServer:
         with theirs:
             try:
                 try:
-                    jobs.send(self.start(), jobs.Fork(child.number), (theirs.fileno(),))
-                except _GONE:  # nobody has heard of its death yet
-                    self._gone()
-                    jobs.send(self.start(), jobs.Fork(child.number), (theirs.fileno(),))
+                    jobs.send(self.start(), jobs.ForkChild(child.number), (theirs.fileno(),))
+                except _DISCONNECTED:  # the loop has not seen the server's death yet
+                    self._server_died()
+                    jobs.send(self.start(), jobs.ForkChild(child.number), (theirs.fileno(),))
             except OSError:
                 ours.close()
                 raise
@@ -98,59 +103,60 @@ class ForkServer:
         return child, ours
 
     def kill(self, child: Child) -> None:
-        """SIGKILL, as soon as it has begun; no news for one that has ended."""
+        """Send SIGKILL as soon as the child has started; no effect on one that has ended."""
         if child.code is None and self._server is not None:
-            with suppress(OSError):  # the server is dead, and so is the child
-                jobs.send(self._server[1], jobs.Kill(child.number))
+            with suppress(OSError):  # the server is dead, and its children too
+                jobs.send(self._server[1], jobs.KillChild(child.number))
 
     def wait(self, child: Child, wait_s: float) -> int | None:
-        """Its exit code; None where it is not dead by then: it hangs in the kernel, if it was killed."""
+        """Return the exit code, or None where the child has not died in time. A killed one then hangs in the kernel."""
         deadline = time.monotonic() + wait_s
         while child.code is None and self._server and _readable(self._server[1], deadline):
-            self._heard()
+            self._read_message()
         return child.code
 
     def close(self, wait_s: float) -> None:
-        """Kill all children, wait so long for their ends, and end the server."""
+        """Kill all children, wait at most `wait_s` seconds for their deaths, and end the server."""
         deadline = time.monotonic() + wait_s
-        begun = [child for child in self._children.values() if child.pid]
-        for child in begun:
+        started = [child for child in self._children.values() if child.pid]
+        for child in started:
             self.kill(child)
-        for child in begun:
+        for child in started:
             self.wait(child, deadline - time.monotonic())
         if self._server is not None:
-            process = self._part_with()
+            process = self._drop_server()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
 
-    def _heard(self) -> None:
-        """Read one message, if there is one: `wait` may have read what the loop saw."""
+    def _read_message(self) -> None:
+        """Read one message, if there is one: `wait` may already have read the one that the loop saw."""
         if self._server is None:
             return
         try:
             received = jobs.receive(self._server[1])
         except BlockingIOError:
             return
-        except jobs.NONSENSE:
+        except jobs.RECEIVE_ERRORS:
             received = None
         message = received[0] if received else None
-        if isinstance(message, jobs.Forked):
+        if isinstance(message, jobs.ChildStarted):
             self._children[message.number].pid = message.pid
-        elif isinstance(message, jobs.Ended):
+        elif isinstance(message, jobs.ChildEnded):
             self._children.pop(message.number).code = message.code
         else:
-            self._gone()
+            self._server_died()
 
-    def _gone(self) -> None:
+    def _server_died(self) -> None:
         if self._server is None:
             return
-        process = self._part_with()
+        process = self._drop_server()
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(DEATH_S)
-        log.warning("the process that fillers are forked from ended by itself", extra={"code": code})
+        log.warning("the fork server of the fillers ended unexpectedly", extra={"code": code})
 
-    def _part_with(self) -> subprocess.Popen[bytes]:
+    def _drop_server(self) -> subprocess.Popen[bytes]:
+        """Kill the server and count all children as dead."""
         assert self._server is not None
         process, channel = self._server
         self._server = None
@@ -164,9 +170,9 @@ class ForkServer:
         return process
 
     def _reap_orphans(self) -> None:
-        """Of a server that died: they are ours where nobody else adopts them, as in a container."""
+        """Reap the children of a dead server. The daemon inherits them where it adopts orphans, as in a container."""
         for pid in tuple(self._orphans):
-            with suppress(ChildProcessError):  # they are not
+            with suppress(ChildProcessError):  # another process inherited them
                 if os.waitpid(pid, os.WNOHANG) == (0, 0):
                     continue
             self._orphans.remove(pid)
@@ -178,63 +184,72 @@ def _readable(channel: socket.socket, deadline: float) -> bool:
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
-def serve_forks(channel: socket.socket, live: Callable[[socket.socket], None]) -> None:
-    """The server's side, for a process of one thread: until the daemon closes the channel, fork a process for each
-    channel of its own that comes, which is to `live` with it; tell of its beginning and its end."""
+def serve_forks(channel: socket.socket, run_child: Callable[[socket.socket], None]) -> None:
+    """Run the fork server in a process of one thread, until the daemon closes the channel.
+
+    Each `ForkChild` brings the channel of a child, which calls `run_child` with it. The daemon is told of the child's
+    start and end.
+    """
     gc.collect()
-    gc.freeze()  # what no collection walks is not written, and stays shared
+    gc.freeze()  # objects that no collection walks are never written, so their pages stay shared
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     pids: dict[int, int] = {}
-    with suppress(*_GONE):  # the daemon ended while it was told something
+    with suppress(*_DISCONNECTED):  # the daemon ended during a send
         while True:
             ready = select.select([channel.fileno(), woken], [], [])[0]
             if channel.fileno() in ready:
                 received = jobs.receive(channel)
                 if received is None:
                     return
-                asked, descriptors = received
-                if isinstance(asked, jobs.Fork):
+                request, descriptors = received
+                if isinstance(request, jobs.ForkChild):
+                    own = (channel.fileno(), woken, wake)
                     try:
-                        pids[asked.number] = _forked(descriptors, (channel.fileno(), woken, wake), live)
+                        pids[request.number] = _fork_child(descriptors, own, run_child)
                     except OSError as error:
                         log.warning("a filler process cannot be forked", extra={"error": error.strerror})
-                        jobs.send(channel, jobs.Ended(asked.number, CANNOT_FORK))
+                        jobs.send(channel, jobs.ChildEnded(request.number, CANNOT_FORK))
                     else:
-                        jobs.send(channel, jobs.Forked(asked.number, pids[asked.number]))
-                elif isinstance(asked, jobs.Kill) and asked.number in pids:
-                    os.kill(pids[asked.number], signal.SIGKILL)
+                        jobs.send(channel, jobs.ChildStarted(request.number, pids[request.number]))
+                elif isinstance(request, jobs.KillChild) and request.number in pids:
+                    os.kill(pids[request.number], signal.SIGKILL)
             if woken in ready:
                 os.read(woken, 4096)
                 for number, pid in tuple(pids.items()):
                     ended, status = os.waitpid(pid, os.WNOHANG)
                     if ended:
                         del pids[number]
-                        jobs.send(channel, jobs.Ended(number, os.waitstatus_to_exitcode(status)))
+                        jobs.send(channel, jobs.ChildEnded(number, os.waitstatus_to_exitcode(status)))
 
 
-def _forked(descriptors: list[int], servers: tuple[int, ...], live: Callable[[socket.socket], None]) -> int:
-    """The pid of a child that lives with the channel that came. Raises OSError where none came, or none can be forked."""
+def _fork_child(
+    descriptors: list[int], of_server: tuple[int, ...], run_child: Callable[[socket.socket], None]
+) -> int:
+    """Fork a child, which gets the received channel and closes the server's descriptors; return its pid.
+
+    Raises OSError where no channel was received, or the fork fails.
+    """
     if not descriptors:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    (its_own,) = descriptors
+    (of_child,) = descriptors
     server = os.getpid()
     try:
         if pid := os.fork():
             return pid
     finally:
         if os.getpid() == server:
-            os.close(its_own)
+            os.close(of_child)
     code = 1
-    try:  # it never returns into what the server does
+    try:  # the child never returns into the server's code
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in servers:
+        for fd in of_server:
             os.close(fd)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == server:  # else it died before that
-            live(socket.socket(fileno=its_own))
+        if os.getppid() == server:  # else the server died before prctl took effect
+            run_child(socket.socket(fileno=of_child))
             code = 0
     except BaseException:
         log.exception("a filler process failed")

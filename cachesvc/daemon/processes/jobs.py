@@ -1,5 +1,4 @@
-"""What the daemon asks of its processes, and what they answer: one JSON datagram each, descriptors
-beside it. Never pickled."""
+"""Messages between the daemon and its processes: one JSON datagram each, with descriptors beside it. Never pickled."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ from cachesvc.sources.resilient import SourceCounters
 MAX_DATAGRAM_BYTES = 192 << 10
 """Under the kernel's default socket buffer; checksums of a 1 GiB extent are 175 KB in base64."""
 MAX_BODY_BYTES = 256 << 20
-"""Of a message in a memfd: 100,000 URIs of the longest kind."""
+"""The limit of a message in a memfd: 100,000 URIs of the longest kind."""
 MAX_DESCRIPTORS = 4
-SIDE_BY_SIDE = 16
-"""Jobs that a process works at: fills are fewer, builds of other datasets must not wait for one that takes minutes."""
-IN_MEMFD = b"+"
-NONSENSE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What `receive` raises where the other side is gone, or sent what is no message."""
+JOBS_AT_ONCE = 16
+"""Jobs that a process runs at a time. Fills are fewer; a build of minutes must not delay builds of other datasets."""
+BODY_IN_MEMFD = b"+"
+RECEIVE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""Errors of `receive` when the other process has ended or sent an invalid message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """Fill the target descriptor with extent `index` of a catalog. Descriptors: target, catalog."""
+class FillJob:
+    """Fill the target with extent `index` of a catalog, from the source. Descriptors: target, catalog."""
 
     kind: ClassVar[str] = "fill"
     descriptors: ClassVar[int] = 2
@@ -37,8 +36,8 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """Bring an extent from one tier to another, verified on the way. Descriptors: target, origin."""
+class CopyJob:
+    """Copy an extent from one tier to another, and verify it. Descriptors: target, origin."""
 
     kind: ClassVar[str] = "copy"
     descriptors: ClassVar[int] = 2
@@ -48,7 +47,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Verify:
+class VerifyJob:
     """Check an extent against its checksums. Descriptors: the extent."""
 
     kind: ClassVar[str] = "verify"
@@ -59,7 +58,7 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class BuildJob:
     """Resolve URIs to a dataset version and build its catalog in `catalogs` unless it is there."""
 
     kind: ClassVar[str] = "build"
@@ -72,8 +71,8 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """A build has read so much of so much."""
+class JobProgress:
+    """The bytes that a build has read so far, and all that it will read."""
 
     kind: ClassVar[str] = "progress"
     number: int
@@ -82,10 +81,13 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A job's end. `code` 0 is success; otherwise it is of core/errors.py and `message` is one line. `lost`: the
-    process that had the job ended without a word. `holes`: what a fill that succeeded had to leave out, as grants have it;
-    `hole_code` and `message` say why the first of it is missing."""
+class JobDone:
+    """The end of a job.
+
+    `code` is 0 for success, else a code of `core/errors.py` with a `message` of one line. `lost`: the process ended
+    without an answer. `holes`: ranges of objects that a successful fill left out, in the format of grants;
+    `hole_code` and `message` are the error of the first.
+    """
 
     kind: ClassVar[str] = "done"
     number: int
@@ -102,57 +104,57 @@ class Done:
 
 
 @dataclass(slots=True)
-class Asked(SourceCounters):
-    """What the process asked of its sources since it last said so."""
+class SourceRequests(SourceCounters):
+    """The requests that the process sent to sources since its last such message."""
 
-    kind: ClassVar[str] = "asked"
+    kind: ClassVar[str] = "source requests"
 
 
 @dataclass(frozen=True, slots=True)
-class LeftAlone:
-    """A peer did not answer, or sent nonsense: the process asks it nothing for a while."""
+class PeerPaused:
+    """A peer did not answer or sent wrong data: the process sends it no requests for a while."""
 
-    kind: ClassVar[str] = "left alone"
+    kind: ClassVar[str] = "peer paused"
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """The daemon asks for one more process. Descriptors: its channel."""
+class ForkChild:
+    """Tell the fork server to fork a process. Descriptors: the channel of that process."""
 
-    kind: ClassVar[str] = "fork"
+    kind: ClassVar[str] = "fork child"
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
-    """The daemon asks for its end."""
+class KillChild:
+    """Tell the fork server to kill a process."""
 
-    kind: ClassVar[str] = "kill"
+    kind: ClassVar[str] = "kill child"
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
-    """It has begun."""
+class ChildStarted:
+    """The forked process runs."""
 
-    kind: ClassVar[str] = "forked"
+    kind: ClassVar[str] = "child started"
     number: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """It has ended, with that exit code (as subprocess has it), or cannot begin."""
+class ChildEnded:
+    """The forked process ended, or could not be forked. `code` is its exit code as in subprocess."""
 
-    kind: ClassVar[str] = "ended"
+    kind: ClassVar[str] = "child ended"
     number: int
     code: int
 
 
 @dataclass(frozen=True, slots=True)
-class Borrow:
-    """The sharer asks for a descriptor of a resident extent."""
+class BorrowExtent:
+    """Ask the daemon for a descriptor of a resident extent, on behalf of a peer."""
 
     kind: ClassVar[str] = "borrow"
     number: int
@@ -160,8 +162,8 @@ class Borrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """Its answer. Descriptors: the extent; none where it is not resident."""
+class LentExtent:
+    """Answer `BorrowExtent`. Descriptors: the extent; none where it is not resident."""
 
     kind: ClassVar[str] = "lent"
     number: int
@@ -170,17 +172,19 @@ class Lent:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """The sharer has sent so much of what it borrowed under that number."""
+class BytesSent:
+    """The bytes of a lent extent that the sharer sent to the peer."""
 
     kind: ClassVar[str] = "sent"
     number: int
     size_bytes: int
 
 
-Job: TypeAlias = Fill | Copy | Verify | Build
-Answer: TypeAlias = Progress | Done
-Message: TypeAlias = Job | Answer | Asked | LeftAlone | Fork | Kill | Forked | Ended | Borrow | Lent | Sent
+Job: TypeAlias = FillJob | CopyJob | VerifyJob | BuildJob
+Answer: TypeAlias = JobProgress | JobDone
+_OfFillers: TypeAlias = Job | Answer | SourceRequests | PeerPaused
+_OfForkServer: TypeAlias = ForkChild | KillChild | ChildStarted | ChildEnded
+Message: TypeAlias = _OfFillers | _OfForkServer | BorrowExtent | LentExtent | BytesSent
 _KINDS = {kind.kind: kind for kind in get_args(Message)}
 
 
@@ -195,8 +199,10 @@ def unpack_digests(text: str) -> bytes:
 
 
 def send(channel: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-    """One datagram with its descriptors; the sender keeps (and closes) its own copies. What is longer than a
-    datagram (a build of thousands of URIs) travels in a memfd behind the descriptors."""
+    """Send one datagram with descriptors, which stay the caller's. Raises OSError.
+
+    A message longer than a datagram, such as a build of thousands of URIs, travels in a memfd behind the descriptors.
+    """
     data = json.dumps({"kind": message.kind, **asdict(message)}).encode()
     if len(data) <= MAX_DATAGRAM_BYTES:
         socket.send_fds(channel, [data], list(descriptors))
@@ -204,12 +210,12 @@ def send(channel: socket.socket, message: Message, descriptors: tuple[int, ...] 
     with os.fdopen(os.memfd_create("cachesvc-job", os.MFD_CLOEXEC), "r+b") as body:
         body.write(data)
         body.flush()
-        socket.send_fds(channel, [IN_MEMFD], [*descriptors, body.fileno()])
+        socket.send_fds(channel, [BODY_IN_MEMFD], [*descriptors, body.fileno()])
 
 
 def receive(channel: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors (the receiver's own, close-on-exec), or None at the other
-    side's end."""
+    """Receive the next message and its descriptors, which are the caller's and close on exec; None when the other
+    process has ended. Raises one of `RECEIVE_ERRORS`."""
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * array.array("i").itemsize)
     data, ancillary, _, _ = channel.recvmsg(MAX_DATAGRAM_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -218,18 +224,18 @@ def receive(channel: socket.socket) -> tuple[Message, list[int]] | None:
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(payload)
-    if data == IN_MEMFD:
+    if data == BODY_IN_MEMFD:
         with os.fdopen(descriptors.pop(), "rb") as body:
             body.seek(0)
             data = body.read(MAX_BODY_BYTES)
     try:
         found = json.loads(data)
     except RecursionError:
-        raise ValueError("a message nested beyond sense") from None
+        raise ValueError("a message is nested too deeply") from None
     return _KINDS[found.pop("kind")](**found), list(descriptors)
 
 
-def typed(message: Message) -> bool:
-    """Whether a message holds what its types say: who sent it handles bytes that anybody may have written."""
+def is_well_typed(message: Message) -> bool:
+    """Tell whether the fields have their declared types: the sending process reads untrusted data."""
     wanted = {"int": int, "str": str, "bool": bool}
     return all(type(getattr(message, each.name)) is wanted.get(str(each.type)) for each in fields(message))

@@ -1,4 +1,4 @@
-"""The log of daemon, fillers and builder: lines for people, or one JSON object a line; no secrets."""
+"""The log of the daemon and its processes: text or one JSON object a line, without secrets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from cachesvc.core.safe_text import printable, redacted
 log = logging.getLogger(__name__)
 FLOOD_LINES = 20
 FLOOD_S = 60.0
-"""Lines of one message that show what is wrong; metrics count all of it."""
-OURS = ("cachesvc", "__main__")
+"""Lines of one message that are logged within `FLOOD_S` seconds; metrics count every event."""
+PRODUCT_LOGGERS = ("cachesvc", "__main__")
 """Loggers whose level CACHESVC_LOG sets; fillers and sharer are `__main__`."""
 MESSAGES = 1000
-"""Different ones that are remembered: ours are a hundred, and no library may make it more without end."""
+"""Distinct messages whose lines are counted. The product has about a hundred; this bounds those of libraries."""
 
 
 def configure_logging(kind: str) -> None:
-    """`text` or `json`, on stderr, also of what nobody catches; the level of our own lines is CACHESVC_LOG's. Raises
-    InvalidInput where that is none."""
+    """Log to stderr as `text` or `json`, uncaught errors included. CACHESVC_LOG sets the level of the product's loggers.
+
+    Raises InvalidInput where CACHESVC_LOG is not a level.
+    """
     level = (os.environ.get("CACHESVC_LOG") or "INFO").upper()
     if not isinstance(logging.getLevelName(level), int):
         raise InvalidInput(f"CACHESVC_LOG={level} is no level; set it to DEBUG, INFO or WARNING")
@@ -38,24 +40,26 @@ def configure_logging(kind: str) -> None:
     handler.addFilter(Flood())
     as_json = _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     handler.setFormatter(as_json if kind == "json" else _TextFormatter())
-    # Of libraries only warnings: at DEBUG those of the sources say keys, signatures and whole requests.
+    # Libraries log only warnings: at DEBUG those of the sources log keys, signatures and whole requests.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in OURS:
+    for name in PRODUCT_LOGGERS:
         logging.getLogger(name).setLevel(level)
-    logging.getLogger("grpc._common").disabled = True  # a trace for each request that does not parse
+    logging.getLogger("grpc._common").disabled = True  # it logs a traceback for each malformed request
     sys.excepthook = _uncaught
     threading.excepthook = lambda given: _uncaught(given.exc_type, given.exc_value, given.exc_traceback)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """What Python itself would write as it is, and past a log of JSON."""
+    """Log an uncaught error; Python itself would print it with its secrets, and not as JSON."""
     if error is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
-        log.critical("an error that nobody expected", exc_info=(kind, error, trace))
+        log.critical("an uncaught error", exc_info=(kind, error, trace))
 
 
 class Flood(logging.Filter):
-    """Lets so many lines of one warning or error pass in so long, and says of the next how many were left out: an
-    object that was overwritten fails a fill for each of its extents, and an expired key all fills of a node."""
+    """Limits the lines of one warning or error, and adds to the next window's first line how many were left out.
+
+    An object that was overwritten fails a fill for each of its extents, and an expired key fails all fills of a node.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -63,7 +67,7 @@ class Flood(logging.Filter):
         self._windows: dict[object, _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is told."""
+        """Tell whether to log the record."""
         if record.levelno < logging.WARNING:
             return True
         now = self._now()
@@ -87,11 +91,11 @@ class _Window:
 
 
 class _JsonFormatter(JsonFormatter):
-    """Secrets are taken out of a record's texts, tracebacks too, before they are JSON: afterwards they could take
-    backslashes and quotes of it with them."""
+    """Removes secrets from a record's texts and tracebacks before they become JSON: afterwards a match could include
+    quotes and backslashes of the JSON."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """With the offset from UTC: lines of many nodes come together."""
+        """Return an ISO time with the offset from UTC, since lines of many nodes are merged."""
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def _without_secrets(value: object, beside: str) -> object:
 
 
 class _TextFormatter(logging.Formatter):
-    """`12:00:01 INFO serving socket=/run/cachesvc`: extras as key=value; without secrets."""
+    """Formats `12:00:01 INFO serving socket=/run/cachesvc`: extras as key=value, without secrets."""
 
     _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

@@ -1,4 +1,4 @@
-"""The C library's heap."""
+"""Freed memory of the C library's heap, given back to the kernel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import suppress
 
 
 def release_free_memory() -> None:
-    """Give back to the kernel what this process has freed and keeps for later. Where the C library has no such call
-    (musl), what it keeps stays."""
+    """Collect garbage and trim the heap. A C library without `malloc_trim` (musl) keeps what it has."""
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Tells which of our processes the kernel's OOM killer ended."""
+"""Detection of child processes that the kernel's OOM killer ended."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from cachesvc.system.memory import oom_kills
 
 TOGETHER_S = 1.0
-"""The kernel counts a kill before we hear of the death; it may end several processes at once."""
+"""Deaths within this time of a counted kill are put down to it, since the kernel may kill several processes at once."""
 
 
 class OomKills:
-    """Compares the kernel's count of kills with the one before."""
+    """Compares the kernel's count of kills with the previous count; the kernel counts a kill before its process is dead."""
 
     def __init__(
         self, count: Callable[[], int] = oom_kills, clock: Callable[[], float] = time.monotonic
@@ -23,8 +23,10 @@ class OomKills:
         self._until = clock()
 
     def ended(self, code: int | None) -> bool:
-        """Tell whether a process that just ended with this exit code was killed for memory; None: not known yet, as where
-        the kernel is busy with that."""
+        """Tell whether a process that just ended with this exit code was killed for memory.
+
+        `code` is None where the process has not died yet, such as while the kernel frees its memory.
+        """
         if code not in (None, -signal.SIGKILL):
             return False
         count = self._count()

@@ -1,4 +1,4 @@
-"""Processes of ours that work beside the daemon. Each has a channel to it, and ends when that does."""
+"""Child processes of the daemon. Each has a channel to the daemon, and ends when the channel closes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cachesvc.config import SAFE_PATH
 from cachesvc.daemon.processes import jobs
 
 SEND_S = 1.0
-"""A process that is stopped must not stop the daemon: its buffer takes thousands of messages before this counts."""
+"""A send blocks no longer, so a stopped child does not stop the daemon; its buffer takes thousands of messages first."""
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """Our end of a channel, and the other process's. Raises OSError."""
+    """Return the daemon's end of a new channel, and the child's. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
@@ -27,11 +27,13 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 def spawn(
     module: str, given: str, environment: Mapping[str, str], inherits: tuple[int, ...] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """`python -m MODULE FD`, which finds `given` in `CACHESVC_GIVEN`, and our end of its channel; it has the descriptors
-    that it `inherits` under the same numbers. Raises OSError."""
+    """Start `python -m MODULE FD`; return the process and the daemon's end of its channel. Raises OSError.
+
+    The child finds `given` in the variable `CACHESVC_GIVEN`, and `inherits` the descriptors under the same numbers.
+    """
     ours, theirs = channel_pair()
     with theirs:
-        # Ctrl-C is the daemon's to answer: what is blocked here stays so in the child, from its first instruction.
+        # Only the daemon handles Ctrl-C: the child inherits the blocked signal, from its first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A pool that makes do with the threads it has, where no more can be started: the node's limit of processes, or memory."""
+"""A thread pool that continues with the threads it has when the system refuses to start more."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 log = logging.getLogger(__name__)
 
 
-class Threads(ThreadPoolExecutor):
-    """A base class, since gRPC takes no other executor. Its own `submit` raises once it has taken the work in; gRPC's
-    thread that serves dies of that, and nobody is answered any more."""
+class ThreadPool(ThreadPoolExecutor):
+    """A subclass, since gRPC accepts no other executor.
 
-    def __init__(self, most: int, name: str) -> None:
-        """Starts one thread, so that what is submitted is always done. Raises RuntimeError when it cannot."""
-        super().__init__(most, thread_name_prefix=name)
-        self._short_at = 0
+    ThreadPoolExecutor's own `submit` queues the work and then raises; gRPC's serving thread dies of that error, and no
+    call is answered any more.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        """Start one thread, so that submitted work always runs. Raises RuntimeError when it cannot be started."""
+        super().__init__(max_threads, thread_name_prefix=name)
+        self._limited_at = 0
         self.submit(lambda: None)
 
     def _adjust_thread_count(self) -> None:
@@ -24,7 +27,7 @@ class Threads(ThreadPoolExecutor):
         except RuntimeError:
             if not self._threads:
                 raise
-            if self._short_at != len(self._threads):
-                self._short_at = len(self._threads)
-                short = {"of": self._thread_name_prefix, "threads": self._short_at}
-                log.warning("no more threads can be started; allow more processes or memory", extra=short)
+            if self._limited_at != len(self._threads):
+                self._limited_at = len(self._threads)
+                extra = {"of": self._thread_name_prefix, "threads": self._limited_at}
+                log.warning("no more threads can be started; allow more processes or memory", extra=extra)

@@ -1,4 +1,4 @@
-"""The core's events as takeover.proto has them, both ways. A plan's extents travel as indices into its dataset."""
+"""Conversion between the core's events and messages of takeover.proto. A plan names extents by index in its dataset."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from cachesvc.client.plan_memory import Columns
+from cachesvc.client.plan_memory import PlanColumns
 from cachesvc.core.events import Demanded, Event, HoldReported, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
-from cachesvc.daemon.grants.plans import entries_of
-from cachesvc.daemon.grants.readers import Known
+from cachesvc.daemon.grants.connected_readers import GrantableDataset
+from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.v1 import takeover_pb2
 
-KnownOf = Callable[[int], Known | None]
-"""The dataset that a reader has been welcomed to."""
+KnownOf = Callable[[int], GrantableDataset | None]
+"""Returns the dataset of a reader, or None."""
 JobOf = Callable[[ReaderId], int]
-"""What a reader has in common with others of its job: its connection says so, which is handed over too."""
+"""Returns the job of a reader, which its connection told and which is handed over with the connection."""
 UserOf = Callable[[ReaderId], int]
-"""The uid at its other end."""
+"""Returns the uid of a reader."""
 
 
-def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
-    """Write events into a TakeoverState. A plan whose reader has no dataset is left out: its reader is gone."""
+def write_events(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
+    """Write events into a TakeoverState, except plans of readers without a dataset, which have left."""
     for event in events:
         if isinstance(event, Planned):
             known = known_of(event.job)
@@ -32,9 +32,11 @@ def put(state: Any, events: Iterable[Event], known_of: KnownOf) -> None:
             state.leases.append(_lease(event))
 
 
-def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iterator[Event]:
-    """The events of a TakeoverState, in the order in which the core is to be told: what protects copies first.
-    Raises InvalidInput for a plan that does not fit its dataset."""
+def read_events(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iterator[Event]:
+    """Yield the events of a TakeoverState in the order for the core: leases and holds, which protect copies, first.
+
+    Raises InvalidInput for a plan that does not fit its dataset.
+    """
     pb = takeover_pb2.TakeoverLease
     for each in sorted(state.leases, key=lambda lease: lease.kind == pb.DEMANDED):
         reader, extent = ReaderId(each.reader), ExtentId(each.extent)
@@ -49,7 +51,7 @@ def taken(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -> Iter
     for each in state.plans:
         known = known_of(each.reader)
         if known is not None:
-            columns = Columns(each.extents, each.first_steps, each.last_steps, array("I", each.following))
+            columns = PlanColumns(each.extents, each.first_steps, each.last_steps, array("I", each.following))
             rows = entries_of(columns, known.extent_ids)
             reader = ReaderId(each.reader)
             yield Planned(reader, reader, *rows, each.passed, job_of(reader), user_of(reader))
@@ -77,7 +79,7 @@ def _lease(event: Event) -> Any:
     )
 
 
-def _plan(event: Planned, known: Known) -> Any:
+def _plan(event: Planned, known: GrantableDataset) -> Any:
     index_of = known.index_of
     return takeover_pb2.TakeoverPlan(
         reader=event.job,

@@ -1,18 +1,18 @@
-"""What two daemons say to each other while one takes over from the other.
+"""The messages between an old and a new daemon during a takeover.
 
-Datagrams on a SOCK_SEQPACKET socket: one byte that says what it is, then a message of takeover.proto.
+Each is a datagram on a SOCK_SEQPACKET socket: one byte for its kind, then a message of takeover.proto.
 
     new                                old
     HELLO  protocol, version   ->
-                               <-      OFFER  datasets, or why not  + the directory's lock
-    READY  "I am prepared"     ->      ends its fills and stops
+                               <-      OFFER  datasets or a refusal, and the socket directory's lock
+    READY                      ->      ends its fills and stops its loop
                                <-      STATE  in a memfd
     GOT                        ->
                                <-      MORE   up to 128 descriptors; each answered by GOT
     ADOPTED                    ->      ends
 
-Until ADOPTED the old daemon has lost nothing: when the new one dies or gives up, the end of its connection says so,
-and the old one goes on. From ADOPTED on it never does.
+Until ADOPTED the old daemon has lost nothing: when the new one dies or gives up, its connection closes, and the old one
+goes on. After ADOPTED the old daemon never goes on.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from google.protobuf.message import DecodeError
 PROTOCOL = 2
 SOCKET = "takeover.sock"
 BATCH = 128
-"""Descriptors a datagram; the kernel allows 253. Each batch is answered, so that no more are ever on their way."""
+"""Descriptors in a datagram; the kernel allows 253. Each batch is answered, so no more are ever in flight."""
 MAX_MESSAGE_BYTES = 64 << 10
-"""Of what is not in a memfd: an OFFER of 1,000 datasets takes 34 KB."""
+"""The limit of a datagram; an OFFER of 1,000 datasets takes 34 KB."""
 MAX_DATASETS = 1000
 
 
-class Word(IntEnum):
-    """The first byte."""
+class MessageKind(IntEnum):
+    """The first byte of a datagram."""
 
     HELLO = 1
     OFFER = 2
@@ -47,15 +47,20 @@ class Word(IntEnum):
     ADOPTED = 7
 
 
-def send(channel: socket.socket, word: Word, message: Any = None, descriptors: Sequence[int] = ()) -> None:
-    """One datagram; the descriptors stay the caller's. Raises OSError."""
+def send(
+    channel: socket.socket, kind: MessageKind, message: Any = None, descriptors: Sequence[int] = ()
+) -> None:
+    """Send one datagram; the descriptors stay the caller's. Raises OSError."""
     body = message.SerializeToString() if message is not None else b""
-    socket.send_fds(channel, [bytes([word]) + body], list(descriptors))
+    socket.send_fds(channel, [bytes([kind]) + body], list(descriptors))
 
 
-def receive(channel: socket.socket, expected: Word, into: Any = None) -> list[int]:
-    """Parse the next datagram into a message; its descriptors are the caller's. Raises ConnectionError at the other
-    side's end, TimeoutError, ValueError for anything but what was expected."""
+def receive(channel: socket.socket, expected: MessageKind, into: Any = None) -> list[int]:
+    """Parse the next datagram into the message `into`; return its descriptors, which are the caller's.
+
+    Raises ConnectionError where the other daemon has closed the connection, TimeoutError, and ValueError for a datagram of
+    another kind.
+    """
     room = socket.CMSG_SPACE(BATCH * array.array("i").itemsize)
     data, ancillary, flags, _ = channel.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     found = array.array("i")
@@ -69,41 +74,42 @@ def receive(channel: socket.socket, expected: Word, into: Any = None) -> list[in
     for fd in found:
         os.close(fd)
     if not data:
-        raise ConnectionResetError("the other daemon went away")
+        raise ConnectionResetError("the other daemon closed the connection")
     if flags & socket.MSG_CTRUNC:
         raise ValueError("not all descriptors arrived: is the limit of open files too low?")
     raise ValueError(f"{expected.name} was expected, not {data[0]} in {len(data):,} bytes")
 
 
 def send_state(channel: socket.socket, state: Any, descriptors: Iterator[int]) -> None:
-    """STATE and its descriptors; each is opened when its turn comes, and closed here. Raises OSError, ValueError."""
+    """Send STATE, then its descriptors in batches, which are closed once sent. Raises OSError, ValueError."""
     with os.fdopen(os.memfd_create("cachesvc-takeover", os.MFD_CLOEXEC), "r+b") as body:
         body.write(state.SerializeToString())
         body.flush()
-        send(channel, Word.STATE, None, [body.fileno()])
-    receive(channel, Word.GOT)
+        send(channel, MessageKind.STATE, None, [body.fileno()])
+    receive(channel, MessageKind.GOT)
     while batch := [fd for _, fd in zip(range(BATCH), descriptors)]:
         try:
-            send(channel, Word.MORE, None, batch)
+            send(channel, MessageKind.MORE, None, batch)
         finally:
             for fd in batch:
                 os.close(fd)
-        receive(channel, Word.GOT)
+        receive(channel, MessageKind.GOT)
 
 
 def receive_state(channel: socket.socket, state: Any) -> list[int]:
-    """The inverse of `send_state`: every descriptor, the caller's. Raises as `receive`; then none is left open."""
-    (body_fd,) = receive(channel, Word.STATE)
+    """Receive what `send_state` sends; return all descriptors, which are the caller's. Raises as `receive`, and closes
+    them then."""
+    (body_fd,) = receive(channel, MessageKind.STATE)
     with os.fdopen(body_fd, "rb") as body:
         body.seek(0)
         _parse(state, body.read())
-    send(channel, Word.GOT)
+    send(channel, MessageKind.GOT)
     expected = 1 + len(state.extents) + len(state.readers) + state.locks
     found: list[int] = []
     try:
         while len(found) < expected:
-            found += receive(channel, Word.MORE)
-            send(channel, Word.GOT)
+            found += receive(channel, MessageKind.MORE)
+            send(channel, MessageKind.GOT)
     except (OSError, ValueError):
         for fd in found:
             os.close(fd)
@@ -115,4 +121,4 @@ def _parse(message: Any, data: bytes) -> None:
     try:
         message.MergeFromString(data)
     except DecodeError as error:
-        raise ValueError(f"a message that does not parse: {error}") from None
+        raise ValueError(f"a message cannot be parsed: {error}") from None

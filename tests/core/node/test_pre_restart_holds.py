@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from cachesvc.core.commands import Evict, Recall, Refuse, StartFill
-from cachesvc.core.events import (
-    Corrupt,
-    Demanded,
-    EvictAsked,
-    HoldReported,
-    ReaderGone,
-    Recovered,
-    Released,
-)
+from cachesvc.core.events import Corrupt, Demanded, EvictAsked, HoldReported, ReaderGone, Recovered, Released
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.snapshot import replay

@@ -221,9 +221,9 @@ def test_waiting_readers_keep_their_job_in_the_queue_and_plans_their_epoch() -> 
     extents = tuple(extent for extent, _ in EXTENTS)
     known = Known(DATASET, extents, (10, 10, 10), {extent: at for at, extent in enumerate(extents)})
     state = takeover_pb2.TakeoverState()
-    takeover_state.put(state, told, {READER: known, other: known}.get)
+    takeover_state.write_events(state, told, {READER: known, other: known}.get)
     found = list(
-        takeover_state.taken(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
+        takeover_state.read_events(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
     )
     assert sorted(found, key=repr) == sorted(told, key=repr)
 

@@ -1,4 +1,4 @@
-"""A mount that hangs in lookups, not in reads alone: what the daemon still does, and what a call about it is told."""
+"""A mount that hangs in lookups fails the calls about it, and nothing else of the daemon."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.cli.checks import Level, settings
+from cachesvc.cli.doctor_checks import Level, settings
 from cachesvc.client.control import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable
-from cachesvc.daemon.access.path_lookups import INSIDE
+from cachesvc.daemon.access.path_lookups import THREADS_PER_MOUNT
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fuse import FaultyMount, File
@@ -26,7 +26,7 @@ CALLERS = 24
 
 
 def opened(daemon: Daemon, uri: str) -> str:
-    """What opening says: "" or the error."""
+    """Open a dataset; return the error, "" without one."""
     with Control(daemon.socket_dir) as control:
         try:
             control.open_dataset([uri], RECORDS)
@@ -57,16 +57,18 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
             uris = [nfs, f"{tmp_path}/elsewhere/"] * (CALLERS // 2)
             calls = [pool.submit(opened, daemon, uri) for uri in uris]
             assert mount.hung.wait(WAIT_S)
-            for child in children(pid):  # fillers and builder start anew while it hangs
+            for child in children(pid):  # fillers and builder restart while it hangs
                 os.kill(child, 9)
             assert extent(daemon, f"{tmp_path}/disk1/", timeout_s=WAIT_S) == data[1]
             answers = [call.result(WAIT_S) for call in calls]
         assert all("hangs" in answer and answer.startswith(str(tmp_path)) for answer in answers), answers
         before = waiting(pid)
         assert "hangs" in opened(daemon, nfs)
-        assert 0 < waiting(pid) <= before <= INSIDE, "it is known to hang"
+        assert 0 < waiting(pid) <= before <= THREADS_PER_MOUNT, (
+            "no further thread enters a mount that is known to hang"
+        )
         found = settings(Settings(64 << 20, (), (nfs,), str(tmp_path), str(tmp_path)))
-        assert (found.level, "hangs" in found.text) == (Level.FAIL, True), "and doctor tells"
+        assert (found.level, "hangs" in found.text) == (Level.FAIL, True), "doctor reports it"
         assert extent(daemon, f"{tmp_path}/disk0/", timeout_s=WAIT_S) == data[0]
         mount.go_on()
         wait_until(lambda: not opened(daemon, nfs))
@@ -96,7 +98,7 @@ def test_a_daemon_starts_while_a_mount_hangs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_fuse
 def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
-    """The mount's root is known from a cache, so the lookup goes well; the builder then hangs in the folder."""
+    """The kernel caches the mount's root, so the lookup succeeds; the builder then hangs in the folder."""
     data = random.Random(5).randbytes(EXTENT)
     for name in ("disk", "late"):
         (tmp_path / name).mkdir()

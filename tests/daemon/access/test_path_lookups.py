@@ -1,4 +1,4 @@
-"""Where paths lead, and who waits for it: links followed a step at a time, in mounts that may hang."""
+"""Paths are resolved a step at a time, in mounts that may hang."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
-from cachesvc.daemon.access.path_lookups import INSIDE, LOOKUP_S, Lookups, mount_points
+from cachesvc.daemon.access.path_lookups import LOOKUP_S, THREADS_PER_MOUNT, Lookups, mount_points
 from cachesvc.daemon.fills.filler import _reads
-from cachesvc.daemon.processes.jobs import Build
+from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources import links
 from cachesvc.sources.uri import allowlist
 from testbed import WAIT_S
@@ -28,18 +28,18 @@ CALLERS = 16
 
 
 @given(st.lists(st.tuples(PATHS, st.booleans(), PATHS), max_size=6), PATHS)
-def test_a_path_leads_where_the_system_says(made: list[tuple[str, bool, str]], path: str) -> None:
+def test_a_path_resolves_as_the_system_resolves_it(made: list[tuple[str, bool, str]], path: str) -> None:
     with TemporaryDirectory() as root:
         for where, is_link, target in made:
             at = Path(f"{root}/{where}")
-            if not os.path.realpath(at).startswith(f"{root}/"):  # nothing is made outside
+            if not os.path.realpath(at).startswith(f"{root}/"):  # make nothing outside
                 continue
             try:
                 if is_link:
                     at.symlink_to(f"{root}/{target}" if target.startswith("/") else target or ".")
                 else:
                     at.mkdir()
-            except OSError:  # something is there, or nothing above it
+            except OSError:  # the path exists, or its parent does not
                 continue
         asked = f"{root}/{path}"
         try:
@@ -62,7 +62,7 @@ def test_a_path_of_too_many_links_is_not_followed_at_all(tmp_path: Path) -> None
         os.stat(f"{tmp_path}/0/passwd")
 
 
-def test_links_that_change_meanwhile_are_no_error_of_the_system(tmp_path: Path) -> None:
+def test_links_that_change_during_a_lookup_raise_no_system_error(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     allowed = allowlist([f"{tmp_path}/in/"])
     over = threading.Event()
@@ -85,7 +85,7 @@ def test_links_that_change_meanwhile_are_no_error_of_the_system(tmp_path: Path) 
 
 
 class Mount:
-    """Steps below `path` wait until `go_on`."""
+    """A mount whose lookups below `path` wait until `go_on`."""
 
     def __init__(self, path: str) -> None:
         self.path, self.inside = path, 0
@@ -102,7 +102,7 @@ class Mount:
         self._free.set()
 
 
-def test_a_mount_that_hangs_keeps_few_threads_and_nobody_else() -> None:
+def test_a_hung_mount_keeps_few_threads_and_delays_no_other_mount() -> None:
     now = [0.0]
     mount = Mount("/proc")
     lookups = Lookups(lambda: now[0], mount.link)
@@ -111,9 +111,9 @@ def test_a_mount_that_hangs_keeps_few_threads_and_nobody_else() -> None:
     def ask(path: str) -> str:
         return lookups.run(lambda: links.real(path, lookups.follow), path)
 
-    with ThreadPoolExecutor(INSIDE) as pool:
-        first = [pool.submit(ask, "/proc/1") for _ in range(INSIDE)]
-        wait_until(lambda: mount.inside == INSIDE)
+    with ThreadPoolExecutor(THREADS_PER_MOUNT) as pool:
+        first = [pool.submit(ask, "/proc/1") for _ in range(THREADS_PER_MOUNT)]
+        wait_until(lambda: mount.inside == THREADS_PER_MOUNT)
         assert ask("/sys/kernel") == "/sys/kernel"
         now[0] += LOOKUP_S + 1
         for _ in range(CALLERS):
@@ -123,13 +123,13 @@ def test_a_mount_that_hangs_keeps_few_threads_and_nobody_else() -> None:
             with pytest.raises(SourceUnavailable, match="look at the node"):
                 each.result()
     assert ask("/sys/kernel") == "/sys/kernel"
-    assert mount.inside == INSIDE
+    assert mount.inside == THREADS_PER_MOUNT
     mount.go_on()
     wait_until(lambda: threading.active_count() <= before)
     assert ask("/proc/1") == "/proc/1"
 
 
-def test_what_lookups_raise_is_raised() -> None:
+def test_run_raises_the_error_of_its_work() -> None:
     def fail() -> None:
         raise InvalidInput("no")
 
@@ -137,7 +137,7 @@ def test_what_lookups_raise_is_raised() -> None:
         Lookups().run(fail, "")
 
 
-def test_a_prefix_with_a_rule_must_be_known_by_its_real_path() -> None:
+def test_a_prefix_with_a_rule_must_be_resolved() -> None:
     now = [0.0]
     mount = Mount("/proc")
     lookups = Lookups(lambda: now[0], mount.link)
@@ -158,15 +158,15 @@ def test_a_prefix_with_a_rule_must_be_known_by_its_real_path() -> None:
     assert lookups.allowlist([], exact=True).prefixes is None
 
 
-def test_mounts_are_known_without_a_lookup() -> None:
+def test_mount_points_are_found_without_a_lookup() -> None:
     points = mount_points()
     assert {"/", "/proc"} <= points
     assert all(os.path.ismount(each) for each in points if each.startswith(("/proc", "/sys")))
 
 
-def test_only_builds_about_what_hangs_fail() -> None:
-    def build(*uris: str) -> Build:
-        return Build(1, list(uris), {}, "", False)
+def test_only_builds_that_read_a_hung_path_fail() -> None:
+    def build(*uris: str) -> BuildJob:
+        return BuildJob(1, list(uris), {}, "", False)
 
     hung = "file:///mnt/nfs/set/0.bin"
     assert _reads(build("s3://b/", "file:///mnt/nfs/"), hung)

@@ -1,4 +1,4 @@
-"""What `--quota` means, and that the daemon holds to it."""
+"""Quotas of `--quota`, parsed and enforced by the daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cachesvc.core.errors import InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
-from cachesvc.daemon.access.tenants import STRANGER
+from cachesvc.daemon.access.tenants import ANONYMOUS
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import open_dataset
@@ -28,7 +28,7 @@ from testbed.node import Daemon
 from tests.support.users import ALICE, BOB, as_root, as_user
 
 
-def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
+def test_the_longest_prefix_and_the_users_own_quota_decide() -> None:
     texts = ["s3://b/=4GiB", "s3://b/big/=1GiB", "user=2GiB", "user:7=3GiB"]
     quotas = Quotas([parse_quota(text) for text in texts])
     assert quotas.of_dataset("s3://b/big/train/") == 1 << 30
@@ -38,7 +38,7 @@ def test_the_longest_prefix_and_the_users_own_quota_count() -> None:
     assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
 
 
-def test_strangers_together_have_the_least_quota_of_any_user() -> None:
+def test_callers_without_a_token_share_the_smallest_quota_of_a_user() -> None:
     texts: list[list[str]] = [
         [],
         ["s3://b/=1GiB"],
@@ -46,10 +46,10 @@ def test_strangers_together_have_the_least_quota_of_any_user() -> None:
         ["user:7=3GiB", "user:8=1GiB"],
     ]
     quotas = [Quotas([parse_quota(text) for text in each]) for each in texts]
-    assert [each.of_user(STRANGER) for each in quotas] == [None, None, 2 << 30, 1 << 30]
+    assert [each.of_user(ANONYMOUS) for each in quotas] == [None, None, 2 << 30, 1 << 30]
 
 
-def test_a_prefetch_without_a_token_escapes_no_quota(tmp_path: Path) -> None:
+def test_a_prefetch_without_a_token_is_bound_by_the_user_quota(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
     options = [
@@ -80,7 +80,7 @@ def test_two_quotas_of_one_name_are_refused(twice: str) -> None:
 
 
 @as_root
-def test_what_was_pinned_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:
+def test_a_pin_counts_for_its_user_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x.bin").write_bytes(bytes(8 << 16))
     options = [
@@ -120,7 +120,7 @@ def pinned(socket_dir: str, dataset: str) -> str:
 
 
 def read_through(socket_dir: str, dataset: str, extents: int) -> int:
-    """How many of a dataset's first extents are granted, one after the other."""
+    """Acquire a dataset's first extents one after the other; return how many are granted."""
     grants, granted = DaemonGrants(socket_dir, DatasetId(dataset)), 0
     for extent in range(extents):
         (answer,) = grants.acquire([extent], 20.0)
@@ -137,7 +137,7 @@ def read_through(socket_dir: str, dataset: str, extents: int) -> int:
 def test_a_user_cannot_pin_more_than_its_quota_and_who_runs_the_daemon_can(
     tmp_path: Path, quota: str
 ) -> None:
-    """RAM for 16 extents, 4 for a user or a dataset: what one pins leaves the others their room, also after a restart."""
+    """RAM holds 16 extents, a quota 4. A pin leaves other users their room, also after a restart."""
     extent = 1 << 16
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -173,39 +173,39 @@ def test_a_user_cannot_pin_more_than_its_quota_and_who_runs_the_daemon_can(
         assert read_through(here, ours, 16) == 16
         assert kept(ours) > 4
         assert as_user(ALICE, lambda: pinned(here, ours)) == "pinned"
-        assert kept(ours) > 4, "it stays pinned by who runs the daemon"
+        assert kept(ours) > 4, "the pin stays that of the daemon's own user"
 
 
-def test_a_quota_counts_below_its_prefix_and_not_beside_it() -> None:
+def test_a_quota_counts_below_its_prefix_only() -> None:
     quotas = Quotas([parse_quota("s3://b/a=1GiB")])
     uris = ("s3://b/a", "s3://b/a/", "s3://b/a/x", "s3://b/ab/x", "s3://b/")
     assert [quotas.of_dataset(uri) for uri in uris] == [1 << 30, 1 << 30, 1 << 30, None, None]
 
 
-def test_a_quota_of_a_link_counts_for_where_it_leads(tmp_path: Path) -> None:
+def test_a_quota_of_a_link_counts_for_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    quotas = Quotas([parse_quota(f"{tmp_path}/link/=1GiB")], lambda each: Lookups().place(each, "--quota"))
+    quotas = Quotas([parse_quota(f"{tmp_path}/link/=1GiB")], lambda each: Lookups().resolve(each, "--quota"))
     assert quotas.of_dataset(f"file://{tmp_path.resolve()}/real/train/") == 1 << 30
 
 
-def test_a_quota_of_a_path_counts_for_what_lies_there() -> None:
+def test_a_quota_of_a_path_counts_for_file_uris() -> None:
     quotas = Quotas(
         [parse_quota("/mnt/a/=1GiB"), parse_quota("file:///mnt/b/=2GiB"), parse_quota("/user=3GiB")]
     )
-    found = [quotas.of_dataset(f"file:///{place}/") for place in ("mnt/a/train", "mnt/b", "mnt/c", "user")]
+    found = [quotas.of_dataset(f"file:///{path}/") for path in ("mnt/a/train", "mnt/b", "mnt/c", "user")]
     assert found == [1 << 30, 2 << 30, None, 3 << 30]
     with pytest.raises(InvalidInput, match="names no bucket"):
         Quotas([parse_quota("s3:///a/=1GiB")])
 
 
 @pytest.mark.parametrize("text", ["5GiB", "user:me=5GiB", "s3://b/=much"])
-def test_a_quota_that_names_nothing_is_refused(text: str) -> None:
+def test_an_invalid_quota_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_quota(text)
 
 
-def test_the_daemon_counts_what_a_user_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_keeps_no_more_than_its_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for name in range(4):
@@ -222,7 +222,7 @@ def test_the_daemon_counts_what_a_user_claims(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("of", ["{data}/", "user"])
-def test_a_dry_run_knows_of_quotas(tmp_path: Path, of: str) -> None:
+def test_a_dry_run_counts_quotas(tmp_path: Path, of: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "0.bin").write_bytes(bytes(512 << 10))
@@ -236,7 +236,7 @@ def test_a_dry_run_knows_of_quotas(tmp_path: Path, of: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ram", "quota", "of_quota", "mend"),
+    ("ram", "quota", "of_quota", "advice"),
     [
         (
             "4MiB",
@@ -254,14 +254,14 @@ def test_a_dry_run_knows_of_quotas(tmp_path: Path, of: str) -> None:
         ("256KiB", "{data}/=448KiB", 0, "; give the daemon more --ram or --nvme, or evict other data"),
     ],
 )
-def test_who_is_in_the_way_is_named(
+def test_a_prefetch_that_does_not_fit_names_the_limit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     ram: str,
     quota: str,
     of_quota: int,
-    mend: str,
+    advice: str,
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -275,10 +275,10 @@ def test_who_is_in_the_way_is_named(
             out, err = capsys.readouterr()
             row = json.loads(out.splitlines()[-1])
             assert row["over_quota_bytes"] == of_quota
-            assert json.loads(err)["error"].endswith(mend)
+            assert json.loads(err)["error"].endswith(advice)
 
 
-def test_a_quota_and_the_room_that_are_both_too_small(
+def test_both_limits_are_named_where_quota_and_room_are_too_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
@@ -290,5 +290,5 @@ def test_a_quota_and_the_room_that_are_both_too_small(
         assert (
             run(["prefetch", "--format", "records", "--record-bytes", "4096", str(data)]) == OutOfSpace.code
         )
-    said = capsys.readouterr().err
-    assert "raise --quota, and give the daemon more --ram or --nvme" in said
+    error = capsys.readouterr().err
+    assert "raise --quota, and give the daemon more --ram or --nvme" in error

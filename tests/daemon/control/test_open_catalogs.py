@@ -1,4 +1,4 @@
-"""Catalogs that nobody uses are closed; who comes again finds them."""
+"""Unused catalogs are closed, and opened again for the next reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.datasets import UNUSED
+from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed.node import Daemon, open_files
 from tests.support.waiting import wait_until
 
@@ -20,7 +20,7 @@ PAGES = 96
 OPENED = 40
 
 
-def test_openings_of_other_options_do_not_add_up(tmp_path: Path) -> None:
+def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
     data = random.Random(7).randbytes(PAGES * PAGE)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(data)
@@ -50,15 +50,15 @@ def test_openings_of_other_options_do_not_add_up(tmp_path: Path) -> None:
         (answer,) = kept.acquire([1], 20.0)
         second = opened(1)
         control.pin(second, True)
-        reads(opened(2), PAGE)  # an extent of it stays resident
+        reads(opened(2), PAGE)  # one of its extents stays resident
         ids = [opened(number) for number in range(3, OPENED)]
         assert len(set(ids)) == OPENED - 3
         before = len(open_files(pid))
         for number in range(OPENED, 2 * OPENED):
             opened(number)
         wait_until(lambda: len(open_files(pid)) <= before + 2)  # an answered call closes its socket later
-        assert sum("lmdb" in name for name in open_files(pid)) <= 2 * (UNUSED + 8)
-        reads(ids[0], extent_bytes(3))  # long closed
+        assert sum("lmdb" in name for name in open_files(pid)) <= 2 * (MAX_UNUSED + 8)
+        reads(ids[0], extent_bytes(3))  # its catalog was closed
         (answer,) = kept.acquire([2], 20.0)
         assert isinstance(answer, Granted), "a reader's dataset stays"
         kept.close()

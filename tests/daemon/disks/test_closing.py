@@ -1,4 +1,4 @@
-"""The end of tiers whose disks answer, late or never: nobody waits for longer than was said."""
+"""Closing tiers whose disks answer late or never, within the given time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from cachesvc.core.errors import TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks import closing
-from cachesvc.daemon.disks.closing import close_tier, ended, leave
+from cachesvc.daemon.disks.closing import abandon, all_ended, close_tier
 from cachesvc.daemon.loop.lanes import Lane
 from testbed import WAIT_S
 
@@ -20,7 +20,7 @@ SOON_S = WAIT_S
 
 
 class Disk:
-    """A tier and its directory, whose end is what it is told to be."""
+    """A tier and its directory, whose `close` and `unlock` are given."""
 
     name = TierName("nvme0")
 
@@ -30,7 +30,7 @@ class Disk:
 
 @pytest.fixture
 def answers() -> Iterator[threading.Event]:
-    """Whether the disk does; in the end, so that no thread is left."""
+    """Set when the disk answers; at the test's end, so that no thread is left."""
     event = threading.Event()
     yield event
     event.set()
@@ -84,12 +84,12 @@ def test_a_tier_is_not_closed_under_a_call_that_does_not_end(answers: threading.
     assert done == []
 
 
-def test_a_close_that_hangs_is_left_and_one_that_fails_is_over(
+def test_a_close_that_hangs_is_abandoned_and_one_that_fails_is_done(
     answers: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not closed(Disk(lambda: answers.wait(SOON_S)), within_s=0.05)
     left = [thread.daemon for thread in threading.enumerate() if thread.name == "in-time"]
-    assert left == [True], "the process's end does not wait for it"
+    assert left == [True], "a daemon thread does not delay the end of the process"
 
     def fails() -> None:
         raise TierFailed("it is broken")
@@ -98,22 +98,22 @@ def test_a_close_that_hangs_is_left_and_one_that_fails_is_over(
     assert "did not close cleanly" in caplog.text
 
 
-def test_locks_are_given_back_unless_even_that_hangs(answers: threading.Event) -> None:
+def test_locks_of_an_abandoned_disk_are_released_unless_that_hangs(answers: threading.Event) -> None:
     done = list[str]()
     disk: Any = Disk(lambda: done.append("unlock"))
     hung: Any = Disk(lambda: answers.wait(SOON_S))
     began = time.monotonic()
-    assert not leave(hung)
+    assert not abandon(hung)
     assert time.monotonic() - began < SOON_S / 2
-    assert leave(disk)
+    assert abandon(disk)
     assert done == ["unlock"]
 
 
-def test_all_threads_are_told_to_end_though_one_does_not(
+def test_all_threads_end_except_one_that_hangs(
     answers: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closing, "ENDS_S", 0.05)
     other, after = lane(), threading.Event()
-    assert not ended([hanging(answers), other])
+    assert not all_ended([hanging(answers), other])
     other.submit(after.set, lambda _: None, lambda _: None)
     assert not after.wait(0.2)

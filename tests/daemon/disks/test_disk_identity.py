@@ -1,4 +1,4 @@
-"""A cache directory that is not the one that was locked: removed and made anew, mounted over, unmounted."""
+"""Cache directories that are replaced: removed and made anew, mounted over, or unmounted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node as Core
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.renewal import Disk
-from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.nvme import open_nvme
 from cachesvc.tiers.probe import Room
@@ -29,7 +29,7 @@ from tests.support.nvme import NAME, extent, files, put
 from tests.support.waiting import wait_until
 
 BACK_S = 40.0
-"""Three good probes, 5 s apart, and time to spare."""
+"""Longer than three good probes, 5 s apart."""
 
 
 def made_anew(directory: Path) -> None:
@@ -59,10 +59,10 @@ def opened(directory: Path) -> Disk:
     return disk
 
 
-# The tier, and who takes its place.
+# The tier and its successor.
 
 
-def test_a_tier_acts_on_the_directory_that_it_locked_alone(directory: Path) -> None:
+def test_a_tier_acts_only_on_the_directory_that_it_locked(directory: Path) -> None:
     tier = open_nvme(NAME, directory)
     put(tier, 1)
     directory.rename(directory.parent / "moved")
@@ -78,7 +78,7 @@ def test_a_tier_acts_on_the_directory_that_it_locked_alone(directory: Path) -> N
     tier.close()
 
 
-def test_a_probe_says_that_the_path_names_another_directory(directory: Path) -> None:
+def test_a_probe_fails_when_the_path_names_another_directory(directory: Path) -> None:
     tier = open_nvme(NAME, directory)
     tier.probe(thorough=True)
     directory.rename(directory.parent / "moved")
@@ -131,7 +131,7 @@ def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: P
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_what_another_daemon_has_locked_stays_out_until_it_lets_go(directory: Path) -> None:
+def test_a_directory_that_another_daemon_locked_is_not_used_until_its_release(directory: Path) -> None:
     disk = opened(directory)
     made_anew(directory)
     other = open_nvme(NAME, directory)
@@ -141,7 +141,7 @@ def test_what_another_daemon_has_locked_stays_out_until_it_lets_go(directory: Pa
     other.close()
     disk.revive()
     assert locked(directory)
-    made_anew(directory)  # and once more: its lock is of no use now
+    made_anew(directory)  # a second time: the lock of the first successor is useless
     disk.revive()
     found = disk.take()
     assert found is not None
@@ -165,7 +165,7 @@ def test_a_directory_that_comes_back_is_the_tiers_own_again(directory: Path) -> 
     disk.tier.close()
 
 
-def test_where_a_disk_was_unmounted_the_directory_below_is_left_alone(tmp_path: Path) -> None:
+def test_where_a_disk_was_unmounted_the_directory_below_is_not_used(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=4m") as path:
         disk = opened(path)
         subprocess.run(["umount", "-l", str(path)], check=True)
@@ -179,7 +179,7 @@ def test_where_a_disk_was_unmounted_the_directory_below_is_left_alone(tmp_path: 
         found.tier.close()
 
 
-def test_the_watch_finds_it_and_says_why_it_stays_out(
+def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Real directories and threads; the clock is moved by hand."""
@@ -198,7 +198,7 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
         call()
 
     disk = opened(directory)
-    watch = Watch(
+    watch = DiskWatch(
         lambda name, why: heard.append(why),
         lambda name: heard.append("back"),
         lambda name, room: None,
@@ -219,8 +219,8 @@ def test_the_watch_finds_it_and_says_why_it_stays_out(
     assert "not the directory that this daemon locked" in heard[0]
     for _ in range(3):
         probe()
-    said = [record.why for record in caplog.records if record.message == "a tier stays out"]
-    assert len(said) == 1, "said once"
+    said = [record.why for record in caplog.records if record.message == "a tier stays lost"]
+    assert len(said) == 1
     assert "another cachesvc daemon" in said[0]
     other.close()
     for _ in range(3):
@@ -238,7 +238,7 @@ A, B = ExtentId(b"a" * 16), ExtentId(b"b" * 16)
 READER, DATASET = ReaderId(1), DatasetId("d")
 
 
-def test_what_the_old_directory_held_is_granted_no_more_and_its_readers_owe_nothing() -> None:
+def test_extents_of_the_old_directory_are_gone_with_their_leases() -> None:
     core = Core([TierSpec(NAME, 100)])
     core.handle(ev.Recovered(NAME, {A: 10, B: 20}), 0.0)
     core.handle(ev.DatasetDeclared(READER, DATASET, ((A, 10), (B, 20))), 0.0)
@@ -304,12 +304,12 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_disk_mounted_over_it_is_used_and_below_it_all_is_found_again(
+def test_a_disk_mounted_over_it_is_used_and_the_old_extents_return_after_unmounting(
     tmp_path: Path, directory: Path
 ) -> None:
     data = sample(tmp_path)
     with node(tmp_path, data, f"{directory}=32MiB", more=("--scrub-rate", "0")) as found:
-        grants = DaemonGrants(found.daemon.socket_dir, found.dataset)  # a job that wants it all
+        grants = DaemonGrants(found.daemon.socket_dir, found.dataset)  # claims the dataset
         found.fill()
         wait_until(lambda: len(stored(directory)) == EXTENTS)
         flip(stored(directory)[5], 100)

@@ -1,4 +1,4 @@
-"""Disks that hang and answer again are used again; disks that are only busy are never left alone."""
+"""Disks that hang and answer again are used again; disks that are only busy are never lost."""
 
 from __future__ import annotations
 
@@ -43,16 +43,18 @@ def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> No
         found.fill()
         assert found.read() == EXTENTS
         before = held(pid)
-        stack.callback(disk.behave, "")  # whatever is found: a daemon that hangs in it could not be ended
+        stack.callback(
+            disk.behave, ""
+        )  # also after a failure: a daemon that hangs in the disk cannot be ended
         disk.behave("hang")
         assert found.read() > 0
         wait_until(lambda: lost(found), LOST_S)
         began = time.monotonic()
-        assert found.read() > 0, "what was on the disk is read elsewhere"
+        assert found.read() > 0, "extents of the disk are read elsewhere"
         assert time.monotonic() - began < LOST_S
         disk.behave("")
         wait_until(lambda: not lost(found), BACK_S)
-        assert found.read() == EXTENTS, "what it held is granted again, verified"
+        assert found.read() == EXTENTS, "its extents are verified and granted again"
         found.control.evict(found.dataset)
         found.fill()
         assert found.read() == EXTENTS, "and it takes fills again"
@@ -77,8 +79,8 @@ def busy(directory: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_disk_that_others_keep_busy_is_never_left_alone(tmp_path: Path) -> None:
-    """On the disk of the temporary directory; where that is memory, it proves little."""
+def test_a_disk_that_others_keep_busy_is_never_lost(tmp_path: Path) -> None:
+    """Uses the disk of the temporary directory; a tmpfs there proves little."""
     data = sample(tmp_path)
     nvme = tmp_path / "nvme"
     nvme.mkdir()
@@ -92,4 +94,4 @@ def test_a_disk_that_others_keep_busy_is_never_left_alone(tmp_path: Path) -> Non
             assert not lost(found)
             rounds += 1
         assert rounds > 0
-        assert "a tier is left alone" not in found.daemon.log
+        assert "a tier is lost" not in found.daemon.log

@@ -1,4 +1,4 @@
-"""While a disk hangs that is not lost yet, reads of what is not here are filled elsewhere."""
+"""Fills go to other tiers while a disk hangs and is not lost yet."""
 
 from __future__ import annotations
 

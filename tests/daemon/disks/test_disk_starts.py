@@ -1,4 +1,4 @@
-"""A daemon that starts, or takes over, beside a cache directory that fails, hangs, or is about to become another."""
+"""Starts and takeovers beside a cache directory that fails, hangs, or is being replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.closing import CLOSE_S
-from cachesvc.daemon.disks.opening import SILENT_S, Opening, awaited
+from cachesvc.daemon.disks.opening import SILENT_S, DirectoryOpening, wait_until_open
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.fills.pool import STOP_S
 from cachesvc.daemon.loop.lanes import Lane
@@ -32,58 +32,58 @@ from tests.support.waiting import wait_until
 BACK_S = 60.0
 SILENT = 0.5
 STANDSTILL_S = 8.0
-"""The longest read while a daemon takes over, on a busy machine: 2 s for a disk that is silent, 1 s for an old daemon
-that hangs in it, and what a new one needs anyway."""
+"""The longest read during a takeover on a busy machine: 2 s for a silent disk, 1 s for an old daemon that hangs in it, and
+the rest for the new daemon's start."""
 
 
-# What is opened.
+# The openings.
 
 
 class Fake(Disk):
-    """Answers as told."""
+    """A disk whose `open` is given."""
 
     def __init__(self, name: str, path: Path, open) -> None:  # type: ignore[no-untyped-def]
         super().__init__(TierName(name), path)
         self.open = open  # type: ignore[method-assign]
 
 
-def begun(disk: Disk) -> Opening:
-    opening = Opening(disk, Lane(f"probe-{disk.name}", lambda _: None, time.monotonic))
+def begun(disk: Disk) -> DirectoryOpening:
+    opening = DirectoryOpening(disk, Lane(f"probe-{disk.name}", lambda _: None, time.monotonic))
     opening.begin()
     return opening
 
 
-def test_disks_that_hang_are_waited_for_side_by_side(tmp_path: Path) -> None:
+def test_disks_that_hang_are_waited_for_concurrently(tmp_path: Path) -> None:
     answered = threading.Event()
     openings = [begun(Fake(f"nvme{n}", tmp_path, lambda heard: answered.wait())) for n in range(8)]
     began = time.monotonic()
-    lost = awaited(openings, SILENT)
+    lost = wait_until_open(openings, SILENT)
     assert time.monotonic() - began < 7 * SILENT
     assert list(lost) == [f"nvme{n}" for n in range(8)]
     assert "has not answered" in lost["nvme0"]  # type: ignore[index]
     answered.set()
 
 
-def test_a_disk_of_which_something_is_heard_is_waited_for(tmp_path: Path) -> None:
+def test_a_disk_that_makes_progress_is_waited_for(tmp_path: Path) -> None:
     def slow(heard) -> None:  # type: ignore[no-untyped-def]
         for _ in range(6 * 8):
             time.sleep(SILENT / 8)
             heard()
 
-    assert awaited([begun(Fake("nvme0", tmp_path, slow))], 4 * SILENT) == {}
+    assert wait_until_open([begun(Fake("nvme0", tmp_path, slow))], 4 * SILENT) == {}
 
 
-def test_what_the_operator_has_to_mend_is_no_lost_tier(tmp_path: Path) -> None:
+def test_an_error_that_the_operator_must_correct_is_raised(tmp_path: Path) -> None:
     def fails(heard) -> None:  # type: ignore[no-untyped-def]
         raise TierFailed("it is broken")
 
     broken = begun(Fake("nvme0", tmp_path, fails))
-    assert awaited([broken], SILENT) == {"nvme0": "it is broken"}
+    assert wait_until_open([broken], SILENT) == {"nvme0": "it is broken"}
     with pytest.raises(InvalidInput, match="is no directory"):
-        awaited([broken, begun(Disk(TierName("nvme1"), tmp_path / "absent"))], SILENT)
+        wait_until_open([broken, begun(Disk(TierName("nvme1"), tmp_path / "absent"))], SILENT)
 
 
-def test_locks_are_those_of_the_directory_and_of_the_next_one(tmp_path: Path) -> None:
+def test_locks_include_that_of_the_successor(tmp_path: Path) -> None:
     path = tmp_path / "nvme"
     path.mkdir()
     disk = Disk(TierName("nvme0"), path)
@@ -96,7 +96,7 @@ def test_locks_are_those_of_the_directory_and_of_the_next_one(tmp_path: Path) ->
     assert len(locks) == 2
     other = Disk(TierName("nvme0"), path, locks)
     other.open()
-    assert len(other.locks()) == 1, "what it was told is given back when it has its own"
+    assert len(other.locks()) == 1, "inherited locks are closed once it has its own"
 
 
 # The daemon.
@@ -120,7 +120,7 @@ def restarted(found: Node) -> float:
 
 @contextlib.contextmanager
 def beside(tmp_path: Path, data: bytes, disk: Path, more: tuple[str, ...] = ()) -> Iterator[Node]:
-    """A daemon with a good directory, and RAM for half, beside the one on a disk."""
+    """A daemon with a good directory, a directory on `disk`, and RAM for half of the data."""
     with node(tmp_path, data, f"{tmp_path}/good=8MiB", f"{disk}=8MiB", ram="1MiB", more=more) as found:
         found.fill()
         yield found
@@ -137,7 +137,7 @@ def test_a_daemon_starts_beside_a_disk_in_trouble(
             assert restarted(found) < most_s
             assert tiers_lost(found) == [False, False, True]
             assert found.read() == EXTENTS, "RAM and the other directory take them"
-            said = [line for line in found.daemon.log.splitlines() if "a tier is left alone" in line]
+            said = [line for line in found.daemon.log.splitlines() if "a tier is lost" in line]
             assert len(said) == 1
             assert str(disk.path) in said[0]
         finally:
@@ -147,7 +147,7 @@ def test_a_daemon_starts_beside_a_disk_in_trouble(
 @pytest.mark.parametrize(
     "given_up", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["at once", "when it is lost"]
 )
-def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
+def test_a_daemon_that_hangs_in_a_disk_as_it_ends_does_not_block_the_next_one(
     tmp_path: Path, data: bytes, given_up: bool
 ) -> None:
     more = ("--metrics", f"127.0.0.1:{free_ports(1)[0]}")
@@ -159,10 +159,10 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
             wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
             wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
             old.terminate()
-            wait_until(lambda: found.daemon.log.endswith(" waits for that\n"), CLOSE_S + STOP_S + 5.0)
+            wait_until(lambda: found.daemon.log.endswith(" sockets and memory now\n"), CLOSE_S + STOP_S + 5.0)
             restarted(found)
             assert tiers_lost(found) == [False, False, True]
-            assert old.poll() is None, "it waits for the disk, and holds nothing"
+            assert old.poll() is None, "it waits for the disk, without sockets and locks"
             assert found.read() == EXTENTS
         finally:
             disk.behave("")
@@ -171,9 +171,9 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_is_in_nobodys_way(
 
 
 def waits_for_a_disk(pid: int) -> bool:
-    """Whether a thread of a process is in a call of FUSE."""
+    """Tell whether a thread of a process is in a call of FUSE."""
     for thread in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             if Path(f"/proc/{pid}/task/{thread}/wchan").read_text() == "request_wait_answer":
                 return True
     return False
@@ -198,7 +198,9 @@ def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path, data: bytes)
             pass
 
 
-def test_a_directory_that_is_named_twice_is_no_place_for_a_new_daemon(tmp_path: Path, data: bytes) -> None:
+def test_a_new_daemon_refuses_a_directory_that_the_old_one_uses_by_another_name(
+    tmp_path: Path, data: bytes
+) -> None:
     (tmp_path / "other").symlink_to("good")
     with node(tmp_path, data, f"{tmp_path}/good=8MiB") as found:
         new = found.daemon.spawn("--takeover", "--nvme", f"{tmp_path}/other=8MiB")
@@ -222,9 +224,7 @@ def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, le
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["eio", "hang"])
-def test_a_disk_that_works_later_is_taken_in_with_what_it_held(
-    tmp_path: Path, data: bytes, fault: str
-) -> None:
+def test_a_disk_that_works_later_is_used_with_its_extents(tmp_path: Path, data: bytes, fault: str) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=8MiB", ram="64KiB") as found:
         found.fill()
         wait_until(lambda: len(stored(disk.backing)) >= EXTENTS - 1)
@@ -242,7 +242,7 @@ def test_a_disk_that_works_later_is_taken_in_with_what_it_held(
 
 @contextlib.contextmanager
 def reading(found: Node) -> Iterator[list[float]]:
-    """Reads go on all the while; how long each took, in seconds."""
+    """Read in a loop meanwhile; yields the times of the reads in seconds."""
     enough, took = threading.Event(), [0.0]
     grants = DaemonGrants(found.daemon.socket_dir, found.dataset)
 
@@ -288,13 +288,13 @@ def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: 
 
 
 @pytest.mark.slow
-def test_a_takeover_while_a_directory_made_anew_is_about_to_be_taken_up(tmp_path: Path, data: bytes) -> None:
+def test_a_takeover_while_a_new_directory_is_being_probed(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "nvme"
     path.mkdir()
     with node(tmp_path, data, f"{path}=8MiB", ram="1MiB") as found:
         shutil.rmtree(path)
         path.mkdir()
-        wait_until(lambda: (path / "cachesvc/v1/extents").is_dir(), LOST_S)  # the next one is locked
+        wait_until(lambda: (path / "cachesvc/v1/extents").is_dir(), LOST_S)  # the successor is locked
         assert found.tier().lost  # type: ignore[attr-defined]
         assert found.daemon.take_over().wait(LOST_S) == 0
         wait_until(lambda: not found.tier().lost, BACK_S)  # type: ignore[attr-defined]

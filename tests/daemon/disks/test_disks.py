@@ -1,4 +1,4 @@
-"""A real daemon on disks in trouble: reads go on, the tier is left alone in time, comes back, is repaired."""
+"""A real daemon on disks in trouble: reads go on, and the tier is lost in time, comes back and is repaired."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def data(tmp_path: Path) -> bytes:
 
 @contextlib.contextmanager
 def isolation(found: Node) -> Iterator[list[float]]:
-    """Seconds from now until its tier is left alone: one number, as soon as that has happened."""
+    """Yield a list that gets the seconds from now until the tier is lost."""
     began, after, ended = time.monotonic(), list[float](), threading.Event()
 
     def watch() -> None:
@@ -66,7 +66,7 @@ def isolation(found: Node) -> Iterator[list[float]]:
         watching.join()
 
 
-def test_the_scrub_finds_every_flipped_bit_before_anybody_reads_it(tmp_path: Path, data: bytes) -> None:
+def test_the_scrub_finds_every_flipped_bit_before_a_reader_does(tmp_path: Path, data: bytes) -> None:
     nvme = tmp_path / "nvme"
     nvme.mkdir()
     chance = random.Random(1)
@@ -77,7 +77,7 @@ def test_the_scrub_finds_every_flipped_bit_before_anybody_reads_it(tmp_path: Pat
         whole = {path: hashlib.sha256(path.read_bytes()).digest() for path in stored(nvme)}
         for path in chance.sample(stored(nvme), 5):
             flip(path, chance.randrange(EXTENT))
-        found.daemon.start()  # a round begins
+        found.daemon.start()  # a round of the scrub begins
         wait_until(lambda: found.tier().corrupt_extents == 5)  # type: ignore[attr-defined]
         found.fill()
         wait_until(lambda: {p: hashlib.sha256(p.read_bytes()).digest() for p in stored(nvme)} == whole)
@@ -100,9 +100,7 @@ def test_after_a_restart_no_flipped_bit_is_read(tmp_path: Path, data: bytes) -> 
         assert found.tier().corrupt_extents == 5  # type: ignore[attr-defined]
 
 
-def test_a_directory_that_disappears_is_left_alone_and_the_other_one_is_not(
-    tmp_path: Path, data: bytes
-) -> None:
+def test_a_directory_that_disappears_is_lost_and_the_other_one_is_not(tmp_path: Path, data: bytes) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
     second.mkdir()
@@ -115,7 +113,7 @@ def test_a_directory_that_disappears_is_left_alone_and_the_other_one_is_not(
 
 
 @pytest.mark.slow
-def test_a_directory_that_comes_back_is_used_again_with_what_it_held(tmp_path: Path, data: bytes) -> None:
+def test_a_directory_that_comes_back_is_used_again_with_its_extents(tmp_path: Path, data: bytes) -> None:
     nvme = tmp_path / "nvme"
     nvme.mkdir()
     with node(tmp_path, data, f"{nvme}=32MiB") as found:
@@ -128,7 +126,7 @@ def test_a_directory_that_comes_back_is_used_again_with_what_it_held(tmp_path: P
         assert found.read() == EXTENTS
 
 
-def test_a_disk_that_answers_with_eio_is_left_alone(tmp_path: Path, data: bytes) -> None:
+def test_a_disk_that_answers_with_eio_is_lost(tmp_path: Path, data: bytes) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
         found.fill()
         disk.behave("eio")
@@ -151,7 +149,7 @@ def test_a_disk_that_answered_with_eio_is_used_again(tmp_path: Path, data: bytes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", ["create", "write", "rename"])
-def test_a_disk_that_is_slow_in_writes_alone_is_left_alone_within_30_s(
+def test_a_disk_that_is_slow_in_writes_alone_is_lost_within_30_s(
     tmp_path: Path, data: bytes, call: str
 ) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
@@ -162,17 +160,17 @@ def test_a_disk_that_is_slow_in_writes_alone_is_left_alone_within_30_s(
             while not after:
                 assert found.read() == EXTENTS
                 found.control.evict(found.dataset)
-        assert "a tier is left alone" in found.daemon.log
+        assert "a tier is lost" in found.daemon.log
         assert after[0] < LOST_S
         began = time.monotonic()
         assert found.read() == EXTENTS
-        assert time.monotonic() - began < 5.0, "no read waits for it any more"
+        assert time.monotonic() - began < 5.0, "no read waits for the disk any more"
         disk.behave("")
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_slow_to_sync_is_not_left_alone(tmp_path: Path, data: bytes) -> None:
-    """So are disks that others write to; a sync takes as long as what they wrote, and readers wait for none."""
+def test_a_disk_that_is_slow_to_sync_is_not_lost(tmp_path: Path, data: bytes) -> None:
+    """Disks that others write to are slow to sync, too; readers wait for no sync."""
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
         disk.behave("fsync 2")  # a commit takes 4 s
         until = time.monotonic() + LOST_S
@@ -180,19 +178,17 @@ def test_a_disk_that_is_slow_to_sync_is_not_left_alone(tmp_path: Path, data: byt
             assert not lost(found)
             assert found.read() == EXTENTS
         disk.behave("")
-        assert "a tier is left alone" not in found.daemon.log
+        assert "a tier is lost" not in found.daemon.log
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["5", "3600"], ids=["answers in 5 s", "hangs"])
-def test_a_disk_that_hardly_answers_is_left_alone_within_30_s(
-    tmp_path: Path, data: bytes, fault: str
-) -> None:
+def test_a_disk_that_hardly_answers_is_lost_within_30_s(tmp_path: Path, data: bytes, fault: str) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
         found.fill()
         disk.behave(fault)
         with isolation(found) as after:
-            assert found.read() > 0  # what waits for the disk is answered when it is given up
+            assert found.read() > 0  # reads that wait for the disk are answered when it is lost
             wait_until(lambda: after, LOST_S)
         assert after[0] < LOST_S
         began = time.monotonic()
@@ -231,7 +227,7 @@ READ_ONLY = pytest.param(partial(remount, "ro"), partial(remount, "rw"), True, i
 def disk_in_trouble(
     tmp_path: Path, data: bytes, trouble: Callable[[Path], None]
 ) -> Iterator[tuple[Node, Path]]:
-    """A node with half of its data's room in RAM, after three rounds of reads beside a disk that got into trouble."""
+    """A node with RAM for half of its data, after three rounds of reads beside a disk in trouble."""
     with (
         mounted(tmp_path / "small", "size=4m,nr_inodes=600") as disk,
         node(tmp_path, data, f"{disk}=4MiB", ram="1MiB") as found,
@@ -246,7 +242,7 @@ def disk_in_trouble(
 
 
 @pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, READ_ONLY])
-def test_a_disk_that_takes_nothing_any_more_costs_no_read(
+def test_a_disk_that_takes_nothing_any_more_fails_no_read(
     tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: object, broken: bool
 ) -> None:
     with disk_in_trouble(tmp_path, data, trouble) as (found, _):
@@ -257,12 +253,12 @@ def test_a_disk_that_takes_nothing_any_more_costs_no_read(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trouble", "end", "broken"), [FULL, NO_INODES, READ_ONLY])
-def test_a_disk_that_takes_something_again_is_used_again(
+def test_a_disk_that_accepts_writes_again_is_used_again(
     tmp_path: Path, data: bytes, trouble: Callable[[Path], None], end: Callable[[Path], None], broken: bool
 ) -> None:
     def used() -> bool:
         assert found.read() == EXTENTS
-        assert lost(found) <= broken, "a full disk is not a broken one"
+        assert lost(found) <= broken, "a full disk is not lost"
         return bool(stored(disk))
 
     with disk_in_trouble(tmp_path, data, trouble) as (found, disk):
@@ -274,7 +270,7 @@ def test_a_disk_that_takes_something_again_is_used_again(
         assert found.read() == EXTENTS
 
 
-def test_what_is_pinned_goes_last_when_a_daemon_starts_with_a_smaller_budget(
+def test_pinned_extents_are_evicted_last_when_a_daemon_starts_with_a_smaller_budget(
     tmp_path: Path, data: bytes
 ) -> None:
     (tmp_path / "nvme").mkdir()
@@ -291,7 +287,7 @@ def test_what_is_pinned_goes_last_when_a_daemon_starts_with_a_smaller_budget(
         assert row.resident_extents == EXTENTS
 
 
-def test_what_was_evicted_is_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
+def test_evicted_bytes_are_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
         for slow, call in (("rename 0.1", "commits"), ("unlink 0.05", "removals")):
             disk.behave(slow)
@@ -317,7 +313,7 @@ def test_an_eviction_on_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, data
 def test_what_a_lost_tier_holds_is_not_called_evicted(
     tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a prefetch that it leaves without room say that there is too little of it."""
+    """A prefetch that finds no other room names the lost tier instead of a budget that is too small."""
     (tmp_path / "nvme").mkdir()
     with node(tmp_path, data, f"{tmp_path}/nvme=4MiB") as found:
         found.fill()
@@ -332,7 +328,7 @@ def test_what_a_lost_tier_holds_is_not_called_evicted(
         assert found.control.evict(found.dataset).evicted_bytes == len(data)
 
 
-def test_a_file_that_is_gone_is_not_called_corrupt_alone(
+def test_verify_reports_a_missing_file_as_corrupt_or_unreadable(
     tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "nvme").mkdir()
@@ -341,7 +337,7 @@ def test_a_file_that_is_gone_is_not_called_corrupt_alone(
         stored(tmp_path / "nvme")[0].unlink()
         assert run(["verify", found.dataset, "--socket", found.daemon.socket_dir]) == 5
         assert "corrupt or not to be read" in capsys.readouterr().err
-        assert "an extent that cannot be read is dropped" in found.daemon.log
+        assert "an unreadable extent is dropped" in found.daemon.log
 
 
 def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:
@@ -369,7 +365,7 @@ def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: 
 
 
 @pytest.mark.slow
-def test_other_peoples_files_are_given_room_and_the_budget_comes_back(tmp_path: Path, data: bytes) -> None:
+def test_the_budget_shrinks_for_files_of_others_and_grows_back(tmp_path: Path, data: bytes) -> None:
     with (
         mounted(tmp_path / "small", "size=8m") as disk,
         node(tmp_path, data, f"{disk}=80%") as found,

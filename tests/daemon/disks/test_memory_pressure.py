@@ -1,4 +1,4 @@
-"""The RAM tier gives memory back before a trainer is killed for it, and takes it again when it is free."""
+"""The RAM tier shrinks before a trainer is killed for memory, and grows when memory is free again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tree(root: Path, files: dict[str, object]) -> list[Memory]:
     return memories(root / "proc", root / "cg")
 
 
-def test_without_limits_there_is_the_machine(tmp_path: Path) -> None:
+def test_without_limits_only_the_machines_memory_counts(tmp_path: Path) -> None:
     plain = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "cg/cgroup.procs": ""}
     assert tree(tmp_path, plain) == [Memory(16 * MIB, 8 * MIB)]
 
@@ -53,7 +53,7 @@ def test_each_cgroup_above_counts_and_clean_caches_are_free(tmp_path: Path) -> N
     assert found == [Memory(16 * MIB, 8 * MIB), Memory(4 * MIB, 2 * MIB)]
 
 
-def test_the_first_version_and_a_containers_view_of_it(tmp_path: Path) -> None:
+def test_cgroups_of_version_1_and_a_containers_view_of_them(tmp_path: Path) -> None:
     """/proc/self/cgroup names a folder that the container does not see; its own is the root."""
     found = tree(
         tmp_path,
@@ -76,7 +76,7 @@ def test_the_first_version_and_a_containers_view_of_it(tmp_path: Path) -> None:
         min_size=1,
     ),
 )
-def test_a_budget_is_what_was_free_all_the_time(
+def test_a_budget_is_the_memory_that_was_free_all_the_time(
     given_bytes: int, least_bytes: int, seen: list[tuple[int, int, int, int]]
 ) -> None:
     budget, now, past = RamBudget(given_bytes, least_bytes), 0.0, []
@@ -111,13 +111,13 @@ def cage() -> Iterator[Cage]:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("mapped", "pause_s"), [(False, 1.2), (True, 4.0)], ids=["at hand", "mapped by a reader at rest"]
+    ("mapped", "pause_s"), [(False, 1.2), (True, 4.0)], ids=["at hand", "mapped by an idle reader"]
 )
 def test_a_trainer_that_grows_is_not_killed(
     tmp_path: Path, cage: Cage, monkeypatch: pytest.MonkeyPatch, mapped: bool, pause_s: float
 ) -> None:
-    """400 MiB of cache in 608 MiB; then a trainer takes 200 MiB, less at once than what is left free, and as often as that
-    is had again. Of the machine's memory enough is free: a reader hears of it from the daemon alone."""
+    """400 MiB of cache in 608 MiB. A trainer then takes 200 MiB in steps smaller than the free memory, each once the
+    memory is free again. The machine has enough memory, so a reader learns of the pressure only from the daemon."""
     (tmp_path / "data").mkdir()
     body = os.urandom(MIB) * 4
     for number in range(100):
@@ -159,7 +159,7 @@ def test_a_trainer_that_grows_is_not_killed(
 
         def granted() -> (
             bool
-        ):  # what the reader maps leaves no room for another one at first: it is asked for
+        ):  # the reader's mappings leave no room for another extent until they are recalled
             answers.extend(grants.acquire([0], 10.0))
             return isinstance(answers[-1], Granted)
 

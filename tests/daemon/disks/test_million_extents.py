@@ -1,4 +1,4 @@
-"""A daemon starts over a million cached extents: soon, in little memory, and what it found is granted."""
+"""A start over a million cached extents: soon, in little memory, and the extents are granted."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ EXTENTS = 16
 MILLION = 1_000_000
 READY_S = 300.0
 START_S = 10.0
-"""Of wall clock, in which the daemon had a core whenever it wanted one."""
+"""Wall-clock seconds of the start, without waits for a core."""
 SCANS = 8.0
-"""The daemon's CPU to start over them, in plain listings of the same directory: measured 3 to 5."""
+"""The CPU time of the start, in plain listings of the same directory: measured 3 to 5."""
 BYTES_EACH = 400
-"""Memory of an extent that nobody has named: measured 290."""
+"""Bytes of memory for an extent that no dataset names: measured 290."""
 
 
 def spread(extents: Path) -> None:
-    """A million committed extents, by name: nothing else of them is looked at before they are asked for."""
+    """Make a million committed extents that are names only: a start looks at nothing else of them."""
     chance = random.Random(3)
-    shelves = [os.open(extents / f"{number:02x}", os.O_DIRECTORY) for number in range(256)]
+    extent_folders = [os.open(extents / f"{number:02x}", os.O_DIRECTORY) for number in range(256)]
     for _ in range(MILLION):
         extent = ExtentId(chance.randbytes(16))
         flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
-        os.close(os.open(f"{extent.hex()}.{EXTENT}", flags, 0o400, dir_fd=shelves[extent[0]]))
-    for shelf in shelves:
+        os.close(os.open(f"{extent.hex()}.{EXTENT}", flags, 0o400, dir_fd=extent_folders[extent[0]]))
+    for shelf in extent_folders:
         os.close(shelf)
 
 
 def forgotten() -> str:
-    """Have the kernel forget the directories and inodes that it read, as a reboot does, where we may."""
+    """Drop the kernel's cached directories and inodes, as a reboot does, where this process may."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
@@ -61,18 +61,18 @@ def cpu_of_a_listing(extents: Path) -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds that a process has used, its children left out."""
+    """CPU seconds that a process has used, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def waited_for_a_core(pid: int) -> float:
-    """Seconds that a process's main thread was ready to run, and others ran."""
+    """Seconds for which a process's main thread waited for a core."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def started(daemon: Daemon) -> tuple[float, float, int]:
-    """CPU seconds of a start, those of wall clock without a wait for a core, and the memory after it in bytes."""
+    """CPU seconds of a start, wall-clock seconds without waits for a core, and the memory after it in bytes."""
     began = time.monotonic()
     daemon.start()
     took_s = time.monotonic() - began
@@ -84,7 +84,7 @@ def started(daemon: Daemon) -> tuple[float, float, int]:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(900)
-def test_a_start_over_a_million_extents_costs_little_more_than_to_list_them(
+def test_a_start_over_a_million_extents_costs_little_more_than_listing_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = random.Random(7).randbytes(EXTENTS * EXTENT)
@@ -102,7 +102,7 @@ def test_a_start_over_a_million_extents_costs_little_more_than_to_list_them(
         "--allow",
         f"{tmp_path}/",
     ]
-    options += ["--scrub-rate", "0"]  # which would find that the million are names only
+    options += ["--scrub-rate", "0"]  # a scrub would find that the extents are names only
     with Daemon(tmp_path / "node", options, ready_s=READY_S) as daemon:
         with Control(daemon.socket_dir) as control:
             dataset = control.open_dataset(

@@ -1,4 +1,4 @@
-"""While the scrub reads a disk that is slow, or hangs, what other disks hold is granted as ever, and they stay."""
+"""A disk that is slow or hangs under the scrub does not delay grants from other disks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.waiting import wait_until
 
 HALF = (EXTENTS // 2 + 4) * EXTENT
 SOON_S = 2.0
-"""A grant, on a host whose cores others use."""
+"""The limit for a grant on a busy host."""
 
 
 def places(found: Node) -> list[str]:
-    """Where each extent lies; all are checked, which the daemon does before their first grant."""
+    """Paths of the extents. All are granted once, so the daemon has checked them."""
     with closing(DaemonGrants(found.daemon.socket_dir, found.dataset)) as grants:
         answers = [answer for index in range(EXTENTS) for answer in grants.acquire([index], LOST_S)]
         assert all(isinstance(answer, Granted) for answer in answers)
@@ -34,7 +34,7 @@ def places(found: Node) -> list[str]:
 
 
 def slowest(found: Node, indices: list[int], seconds: float) -> float:
-    """Of the grants of these extents, over and over, each with a connection of its own."""
+    """The slowest grant of these extents in seconds, repeated, each through a new connection."""
     most, until = 0.0, time.monotonic() + seconds
     while time.monotonic() < until:
         for index in indices:
@@ -50,7 +50,7 @@ def slowest(found: Node, indices: list[int], seconds: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["read 1", "open 2", "hang"])
-def test_a_disk_that_troubles_the_scrub_troubles_nobody_else(tmp_path: Path, fault: str) -> None:
+def test_a_disk_that_troubles_the_scrub_delays_no_other_disk(tmp_path: Path, fault: str) -> None:
     data, healthy = sample(tmp_path), tmp_path / "healthy"
     healthy.mkdir()
     hangs = fault == "hang"
@@ -69,7 +69,7 @@ def test_a_disk_that_troubles_the_scrub_troubles_nobody_else(tmp_path: Path, fau
         found.fill()
         wait_until(lambda: len(stored(healthy)) + len(stored(disk.backing)) == EXTENTS)
         found.daemon.kill()
-        found.daemon.start()  # a round begins, of 16 s
+        found.daemon.start()  # a round of the scrub begins, of 16 s
         here = [index for index, path in enumerate(places(found)) if path.startswith(f"{healthy}/")]
         assert 0 < len(here) < EXTENTS
         scrubbed = scrubbed_bytes(found, "nvme1")

@@ -1,4 +1,4 @@
-"""While a disk is left alone, reads go on at no worse than twice the source's latency."""
+"""Reads beside a lost disk take at most twice the source's latency."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.support.waiting import wait_until
 LATENCY_S = 0.1
 SHARD, SHARDS, SMALL = 1 << 20, 4, 4096
 STALLED_S = 6.5
-"""A disk is found to hang by the first probe, which is sent within 2 s and has 3 to 4.5 s."""
+"""The first probe, sent within 2 s, finds after 3 to 4.5 s that a disk hangs."""
 REPLACED_S = 10.0
-"""New fillers start in a second, and in several on a machine that is busy; the disk would hang for ever."""
+"""New fillers start in a second, or in several on a busy machine; the disk itself hangs forever."""
 
 
 def timed(call: Callable[[], bytes]) -> tuple[float, bytes]:
@@ -86,11 +86,11 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
                 os.rename(disk.path / "cachesvc", disk.path / "elsewhere")
             else:
                 disk.behave(fault)
-            if fault != "enospc":  # a full disk is not lost: the first fill finds it so
+            if fault != "enospc":  # a full disk is not lost, and the first fill meets the error
                 wait_until(lambda: any(tier.lost for tier in control.status().tiers), LOST_S)
             control.evict(dataset)
             ours, theirs = [], []
-            for index in range(EXTENTS):  # in turns, so that both meet the same machine
+            for index in range(EXTENTS):  # alternately, so that both run under the same load
                 for call, times in ((granted, ours), (read, theirs)):
                     took_s, found = timed(lambda call=call, index=index: call(index))  # type: ignore[misc]
                     assert found == body[index * EXTENT : (index + 1) * EXTENT]
@@ -108,7 +108,7 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
 def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_small_files(
     tmp_path: Path, s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, disks: int
 ) -> None:
-    """Each small file has a thread of its fill: with four extents under way all threads of all fillers hang."""
+    """A fill uses a thread for each small file, so four fills occupy all threads of all fillers."""
     client, body = s3_server.client(), os.urandom(SHARDS * SHARD)
     for prefix in ("first", "other"):
         client.put_object(Bucket=bucket, Key=f"{prefix}/0.bin", Body=body)
@@ -129,10 +129,12 @@ def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_s
             Control(daemon.socket_dir) as control,
             ExitStack() as stack,
         ):
-            stack.callback(disk.behave, "")  # whatever is found: a daemon that hangs in it could not be ended
+            stack.callback(
+                disk.behave, ""
+            )  # also after a failure: a daemon that hangs in the disk cannot be ended
 
             def grant(dataset: DatasetId, index: int) -> tuple[float, str]:
-                """When a grant came, and from which tier; its bytes are right."""
+                """The time of a grant and its tier; checks the bytes."""
                 grants = DaemonGrants(daemon.socket_dir, dataset)
                 (answer,) = grants.acquire([index], 2 * LOST_S)
                 assert isinstance(answer, Granted)
@@ -150,12 +152,12 @@ def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_s
                 control.open_dataset([f"s3://{bucket}/{d}/"], RECORDS).id for d in ("first", "other")
             )
             small = control.open_dataset([f"s3://{bucket}/small/"], Options(format="files")).id
-            assert list(control.prefetch(first))[-1].done  # RAM is full: what comes now is the disk's
+            assert list(control.prefetch(first))[-1].done  # RAM is full, so later fills go to the disk
             proxy.delay_s = 2.0
             with ThreadPoolExecutor(SHARDS) as readers:
                 under_way = [readers.submit(grant, small, index) for index in range(SHARDS)]
                 wait_until(lambda: control.status().fills_running == SHARDS)
-                time.sleep(1.0)  # all are asked for, none is there
+                time.sleep(1.0)  # all extents are requested, none is filled
                 disk.behave("hang")
                 began = time.monotonic()
                 proxy.delay_s = LATENCY_S

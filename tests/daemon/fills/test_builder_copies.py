@@ -1,4 +1,4 @@
-"""Data without an index is read from the cache as it is opened, and from the source where the cache does not give it."""
+"""Indexing reads data through the cache, and from the source where the cache has no room or cannot read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def options(tmp_path: Path, *more: str) -> list[str]:
     return ["--extent-bytes", str(EXTENT), "--allow", f"{tmp_path}/", *more]
 
 
-def test_what_no_tier_has_room_for_is_indexed_from_the_source(tmp_path: Path) -> None:
+def test_extents_without_room_in_any_tier_are_indexed_from_the_source(tmp_path: Path) -> None:
     datasets.tar_shards(tmp_path / "tar", 4, 4, MEMBER_BYTES)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/0.bin").write_bytes(os.urandom(EXTENT))
@@ -45,7 +45,7 @@ def test_what_no_tier_has_room_for_is_indexed_from_the_source(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_copy_on_a_disk_that_hangs_holds_an_opening_up_for_half_a_minute(tmp_path: Path) -> None:
+def test_a_copy_on_a_disk_that_hangs_delays_an_opening_by_half_a_minute(tmp_path: Path) -> None:
     datasets.tar_shards(tmp_path / "tar", 1, MEMBERS, MEMBER_BYTES)
     with (
         FaultyDisk(tmp_path) as disk,
@@ -57,7 +57,7 @@ def test_a_copy_on_a_disk_that_hangs_holds_an_opening_up_for_half_a_minute(tmp_p
         found = pool.submit(control.open_dataset, [f"{tmp_path}/tar/"], Options())
         wait_until(lambda: control.status().tiers[0].used_bytes > 0)
         wait_until(lambda: not control.status().fills_running)
-        time.sleep(2.0)  # a member each 0.3 s: the builder is in the middle of the copy
+        time.sleep(2.0)  # a member takes 0.3 s, so the builder is in the middle of the copy
         disk.behave("hang")
         began = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Openings share the builder: none that take long keep it from other users. As root: users are real."""
+"""Builds of several users share the builder fairly. Some tests need root, for real users."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
-from cachesvc.daemon.fills.build_queue import Builds, Make, Opening
-from cachesvc.daemon.fills.pool import Answered
+from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest, MakeJob
+from cachesvc.daemon.fills.pool import OnAnswer
 from cachesvc.daemon.processes import jobs
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -23,38 +23,38 @@ from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3
 from tests.support.users import ALICE, BOB, as_root, as_user
 from tests.support.waiting import wait_until
 
-HOARDED = 2 * jobs.SIDE_BY_SIDE
+HOARDED = 2 * jobs.JOBS_AT_ONCE
 
 
 class Builder:
-    """What is under way, in the order of its beginning; `end` ends the first."""
+    """A builder whose running builds are in the order of their starts; `end` ends one of them."""
 
     def __init__(self) -> None:
-        self.under_way: list[tuple[jobs.Build, Answered]] = []
-        self.builds = Builds(self._build)
+        self.under_way: list[tuple[jobs.BuildJob, OnAnswer]] = []
+        self.builds = BuildQueue(self._build)
 
-    def _build(self, make: Make, answered: Answered) -> None:
+    def _build(self, make: MakeJob, answered: OnAnswer) -> None:
         self.under_way.append((make(0), answered))
 
-    def open(self, user: int, what: str, answered: Answered) -> Opening:
-        make = partial(jobs.Build, uris=[what], options={}, catalogs="", refresh=False)
-        return self.builds.open(user, what, make, answered)
+    def open(self, user: int, what: str, answered: OnAnswer) -> BuildRequest:
+        make = partial(jobs.BuildJob, uris=[what], options={}, catalogs="", refresh=False)
+        return self.builds.submit(user, what, make, answered)
 
     def end(self, at: int = 0) -> None:
         build, answered = self.under_way.pop(at)
-        answered(jobs.Progress(0, 1, 2))
-        answered(jobs.Done(0, dataset=build.uris[0]))
+        answered(jobs.JobProgress(0, 1, 2))
+        answered(jobs.JobDone(0, dataset=build.uris[0]))
 
     @property
     def names(self) -> list[str]:
         return [build.uris[0] for build, _ in self.under_way]
 
 
-def test_the_same_opening_is_at_work_once_and_asked_once_more_for_all_who_came_meanwhile() -> None:
+def test_equal_builds_run_one_at_a_time_and_once_more_for_all_later_callers() -> None:
     builder, answers = Builder(), Counter[str]()
 
     def heard(who: str, answer: jobs.Answer) -> None:
-        answers[who] += isinstance(answer, jobs.Done)
+        answers[who] += isinstance(answer, jobs.JobDone)
 
     builder.open(1, "x", partial(heard, "first"))
     for who in ("second", "third"):
@@ -69,16 +69,16 @@ def test_the_same_opening_is_at_work_once_and_asked_once_more_for_all_who_came_m
     assert builder.names == ["y"]
 
 
-def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_share_to_its_end() -> None:
+def test_a_cancelled_build_never_runs_and_a_running_one_counts_to_its_end() -> None:
     builder = Builder()
 
     def unheard(_: jobs.Answer) -> None:
-        raise AssertionError("whoever is gone hears nothing")
+        raise AssertionError("a caller that left gets no answer")
 
     for number in range(HOARDED):
-        builder.builds.leave(builder.open(1, f"{number}", unheard), unheard)
+        builder.builds.cancel(builder.open(1, f"{number}", unheard), unheard)
     share = len(builder.names)
-    assert share < jobs.SIDE_BY_SIDE
+    assert share < jobs.JOBS_AT_ONCE
     builder.open(2, "theirs", lambda _: None)
     assert builder.names[share:] == ["theirs"]
     while builder.names:
@@ -88,15 +88,15 @@ def test_what_nobody_waits_for_any_more_is_not_asked_and_what_is_at_work_is_a_sh
 
 
 @given(st.lists(st.tuples(st.sampled_from(["open", "end", "leave"]), st.integers(1, 5), st.integers(0, 20))))
-def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
+def test_every_build_is_answered_once_and_users_take_turns(said: list[tuple[str, int, int]]) -> None:
     builder, answered = Builder(), Counter[int]()
-    waiting: dict[int, tuple[Opening, Answered]] = {}
+    waiting: dict[int, tuple[BuildRequest, OnAnswer]] = {}
     for number, (verb, user, what) in enumerate(said):
         if verb == "open":
 
             def hear(answer: jobs.Answer, number: int = number) -> None:
-                answered[number] += isinstance(answer, jobs.Done)
-                if isinstance(answer, jobs.Done):
+                answered[number] += isinstance(answer, jobs.JobDone)
+                if isinstance(answer, jobs.JobDone):
                     del waiting[number]
 
             waiting[number] = builder.open(user, f"{user}:{what}", hear), hear
@@ -105,8 +105,8 @@ def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[st
         elif verb == "end" and builder.names:
             builder.end(what % len(builder.names))
         elif verb == "leave" and waiting:
-            builder.builds.leave(*waiting.pop(list(waiting)[what % len(waiting)]))
-        assert len(builder.names) <= jobs.SIDE_BY_SIDE
+            builder.builds.cancel(*waiting.pop(list(waiting)[what % len(waiting)]))
+        assert len(builder.names) <= jobs.JOBS_AT_ONCE
         assert len(set(builder.names)) == len(builder.names)
     while builder.names:
         builder.end()
@@ -116,7 +116,7 @@ def test_every_opening_is_answered_once_and_users_take_turns(said: list[tuple[st
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Event]]:
-    """A storage that answers nobody until it is let."""
+    """An S3 server that answers no request until the event is set."""
     for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}.items():
         monkeypatch.setenv(name, value)
     with fake_s3() as found:
@@ -131,7 +131,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeS3, threading.Ev
 
 
 @as_root
-def test_openings_of_one_user_that_take_long_keep_nobody_else_s_waiting(
+def test_long_builds_of_one_user_do_not_delay_other_users(
     slow: tuple[FakeS3, threading.Event], tmp_path: Path
 ) -> None:
     server, go = slow

@@ -1,4 +1,4 @@
-"""Checks of copies are few at a time in each tier, and users take turns: who doubts a whole disk stops nobody."""
+"""Checks of copies: few at a time in each tier, with users in turn."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cachesvc.core.events import Corrupt, Event, Recovered
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
-from cachesvc.daemon.fills.checks import AT_ONCE, VERIFY_TRIES, Checks, Good
+from cachesvc.daemon.fills.checks import CHECKS_AT_ONCE, VERIFY_TRIES, CheckResult, Checks
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import Checksums
 
 SLOW, QUICK = TierName("slow"), TierName("quick")
 COPIES = 64
 HOARDER, VISITOR = 1, 2
-GOOD = jobs.Done(0)
+GOOD = jobs.JobDone(0)
 
 
 def extent(number: int) -> ExtentId:
@@ -29,11 +29,11 @@ def extent(number: int) -> ExtentId:
 
 
 class Bench:
-    """Checks over two disks, and the jobs that fillers were given: answered when a test says so."""
+    """Checks over two disks, with fillers that answer a job when the test calls `end`."""
 
     def __init__(self) -> None:
         self.jobs: list[Callable[[jobs.Answer], None]] = []
-        self.over: list[tuple[int, Good]] = []
+        self.over: list[tuple[int, CheckResult]] = []
         self.short = self.late = False
         self.node = Node([TierSpec(SLOW, 1 << 20), TierSpec(QUICK, 1 << 20)])
         for tier, first in ((SLOW, 0), (QUICK, COPIES)):
@@ -64,11 +64,11 @@ class Bench:
         assert isinstance(event, Corrupt)
         self.corrupt.append(event.extent)
 
-    def _over(self, number: int, good: Good) -> None:
+    def _over(self, number: int, good: CheckResult) -> None:
         self.over.append((number, good))
 
 
-def test_what_cannot_be_opened_for_want_of_descriptors_is_neither_good_nor_corrupt() -> None:
+def test_a_copy_that_cannot_be_opened_for_lack_of_descriptors_is_neither_good_nor_corrupt() -> None:
     bench = Bench()
     bench.short = True
     bench.verify(0, HOARDER)
@@ -78,31 +78,31 @@ def test_what_cannot_be_opened_for_want_of_descriptors_is_neither_good_nor_corru
     assert bench.over == [(0, None), (0, True)]
 
 
-def test_what_no_process_could_look_at_is_neither_good_nor_corrupt() -> None:
-    """Another mount hangs, no process can be started, memory is short: no witness against what a disk holds."""
+def test_a_copy_that_no_process_could_check_is_neither_good_nor_corrupt() -> None:
+    """A hung mount, no process, or too little memory prove nothing against a copy."""
     bench = Bench()
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
-        bench.end(jobs.Done(0, SourceUnavailable.code, "a mount hangs", retry=True))
+        bench.end(jobs.JobDone(0, SourceUnavailable.code, "a mount hangs", retry=True))
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
-        bench.end(jobs.Done(0, OutOfSpace.code, "a filler is at its limit", retry=True))
+        bench.end(jobs.JobDone(0, OutOfSpace.code, "a filler is at its limit", retry=True))
     assert bench.over == [(0, None), (0, None)]
     assert not bench.corrupt
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
-        bench.end(jobs.Done(0, SourceUnavailable.code, "it ended the process", retry=True, lost=True))
+        bench.end(jobs.JobDone(0, SourceUnavailable.code, "it ended the process", retry=True, lost=True))
     assert bench.over == [(0, None), (0, None), (0, False)]
     assert bench.corrupt == [extent(0)]
 
 
-def test_what_is_being_committed_is_checked_too() -> None:
+def test_a_copy_with_a_pending_commit_is_checked_too() -> None:
     bench = Bench()
     bench.late = True
     bench.checks.committing[extent(0), SLOW] = Checksums(1, bytes(8))
     bench.verify(0, HOARDER)
     assert not bench.over
-    bench.end(jobs.Done(0, CorruptData.code, "it does not match"))
+    bench.end(jobs.JobDone(0, CorruptData.code, "it does not match"))
     assert (bench.over, bench.corrupt) == ([(0, False)], [extent(0)])
 
 
@@ -121,14 +121,14 @@ def test_a_commit_that_ends_while_its_copy_is_opened_is_checked_as_committed() -
     assert bench.over == [(0, True)]
 
 
-def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:
+def test_a_user_with_many_checks_delays_another_user_by_one() -> None:
     bench = Bench()
     for number in range(COPIES - 1):
         bench.verify(number, HOARDER)
-    assert len(bench.jobs) == AT_ONCE
+    assert len(bench.jobs) == CHECKS_AT_ONCE
     bench.verify(COPIES - 1, VISITOR)
-    bench.verify(COPIES - 2, VISITOR)  # the hoarder waits for it too: one check, in the visitor's turn
-    while len(bench.over) < AT_ONCE + 4:
+    bench.verify(COPIES - 2, VISITOR)  # both users wait for this check, which runs in the visitor's turn
+    while len(bench.over) < CHECKS_AT_ONCE + 4:
         bench.end()
     assert {COPIES - 1, COPIES - 2} <= {number for number, _ in bench.over}
     while bench.jobs:
@@ -136,7 +136,7 @@ def test_a_user_who_asks_for_many_stands_before_another_by_one() -> None:
     assert sorted(bench.over) == sorted([*((number, True) for number in range(COPIES)), (COPIES - 2, True)])
 
 
-def test_a_disk_that_hangs_holds_up_no_other_and_another_one_in_its_place_starts_anew() -> None:
+def test_a_disk_that_hangs_delays_no_other_disk_and_its_replacement_starts_anew() -> None:
     bench = Bench()
     for number in range(COPIES):
         bench.verify(number, HOARDER)
@@ -149,7 +149,7 @@ def test_a_disk_that_hangs_holds_up_no_other_and_another_one_in_its_place_starts
     bench.verify(0, VISITOR)
     assert len(bench.jobs) == 1
     for answered in hung:
-        answered(jobs.Done(0))
+        answered(jobs.JobDone(0))
     assert len(bench.jobs) == 1
     bench.end()
     assert len(bench.over) == 2 + COPIES

@@ -1,4 +1,4 @@
-"""Commits to disks that sync slowly: fills do not wait for them, until too many are not done."""
+"""Commits to disks that sync slowly: fills do not wait for them until too many are pending."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.daemon.fills.commits import MOST, Commits
+from cachesvc.daemon.fills.commits import MAX_UNCOMMITTED, Commits
 from tests.support.faults.disks import EXTENTS, node, sample
 from tests.support.faults.faulty_disk import FaultyDisk
 
@@ -20,7 +20,7 @@ SYNC_S = 2.0
 
 
 class Steps:
-    """A lane that does one call when told."""
+    """A lane that runs one call for each `step`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Callable[[], Any], Callable[[Any], None], Callable[[CacheError], None]]] = []
@@ -44,8 +44,8 @@ class Bench:
     def __init__(self) -> None:
         self.committer, self.other = Steps(), Steps()
         lanes: Any = {DISK: self.committer}
-        others: Any = {DISK: self.other}
-        self.commits = Commits(lanes, others)
+        calls: Any = {DISK: self.other}
+        self.commits = Commits(lanes, calls)
         self.said: list[str] = []
 
     def commit(self, number: int, work: Callable[[], None] = lambda: None) -> None:
@@ -55,35 +55,35 @@ class Bench:
         )
 
 
-def test_what_follows_a_commit_waits_for_it_alone() -> None:
+def test_a_call_after_a_commit_waits_only_for_that_commit() -> None:
     bench = Bench()
     bench.commit(1)
     bench.commit(2)
-    assert bench.commits.after(extent(1), DISK) is bench.committer
-    assert bench.commits.after(extent(3), DISK) is bench.other
+    assert bench.commits.lane_after(extent(1), DISK) is bench.committer
+    assert bench.commits.lane_after(extent(3), DISK) is bench.other
     bench.committer.step()
-    assert bench.commits.after(extent(1), DISK) is bench.other
-    assert bench.commits.after(extent(2), DISK) is bench.committer
+    assert bench.commits.lane_after(extent(1), DISK) is bench.other
+    assert bench.commits.lane_after(extent(2), DISK) is bench.committer
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_fills_wait_while_too_many_commits_are_not_done(fails: bool) -> None:
+def test_fills_wait_while_too_many_commits_are_pending(fails: bool) -> None:
     def work() -> None:
         if fails:
             raise TierFailed("it broke")
 
     bench = Bench()
-    for number in range(MOST):
-        bench.commits.when_few(DISK, lambda: bench.said.append("begun"))
+    for number in range(MAX_UNCOMMITTED):
+        bench.commits.when_below_limit(DISK, lambda: bench.said.append("begun"))
         bench.commit(number, work)
-    assert bench.said == ["begun"] * MOST
+    assert bench.said == ["begun"] * MAX_UNCOMMITTED
     bench.said.clear()
-    bench.commit(MOST, work)  # of a fill that was under way
+    bench.commit(MAX_UNCOMMITTED, work)  # the commit of a fill that was already running
     for _ in range(2):
-        bench.commits.when_few(DISK, lambda: bench.said.append("begun"))
+        bench.commits.when_below_limit(DISK, lambda: bench.said.append("begun"))
     assert bench.said == []
     bench.committer.step()
-    assert bench.said == ["it broke" if fails else "0"], "as many as there may be are left"
+    assert bench.said == ["it broke" if fails else "0"], "the limit of pending commits is still reached"
     bench.committer.step()
     assert bench.said[1:] == ["it broke" if fails else "1", "begun", "begun"]
 

@@ -1,4 +1,4 @@
-"""What fills take of the memory: bounded, shared, and given back."""
+"""The memory of fills: bounded, shared, and given back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import zstandard
 
 from cachesvc.core.model import RAM, Piece, extent_of
 from cachesvc.core.records.tier_state import TierState
-from cachesvc.daemon.fills.memory_admission import KEPT_LOOKS, MOST_LOOKS, Work
+from cachesvc.daemon.fills.fill_memory import KEPT_PEAKS, MAX_MEASUREMENTS, FillMemory
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
@@ -22,83 +22,83 @@ MIB = 1 << 20
 
 
 class Begun:
-    """Which fills have begun."""
+    """Records the names of the fills that have begun."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: FillMemory) -> None:
         self.work, self.names = work, list[str]()
 
     def begin(self, name: str, cost_bytes: int) -> None:
         self.work.begin(cost_bytes, lambda: self.names.append(name))
 
 
-def test_fills_begin_in_order_as_far_as_there_is_memory() -> None:
-    begun = Begun(Work(least_bytes=10, room_bytes=0, ram=None))
+def test_fills_begin_in_order_while_there_is_memory() -> None:
+    begun = Begun(FillMemory(least_bytes=10, room_bytes=0, ram=None))
     for name, cost_bytes in [("a", 6), ("b", 4), ("large", 60), ("c", 1)]:
         begun.begin(name, cost_bytes)
     assert begun.names == ["a", "b"]
     begun.work.end(6)
-    assert begun.names == ["a", "b"], "c does not pass by the one before it"
+    assert begun.names == ["a", "b"], "c does not overtake the fill before it"
     begun.work.end(4)
-    assert begun.names == ["a", "b", "large"], "alone it may take what it needs"
+    assert begun.names == ["a", "b", "large"], "a fill that runs alone may exceed the limit"
     begun.work.end(60)
     assert begun.names == ["a", "b", "large", "c"]
 
 
-def test_what_the_ram_tier_does_not_take_is_for_fills() -> None:
+def test_fills_use_memory_that_the_ram_tier_does_not() -> None:
     ram = TierState(RAM, 100, 100)
-    begun = Begun(Work(least_bytes=10, room_bytes=110, ram=ram))
+    begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("a", 60)
     ram.used_bytes, ram.held_bytes = 30, 10
     begun.begin("b", 11)
     assert begun.names == ["a"]
     ram.held_bytes = 9
-    begun.work.look()
+    begun.work.memory_measured()
     assert begun.names == ["a", "b"]
 
 
 @pytest.mark.parametrize("shrinks", [True, False])
-def test_a_fill_that_takes_more_than_is_left_waits_for_the_ram_tier_but_not_for_ever(shrinks: bool) -> None:
+def test_a_large_fill_waits_for_the_ram_tier_but_not_forever(shrinks: bool) -> None:
     ram = TierState(RAM, 100, 100, used_bytes=100)
-    begun = Begun(Work(least_bytes=10, room_bytes=110, ram=ram))
+    begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
-    assert begun.work.to_come_bytes == 60, "the RAM tier is to leave it"
-    begun.work.look()
+    assert begun.work.to_come_bytes == 60, "the RAM tier leaves it free"
+    begun.work.memory_measured()
     assert not begun.names
     ram.used_bytes -= 50 * shrinks
-    begun.work.look()
+    begun.work.memory_measured()
     assert begun.names == ["large"] * shrinks
-    for _ in range(2, MOST_LOOKS):
-        begun.work.look()
+    for _ in range(2, MAX_MEASUREMENTS):
+        begun.work.memory_measured()
     assert begun.names == ["large"]
 
 
-def test_what_fills_took_lately_counts_as_theirs_for_some_time() -> None:
-    work = Work(least_bytes=10, room_bytes=0, ram=None)
+def test_recent_peaks_of_fills_count_as_used_for_some_time() -> None:
+    work = FillMemory(least_bytes=10, room_bytes=0, ram=None)
     assert work.to_come_bytes == 10
     work.begin(8, lambda: None)
     assert work.to_come_bytes == 2
     work.end(8)
-    for _ in range(KEPT_LOOKS):
-        work.look()
+    for _ in range(KEPT_PEAKS):
+        work.memory_measured()
         assert work.to_come_bytes == 2
-    work.look()
+    work.memory_measured()
     assert work.to_come_bytes == 10
 
 
-def test_buffers_are_used_again_and_one_that_does_not_fit_waits() -> None:
+def test_buffers_are_reused_and_a_request_that_does_not_fit_waits() -> None:
     buffers, got = Buffers(4 * MIB), threading.Event()
-    with buffers.taken(3 * MIB) as first:
+    with buffers.borrowed(3 * MIB) as first:
         first[:1] = b"x"
 
         def take() -> None:
-            with buffers.taken(MIB):
+            with buffers.borrowed(MIB):
                 got.set()
 
         waiting = threading.Thread(target=take)
         waiting.start()
         assert not got.wait(0.05), "three MiB take four"
     waiting.join()
-    with buffers.taken(5 * MIB) as alone:
+    with buffers.borrowed(5 * MIB) as alone:
         assert len(alone) == 5 * MIB
 
 
@@ -134,7 +134,7 @@ def _fetch(folder: Path, codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_fetch_leaves_no_memory_behind(tmp_path: Path, codec: str, no_collection: None) -> None:
-    """Without a garbage collection: a filler's next one may be minutes away."""
+    """Measured without a garbage collection, since a filler's next one may be minutes away."""
     before = _anonymous_bytes()
     _fetch(tmp_path, codec)
     assert int((tmp_path / "rss").read_text()) < before + 16 * MIB

@@ -1,4 +1,4 @@
-"""Which errors of a filler's jobs are the tier's: those of reading and writing extents, and no others."""
+"""Errors of a filler's jobs: only those of reading and writing extents are errors of a tier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
+from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable, TierFailed
 from cachesvc.daemon.processes import jobs
@@ -23,21 +24,21 @@ from tests.support import datasets
 
 DATA = bytes(range(256)) * 256  # one block
 DIGESTS = jobs.pack_digests(block_digest(DATA))
-Ask = Callable[..., jobs.Done]
+Ask = Callable[..., jobs.JobDone]
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Iterator[Ask]:
-    """A real filler: job and descriptors -> its answer."""
+    """A function that gives a real filler a job with descriptors and returns its answer."""
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path / "state"), fillers=1)
     given = json.dumps({**asdict(settings), "roots": (), "paces": -1})
     forks = ForkServer("cachesvc.daemon.fills.filler", given, (), lambda fd, callback: None, lambda fd: None)
     child, channel = forks.fork()
     channel.settimeout(WAIT_S)
 
-    def asked(job: jobs.Job, *descriptors: int) -> jobs.Done:
+    def asked(job: jobs.Job, *descriptors: int) -> jobs.JobDone:
         jobs.send(channel, job, descriptors)
-        while not isinstance(received := (jobs.receive(channel) or [None])[0], jobs.Done):
+        while not isinstance(received := (jobs.receive(channel) or [None])[0], jobs.JobDone):
             assert received is not None, "the filler ended"
         return received
 
@@ -55,8 +56,8 @@ def file(path: Path, flags: int, data: bytes = DATA) -> Iterator[int]:
     os.close(fd)
 
 
-def test_a_copy_that_cannot_be_read_or_written_is_the_tiers(ask: Ask, tmp_path: Path) -> None:
-    job = jobs.Copy(1, len(DATA), DIGESTS)
+def test_a_copy_that_cannot_be_read_or_written_is_an_error_of_its_tier(ask: Ask, tmp_path: Path) -> None:
+    job = jobs.CopyJob(1, len(DATA), DIGESTS)
     with file(tmp_path / "from", os.O_RDONLY) as origin, file(tmp_path / "to", os.O_RDWR, b"") as target:
         assert ask(job, target, origin).code == 0
     with file(tmp_path / "from", os.O_WRONLY) as origin, file(tmp_path / "to", os.O_RDWR, b"") as target:
@@ -65,22 +66,24 @@ def test_a_copy_that_cannot_be_read_or_written_is_the_tiers(ask: Ask, tmp_path: 
         assert ask(job, target, origin).code == TierFailed.code
 
 
-def test_a_check_that_cannot_read_is_the_tiers(ask: Ask, tmp_path: Path) -> None:
+def test_a_check_that_cannot_read_is_an_error_of_its_tier(ask: Ask, tmp_path: Path) -> None:
     with file(tmp_path / "extent", os.O_WRONLY) as extent:
-        assert ask(jobs.Verify(1, len(DATA), DIGESTS), extent).code == TierFailed.code
-    reading, writing = os.pipe()  # what cannot be advised either
-    assert ask(jobs.Verify(1, len(DATA), DIGESTS), reading).code == TierFailed.code
+        assert ask(jobs.VerifyJob(1, len(DATA), DIGESTS), extent).code == TierFailed.code
+    reading, writing = os.pipe()  # posix_fadvise fails for a pipe, too
+    assert ask(jobs.VerifyJob(1, len(DATA), DIGESTS), reading).code == TierFailed.code
     os.close(reading)
     os.close(writing)
 
 
-def test_a_target_that_cannot_be_written_or_read_back_is_the_tiers(ask: Ask, tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_written_or_read_back_is_an_error_of_its_tier(
+    ask: Ask, tmp_path: Path
+) -> None:
     datasets.mds_shards(tmp_path / "mds", {"x": "bytes"}, [{"x": DATA}], 1)
     sources = Sources(SourceSettings())
     found = survey([f"{tmp_path}/mds/"], Options(), sources)
     build(found, f"{tmp_path}/catalog", sources, DirectBytes(sources), lambda done, total: None)
     catalog = os.open(tmp_path / "catalog", os.O_RDONLY)
-    job = jobs.Fill(1, found.id, 0)
+    job = jobs.FillJob(1, found.id, 0)
     with file(tmp_path / "target", os.O_RDWR, b"") as target:
         assert ask(job, target, catalog).code == 0
     for flags in (os.O_RDONLY, os.O_WRONLY):
@@ -89,9 +92,9 @@ def test_a_target_that_cannot_be_written_or_read_back_is_the_tiers(ask: Ask, tmp
     os.close(catalog)
 
 
-def test_what_else_cannot_be_read_is_not_the_tiers(ask: Ask, tmp_path: Path) -> None:
+def test_other_read_errors_are_not_errors_of_a_tier(ask: Ask, tmp_path: Path) -> None:
     with file(tmp_path / "target", os.O_RDWR, b"") as target:
-        folder = os.open(tmp_path, os.O_RDONLY)  # where a catalog should be
-        done = ask(jobs.Fill(1, "0" * 32, 0), target, folder)
+        folder = os.open(tmp_path, os.O_RDONLY)  # instead of a catalog
+        done = ask(jobs.FillJob(1, "0" * 32, 0), target, folder)
         os.close(folder)
     assert (done.code, done.retry) == (SourceUnavailable.code, True)

@@ -1,5 +1,5 @@
-"""Single bits flip in cached files and on the way, under a real daemon: no wrong byte is handed out, and every copy
-that was hit and read is found, counted and filled again."""
+"""Single bits flip in cached files and in transit, under a real daemon: readers get no wrong byte, and every corrupt copy
+that is read is found, counted and filled again."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ FSYNC_S = 3.0
 
 
 class Flipper:
-    """Flips single bits in the files of cache directories. `hit` are the copies: a file stays open, so that its inode
-    is not another's later."""
+    """Flips single bits in the files of cache directories. The files of `hit` stay open, so their inodes are not reused."""
 
     def __init__(self, seed: int, *directories: Path) -> None:
         self._draw = random.Random(seed)
@@ -49,19 +48,23 @@ class Flipper:
         return sorted(path for path in found if path.parent.parent.name == "extents")
 
     def flip(self, count: int, footers: bool = False) -> None:
-        """In so many copies that are right until now; every other one is forced out of the page cache. `footers`:
-        in what the files say of themselves."""
+        """Flip a bit in each of so many correct copies; every other one is also dropped from the page cache.
+
+        `footers`: flip it in the file's footer.
+        """
         for number in range(count):
             hit = False
             while not hit:
                 path = self._draw.choice(self.files())
-                with contextlib.suppress(FileNotFoundError):  # just dropped, for another flip
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # the daemon has just dropped a copy that was hit
                     first, end = int(path.suffix[1:]) * 8, path.stat().st_size * 8
                     bit = self._draw.randrange(first, end) if footers else self._draw.randrange(first)
                     hit = self.flip_bit(path, bit, to_disk=bool(number % 2))
 
     def flip_bit(self, path: Path, bit: int, to_disk: bool) -> bool:
-        """False where that copy was hit before."""
+        """Return False where that copy was hit before."""
         path.chmod(0o600)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         if self.hit.setdefault(os.fstat(fd).st_ino, fd) != fd:
@@ -80,13 +83,13 @@ class Flipper:
 
 
 class Node:
-    """A daemon with NVMe directories alone, where this process finds it."""
+    """A daemon with NVMe directories and no RAM tier, which this process uses."""
 
     def __init__(self, daemon: Daemon, metrics: int, nvme: tuple[Path, ...]) -> None:
         self.daemon, self._metrics, self.nvme = daemon, metrics, nvme
 
     def corrupt(self) -> int:
-        """Copies that failed their checksums, as `status` says; the metrics agree, once none is found meanwhile."""
+        """Corrupt copies as `status` counts them; the metrics must agree."""
         found = 0
 
         def agree() -> bool:
@@ -104,12 +107,12 @@ class Node:
         return found
 
     def retried(self) -> int:
-        """Reads of the source that were made again."""
+        """The number of retried reads of the source."""
         with Control(self.daemon.socket_dir) as control:
             return int(control.status().sources.retries)
 
     def all_right(self, version: str) -> int:
-        """Read every resident extent against its checksums; how many there are."""
+        """Check every resident extent against its checksums; return their number."""
         with Control(self.daemon.socket_dir) as control:
             *_, last = control.verify(version)
         assert last.corrupt_extents == 0
@@ -163,7 +166,11 @@ def test_records_are_right_while_bits_flip_under_their_readers(
         )
         read = iter(batches)
         for turn in range(3 * count * RECORDS // 64):
-            if turn in (160, 200, 240):  # of 160 batches an epoch: in the second, while leases are out
+            if turn in (
+                160,
+                200,
+                240,
+            ):  # an epoch has 160 batches: flip in the second one, while leases are out
                 flips.flip(1)
             batch = next(read)
             for index, record in zip(batches.indices, batch):
@@ -197,7 +204,7 @@ def test_files_are_right_after_bits_flipped_between_two_daemons_and_under_the_se
         flips.flip(2)
         assert right()
         assert found.corrupt() == 5
-        wait_until(lambda: found.all_right(images.version) == len(flips.files()))  # the last are committed
+        wait_until(lambda: found.all_right(images.version) == len(flips.files()))  # all commits are done
         images.opened.close()
 
 
@@ -219,7 +226,7 @@ def test_a_bit_that_flips_before_its_copy_is_committed_costs_another_fill(
             file.seek(100_000)
             file.write(bytes([body[100_000] ^ 1]))
             file.flush()
-            # Not written through the mount: that would wait for the fsync.
+            # Written past the mount, where the write would wait for the fsync.
             os.posix_fadvise(cached.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert images[0] == body
         disk.behave("")
@@ -243,7 +250,7 @@ def test_a_bit_that_flips_before_its_copy_moves_to_memory_is_found_on_the_way(tm
         data = control.open_dataset([f"{tmp_path}/data"], Options(format="records", record_bytes=4096)).id
         *_, last = control.prefetch(data)
         assert last.done
-        wait_until(lambda: len(flips.files()) == 6)  # the others are in memory
+        wait_until(lambda: len(flips.files()) == 6)  # the other extents are in RAM
         flips.flip(6)
         steps = np.arange(extents)
         with contextlib.closing(DaemonGrants(daemon.socket_dir, data)) as reader:
@@ -292,7 +299,7 @@ def test_a_million_samples_are_right_while_one_block_in_a_hundred_flips(
             if epoch == 0:
                 assert not any(fault.times for fault in proxy.faults), "flips on the way that nobody met"
                 assert found.corrupt() == 0
-                wait_until(lambda: found.retried() >= flips_an_epoch)  # each that came was seen, and counted
+                wait_until(lambda: found.retried() >= flips_an_epoch)  # each flip was detected and counted
                 assert found.daemon.stop() == 0
                 flips.flip(flips_an_epoch)
                 found.daemon.start()
@@ -300,7 +307,7 @@ def test_a_million_samples_are_right_while_one_block_in_a_hundred_flips(
         assert len(flips.hit) == flips_an_epoch * (epochs - 2)
         wait_until(lambda: found.corrupt() == len(flips.hit))
         wait_until(lambda: found.all_right(records.version) == objects)
-        wait_until(lambda: found.retried() >= flips_an_epoch * (epochs - 3))  # and since the restart
+        wait_until(lambda: found.retried() >= flips_an_epoch * (epochs - 3))  # also after the restart
         assert not any(fault.times for fault in proxy.faults), "flips on the way that nobody met"
         gets = sum(
             times for what, times in proxy.counts.by.items() if what.startswith("GET") and ".bin" in what

@@ -1,4 +1,4 @@
-"""Of an extent of many small files only those are bad that cannot be read; the rest is filled, kept and served."""
+"""Extents of many small files: only unreadable files are bad samples; the rest is filled, kept and served."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from cachesvc.core.holes import Hole, Holes
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, ReaderId, TierName, extent_of
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
-from cachesvc.daemon.fills.missing_objects import AGAIN_S, Lack, Lacking
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.daemon.fills.holes import REFILL_S, CopyHoles, HoleRecords
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
@@ -54,16 +54,16 @@ def name(number: int) -> str:
     return f"{number:04}.bin"
 
 
-# ---- what a grant says
+# ---- the encoding in grants
 
 
-def test_holes_are_told_in_one_datagram_and_read_back() -> None:
+def test_holes_fit_in_one_datagram_and_are_read_back() -> None:
     found = (Hole(3, NotFound.code), Hole(17, NotAllowed.code))
     assert holes.decode(holes.encode(reversed(found))) == found
     assert holes.decode("") == ()
 
 
-def test_a_range_that_touches_a_hole_is_the_error_of_its_object_and_no_other_is() -> None:
+def test_only_a_range_that_touches_a_hole_raises_the_error_of_its_object() -> None:
     pieces = [Piece(ObjectVersion(f"s3://b/{at}", 10, "e"), 0, 10) for at in range(4)]
     found = Holes(extent_of(pieces), holes.encode([Hole(1, NotFound.code), Hole(3, NotAllowed.code)]))
     for inside, size, where in [(9, 2, 1), (10, 1, 1), (19, 1, 1), (0, 40, 1), (39, 1, 3), (25, 6, 3)]:
@@ -78,7 +78,7 @@ def test_a_range_that_touches_a_hole_is_the_error_of_its_object_and_no_other_is(
 
 
 class Store:
-    """A source of objects by URI; some raise, all of them once `gone`."""
+    """A source of objects by URI. Those in `errors` raise; with `gone` a probe of one byte raises for all."""
 
     def __init__(self, errors: dict[str, CacheError], gone: bool = False) -> None:
         self.errors, self.gone, self.reads = errors, gone, 0
@@ -98,7 +98,7 @@ def filled(store: Any, pieces: Sequence[Piece], path: Path, part_bytes: int = 64
     try:
         with open(path, "w+b") as into:
             os.ftruncate(into.fileno(), extent.size_bytes)
-            return written(fetcher.fetch(extent, into.fileno())), into.read()
+            return encode_missing(fetcher.fetch(extent, into.fileno())), into.read()
     finally:
         fetcher.close()
 
@@ -108,7 +108,7 @@ def small(count: int, size: int = 100) -> list[Piece]:
 
 
 @pytest.mark.parametrize("kind", [NotFound, NotAllowed, SourceChanged, CorruptData])
-def test_an_extent_of_many_objects_is_filled_without_those_that_cannot_be_had(
+def test_an_extent_of_many_objects_is_filled_without_the_unreadable_ones(
     tmp_path: Path, kind: type[CacheError]
 ) -> None:
     pieces = small(50)
@@ -120,20 +120,20 @@ def test_an_extent_of_many_objects_is_filled_without_those_that_cannot_be_had(
     assert store.reads <= 2 * 50 + 1
 
 
-def test_what_may_pass_makes_no_hole(tmp_path: Path) -> None:
+def test_a_transient_error_makes_no_hole(tmp_path: Path) -> None:
     pieces = small(50)
     with pytest.raises(SourceUnavailable):
         filled(Store({pieces[3].object.uri: SourceUnavailable("later")}), pieces, tmp_path / "x")
 
 
 @pytest.mark.parametrize("bad", [range(1), range(32)], ids=["the only object", "all of many"])
-def test_an_extent_of_which_nothing_can_be_had_fails(tmp_path: Path, bad: range) -> None:
+def test_an_extent_without_readable_objects_fails(tmp_path: Path, bad: range) -> None:
     pieces = small(len(bad))
     with pytest.raises(NotAllowed):
         filled(Store({piece.object.uri: NotAllowed("no") for piece in pieces}), pieces, tmp_path / "x")
 
 
-def test_where_everything_fails_few_objects_are_asked_for(tmp_path: Path) -> None:
+def test_few_objects_are_requested_where_all_fail(tmp_path: Path) -> None:
     pieces = small(10_000)
     store = Store({piece.object.uri: NotAllowed("no") for piece in pieces})
     with pytest.raises(NotAllowed):
@@ -142,7 +142,7 @@ def test_where_everything_fails_few_objects_are_asked_for(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("bad", "fits"), [(150, True), (900, False)])
-def test_an_extent_with_more_holes_than_a_grant_can_tell_fails(tmp_path: Path, bad: int, fits: bool) -> None:
+def test_an_extent_with_more_holes_than_a_grant_can_name_fails(tmp_path: Path, bad: int, fits: bool) -> None:
     pieces = small(2_000, 10)
     store = Store({piece.object.uri: NotFound("no") for piece in pieces[100 : 100 + bad]})
     if fits:
@@ -153,14 +153,14 @@ def test_an_extent_with_more_holes_than_a_grant_can_tell_fails(tmp_path: Path, b
     assert store.reads < 1_000
 
 
-def test_a_mount_that_goes_in_mid_fill_is_not_the_fault_of_the_rest(tmp_path: Path) -> None:
+def test_a_mount_that_disappears_during_a_fill_makes_no_holes(tmp_path: Path) -> None:
     pieces = small(50)
     store = Store({piece.object.uri: NotFound("no") for piece in pieces[40:]}, gone=True)
     with pytest.raises(NotFound, match="the mount is gone"):
         filled(store, pieces, tmp_path / "x")
 
 
-def test_parts_of_one_object_are_no_extent_of_their_own_objects(tmp_path: Path) -> None:
+def test_an_extent_within_one_object_has_no_holes(tmp_path: Path) -> None:
     version = ObjectVersion("s/shard", 400, "e")
     pieces = [Piece(version, 0, 100), Piece(version, 200, 100)]
     with pytest.raises(SourceChanged):
@@ -180,7 +180,7 @@ def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[cmd.Command]:
     return commands
 
 
-def test_a_copy_that_lacks_objects_is_granted_and_told_of_in_progress() -> None:
+def test_a_copy_with_holes_is_granted_and_reported_in_progress() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Prefetched(1, DATASET))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
@@ -190,7 +190,7 @@ def test_a_copy_that_lacks_objects_is_granted_and_told_of_in_progress() -> None:
     assert [type(each) for each in tell(node, ev.Demanded(ONE, 1, A))] == [cmd.Grant]
 
 
-def test_what_a_copy_lacks_is_asked_for_again_and_is_no_corrupt_copy() -> None:
+def test_a_copy_with_holes_is_filled_again_and_is_not_corrupt() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Prefetched(1, DATASET))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
@@ -203,7 +203,7 @@ def test_what_a_copy_lacks_is_asked_for_again_and_is_no_corrupt_copy() -> None:
     assert node.policy.tiers[RAM].corrupt_count == 0
 
 
-def test_a_reader_is_asked_for_what_is_filled_again() -> None:
+def test_readers_are_recalled_from_a_copy_that_is_filled_again() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Demanded(ONE, 1, A))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
@@ -216,7 +216,7 @@ def test_a_reader_is_asked_for_what_is_filled_again() -> None:
 
 @contextmanager
 def spoilt(root: Path) -> Iterator[None]:
-    """Files as they were listed, but for some."""
+    """Spoil some of the files after they were listed."""
     (root / name(GONE)).unlink()
     (root / name(CHANGED)).write_bytes(datum(CHANGED)[::-1])
     os.rename(root / name(REFUSED), root / "aside")
@@ -228,7 +228,7 @@ def spoilt(root: Path) -> Iterator[None]:
 
 
 def ledger(data: Any, **settings: Any) -> tuple[list[int], set[int]]:
-    """The samples that came, each with its own bytes, and the bad ones."""
+    """Numbers of the samples that came, whose bytes are checked, and of the bad ones."""
     loader = DataLoader(data, 16, shuffle=True, on_error="skip", collate_fn=list, **settings)
     came = []
     for batch in loader:
@@ -255,7 +255,7 @@ def files(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_of_local_files_only_those_that_cannot_be_read_are_bad(files: Path, workers: int) -> None:
+def test_only_unreadable_local_files_are_bad_samples(files: Path, workers: int) -> None:
     data = open_dataset(str(files), format="files", decode=None)
     with spoilt(files):
         expect(data, num_workers=workers)
@@ -265,7 +265,7 @@ def test_of_local_files_only_those_that_cannot_be_read_are_bad(files: Path, work
 
 
 @as_root
-def test_a_local_file_that_may_not_be_read_is_bad_alone(files: Path) -> None:
+def test_only_a_local_file_without_permission_is_a_bad_sample(files: Path) -> None:
     for folder in (files, *files.parents):
         folder.chmod(0o755)
         if folder.name.startswith("pytest-of-"):
@@ -316,11 +316,11 @@ def spoil(store: FakeS3) -> None:
 
 
 MOST = COUNT + 6 * len(BAD) + 1
-"""Requests of one fill: each object once, a few to be sure of the bad ones, and one to know who is to blame."""
+"""Requests of one fill: each object once, a few retries of the bad ones, and one probe of the source."""
 
 
 @pytest.mark.parametrize("tier", ["ram", "nvme"])
-def test_of_objects_only_those_that_cannot_be_read_are_bad_through_a_daemon(
+def test_only_unreadable_objects_are_bad_samples_through_a_daemon(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
     disk = tmp_path / "disk"
@@ -341,7 +341,7 @@ def test_of_objects_only_those_that_cannot_be_read_are_bad_through_a_daemon(
         expect(checked)
         with pytest.raises(CacheError, match=r"\.bin .*: .*open the dataset again"):
             list(DataLoader(data, 16, collate_fn=list))
-        # Of a copy with holes nothing outlives the daemon; what may be read again then is.
+        # A copy with holes does not survive the daemon; the next one fills it with the objects readable by then.
         daemon.kill()
         store.asked, store.refuse = [], lambda handler: None
         daemon.start()
@@ -351,7 +351,7 @@ def test_of_objects_only_those_that_cannot_be_read_are_bad_through_a_daemon(
             each.close()
 
 
-def test_a_takeover_and_a_peer_leave_a_copy_with_holes_behind(
+def test_copies_with_holes_are_neither_handed_over_nor_lent(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -371,13 +371,13 @@ def test_a_takeover_and_a_peer_leave_a_copy_with_holes_behind(
             beside.close()
         old = daemon.take_over()
         old.wait(WAIT_S)
-        expect(data)  # which it still holds, and knows the holes of
+        expect(data)  # this reader still holds the copy with its holes
         expect(later, BAD - {REFUSED})
         data.close()
         later.close()
 
 
-def test_a_prefetch_says_which_objects_are_missing_and_asks_again_later(
+def test_a_prefetch_reports_missing_objects_and_retries_later(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--ram", "64MiB", "--fillers", "1", "--allow", "s3://bucket/"]
@@ -394,26 +394,26 @@ def test_a_prefetch_says_which_objects_are_missing_and_asks_again_later(
         assert "5 of 200 objects of an extent are missing" in failure.message
 
 
-def test_the_source_is_asked_again_by_whoever_opens_the_dataset_later_and_not_by_each_rank() -> None:
+def test_holes_are_due_for_a_refill_once_an_interval() -> None:
     now = 0.0
-    lacking, lack = Lacking(lambda: now), Lack("3:4", 4, "gone")
-    lacking.filled(A, RAM, lack)
-    assert lacking.of(A, RAM) == lack
-    assert lacking.due({A}) == []
-    now = AGAIN_S
-    assert lacking.due({A}) == [(A, RAM)]
-    assert lacking.due(set()) == []
-    lacking.filled(A, RAM, lack)
-    assert lacking.due({A}) == []
-    lacking.filled(A, RAM, Lack())
-    assert lacking.of(A, RAM) == Lack()
+    records, holes = HoleRecords(lambda: now), CopyHoles("3:4", 4, "gone")
+    records.filled(A, RAM, holes)
+    assert records.of(A, RAM) == holes
+    assert records.due({A}) == []
+    now = REFILL_S
+    assert records.due({A}) == [(A, RAM)]
+    assert records.due(set()) == []
+    records.filled(A, RAM, holes)
+    assert records.due({A}) == []
+    records.filled(A, RAM, CopyHoles())
+    assert records.of(A, RAM) == CopyHoles()
 
 
-def test_a_file_with_holes_is_kept_for_this_daemon_alone(tmp_path: Path) -> None:
+def test_a_file_with_holes_is_not_recovered_by_the_next_daemon(tmp_path: Path) -> None:
     tier = open_nvme(TierName("nvme0"), tmp_path)
     fd = tier.reserve(A, 5)
     os.pwrite(fd, b"bytes", 0)
-    checksums = Passing(5).checksums(fd)
+    checksums = StreamedChecksums(5).checksums(fd)
     os.close(fd)
     tier.hold(A, checksums)
     fd, found = tier.open(A)

@@ -1,4 +1,4 @@
-"""Fillers that work in a tier which is lost are replaced: what they hold is tried again, nothing waits for the disk."""
+"""Fillers that work in a lost or stalled tier are replaced, and their jobs are retried."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tests.support.fillers import BYTES, a_pool, opened
 DISK, OTHER = TierName("nvme0"), TierName("nvme1")
 
 
-def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_path: Path) -> None:
+def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_retried_once(tmp_path: Path) -> None:
     with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 1) as found:
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
             found.verify("before", hanging, DISK)
             assert found.of("before").code == 0
             disk.behave("hang")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             found.verify("behind", memory, RAM)
             found.loop.run_until(lambda: found.fillers.busy_s(DISK) > 0.5)
             found.verify("late", hanging, DISK)
-            assert found.fillers.busy_s(DISK) > 0.5, "as long as the oldest of them"
+            assert found.fillers.busy_s(DISK) > 0.5, "the age of the oldest job"
             assert found.fillers.busy_s(OTHER) == 0.0
             assert "behind" not in found.answers, "all threads wait for the disk"
             before = found.pids()
             found.fillers.tier_lost(OTHER)
-            assert found.pids() == before, "nobody works there"
+            assert found.pids() == before, "no filler works there"
             found.fillers.tier_lost(DISK)
-            for name in (*range(jobs.SIDE_BY_SIDE), "behind", "late"):
+            for name in (*range(jobs.JOBS_AT_ONCE), "behind", "late"):
                 done = found.of(name)
                 assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
             assert found.fillers.busy_s(DISK) == 0.0
@@ -49,7 +49,7 @@ def test_jobs_of_other_tiers_behind_a_disk_that_hangs_are_tried_again_once(tmp_p
         assert all(len(answers) == 1 for answers in found.answers.values())
 
 
-def test_fillers_that_do_not_work_in_a_lost_tier_stay(tmp_path: Path) -> None:
+def test_fillers_that_do_not_work_in_a_lost_tier_are_kept(tmp_path: Path) -> None:
     with FaultyDisk(tmp_path) as disk, a_pool(tmp_path, 2) as found:
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
@@ -69,18 +69,18 @@ def test_a_filler_that_waits_for_a_disk_gets_no_more_jobs_and_ends_when_it_answe
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
             disk.behave("hang")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             (left,) = found.pids()
-            found.fillers.leave(DISK)
-            found.fillers.leave(OTHER)  # in which it does nothing
-            others = [f"goes on {number}" for number in range(jobs.SIDE_BY_SIDE + 1)]
+            found.fillers.retire(DISK)
+            found.fillers.retire(OTHER)  # the filler does not work there
+            others = [f"goes on {number}" for number in range(jobs.JOBS_AT_ONCE + 1)]
             for each in others:
                 found.verify(each, memory, RAM)
             assert [found.of(each).code for each in others] == [0] * len(others), "none waits for the disk"
             assert len(found.pids()) == 2
             disk.behave("")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 assert found.of(number).code == 0, "nothing is lost"
             assert left not in found.pids()
             assert len(found.pids()) == 1
@@ -91,17 +91,19 @@ def test_jobs_of_other_tiers_do_not_wait_for_a_disk_that_may_answer_again(tmp_pa
         (disk.path / "extent").write_bytes(BYTES)
         with opened(disk.path / "extent") as hanging, opened(found.inside) as memory:
             disk.behave("hang")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 found.verify(number, hanging, DISK)
             found.verify("behind", memory, RAM)
-            found.fillers.leave(DISK)
+            found.fillers.retire(DISK)
             done = found.of("behind")
             assert (done.code, done.retry) == (SourceUnavailable.code, True)
-            found.fillers.leave(DISK)  # again: nobody waits for it any more
+            found.fillers.retire(DISK)  # a second time, when the job behind has been answered
             disk.behave("")
-            for number in range(jobs.SIDE_BY_SIDE):
+            for number in range(jobs.JOBS_AT_ONCE):
                 assert found.of(number).code == 0
-            found.loop.run_until(lambda: not found.pids())  # it was done behind them, which nobody hears of
+            found.loop.run_until(
+                lambda: not found.pids()
+            )  # the job behind was also done; its answer is ignored
         assert all(len(answers) == 1 for answers in found.answers.values())
 
 
@@ -117,7 +119,7 @@ def test_fillers_that_cannot_be_killed_are_bounded(tmp_path: Path, disks: int) -
             for number in range(most):
                 found.verify(("started", number), memory, RAM)
                 assert found.of(("started", number)).code == 0
-                found.copy(number, hanging, memory, DISK)  # a write that began cannot be killed
+                found.copy(number, hanging, memory, DISK)  # a process in a write cannot be killed
                 found.loop.run_until(lambda: found.fillers.busy_s(DISK) > 0.5)
                 found.fillers.tier_lost(DISK)
                 assert found.of(number).retry

@@ -1,4 +1,4 @@
-"""The records of datasets that readers claim are bounded by user: a daemon whose bound is low refuses the next one."""
+"""The extents of the datasets that a user claims are bounded; these daemons have a low bound."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SERVE = f"""
 import sys
 import cachesvc.daemon.datasets as datasets
 from cachesvc.cli import cli
-datasets.CLAIMED_EXTENTS = {MOST}
+datasets.MAX_CLAIMED_EXTENTS = {MOST}
 sys.exit(cli())
 """
 
 
 class Narrow(Daemon):
-    """A daemon that has room for few claimed extents."""
+    """A daemon with a low bound of claimed extents."""
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
         with open(self.root / "daemon.log", "ab") as log:
@@ -50,7 +50,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def datasets(daemon: Daemon) -> list[DatasetId]:
-    """Of 100 extents each, all of their own."""
+    """Four datasets of 100 extents each, without common extents."""
     uri = str(daemon.root.parent / "0.bin")
     sizes = (256, 512, 1024, 2048)
     with Control(daemon.socket_dir) as control:
@@ -60,7 +60,7 @@ def datasets(daemon: Daemon) -> list[DatasetId]:
 
 
 def opened(socket_dir: str, datasets: list[DatasetId]) -> list[str]:
-    """What comes of opening one after the other, all at once: the errors' types, "" for none."""
+    """Claim each dataset with a reader of its own; return the error of each, "" for none."""
     found = []
     readers = [DaemonGrants(socket_dir, each) for each in datasets]
     for reader in readers:
@@ -81,12 +81,12 @@ def test_a_user_claims_no_more_extents_than_twice_what_that_leaves_free(
     where = daemon.socket_dir
     found = as_user(BOB, lambda: opened(where, datasets))
     assert found == ["", "", refusal(200), refusal(200)]
-    assert as_user(BOB, lambda: opened(where, datasets[2:])) == ["", ""], "what has ended takes room"
+    assert as_user(BOB, lambda: opened(where, datasets[2:])) == ["", ""], "claims that ended still count"
     assert opened(where, datasets) == [""] * len(datasets), "the daemon's own user is bounded"
 
 
 @as_root
-def test_what_somebody_claims_costs_nobody_more(daemon: Daemon, datasets: list[DatasetId]) -> None:
+def test_a_claim_of_a_claimed_dataset_is_free(daemon: Daemon, datasets: list[DatasetId]) -> None:
     where = daemon.socket_dir
     reader = DaemonGrants(where, datasets[0])
     os.close(reader.catalog())
@@ -95,7 +95,7 @@ def test_what_somebody_claims_costs_nobody_more(daemon: Daemon, datasets: list[D
 
 
 @as_root
-def test_nor_does_it_pin_or_prefetch_beyond_its_share(daemon: Daemon, datasets: list[DatasetId]) -> None:
+def test_pins_and_prefetches_count_as_claims(daemon: Daemon, datasets: list[DatasetId]) -> None:
     where = daemon.socket_dir
 
     def claim() -> list[str]:

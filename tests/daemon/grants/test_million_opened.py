@@ -1,5 +1,5 @@
-"""What is done to a dataset of a million extents, while others are granted theirs: its first opening, plans that do not
-fit, pin, eviction, unpin, the end of its last job, and its catalog forgotten."""
+"""Work on a dataset of a million extents delays no grant of another: its first opening, plans that do not fit, pin,
+eviction, unpin, the end of its last job, and the closing of its catalog."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.daemon.datasets import UNUSED
+from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
 EXTENT = 4096
 MILLION = 1_000_000
 PAUSE_S = 0.15
-"""What a grant may wait. The daemon's loop gives way every 2 ms; the rest is a machine that others keep busy."""
+"""The longest wait of a grant. The loop takes other work every 2 ms; the rest allows for a busy machine."""
 RECORDS = Options(format="records", record_bytes=64, extent_bytes=EXTENT)
 
 
 def granted(grants: DaemonGrants, index: int) -> float:
-    """Seconds until an extent is granted."""
+    """Acquire and release an extent; return the seconds until it is granted."""
     began = time.perf_counter()
     (answer,) = grants.acquire([index], 60.0)
     took_s = time.perf_counter() - began
@@ -43,7 +43,7 @@ def granted(grants: DaemonGrants, index: int) -> float:
 
 
 def ask(socket_dir: str, dataset: DatasetId, over: Connection) -> None:
-    """Be granted an extent a thousand times a second until told to end; then tell (when, how long each took)."""
+    """Acquire an extent a thousand times a second until told to end; then send (end, duration) of each."""
     grants = DaemonGrants(socket_dir, dataset)
     waits = []
     while not over.poll(0.001):
@@ -53,7 +53,7 @@ def ask(socket_dir: str, dataset: DatasetId, over: Connection) -> None:
 
 
 class Phases:
-    """When each thing was done."""
+    """The spans of the phases of the test."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, float, float]] = []
@@ -64,8 +64,8 @@ class Phases:
         yield
         self.spans.append((name, began, time.monotonic()))
 
-    def told(self, waits: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
-        """Each thing in words, and the slowest grant meanwhile, in seconds."""
+    def reports(self, waits: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
+        """Yield a text for each phase, and the slowest grant during it, in seconds."""
         for name, began, ended in self.spans:
             slowest_s = max((took for at, took in waits if began - took <= at <= ended), default=0.0)
             yield f"{name} {ended - began:.1f} s, slowest grant {1e3 * slowest_s:.0f} ms", slowest_s
@@ -117,7 +117,7 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
             wait_until(lambda: all(each.bound in (0, 1) for each in control.status().datasets))
         control.evict(dataset.id)
         with phase("forgotten"):
-            for number in range(UNUSED + 1):
+            for number in range(MAX_UNUSED + 1):
                 (tmp_path / f"{number}").mkdir()
                 (tmp_path / f"{number}" / "0.bin").write_bytes(bytes(EXTENT))
                 other = control.open_dataset([f"{tmp_path}/{number}/"], RECORDS)
@@ -127,7 +127,7 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
         over.send(None)
         waits = over.recv()
         asking.join()
-        rows = list(phase.told(waits))
+        rows = list(phase.reports(waits))
         with capsys.disabled():
             p99_s = sorted(took for _, took in waits)[-len(waits) // 100]
             print(

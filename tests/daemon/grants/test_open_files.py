@@ -1,4 +1,4 @@
-"""A daemon that may open few files: extents leave room for readers, and who finds none is told why."""
+"""A daemon under a low limit of open files: extents leave room for readers, and further readers get a typed error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.config import OPEN_FILES_LEAST, OPEN_FILES_SPARE, most_in_ram, most_readers
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.ram import RamTier
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -33,7 +33,7 @@ READERS = 8
 
 
 class FewFiles(Daemon):
-    """A daemon under a hard limit of open files, and a lower soft one perhaps."""
+    """A daemon under a hard limit of open files, and optionally a lower soft one."""
 
     def __init__(self, root: Path, limit: int, soft: int = 0) -> None:
         options = ["--ram", "64MiB", "--allow", f"{root}/", "--extent-bytes", str(EXTENT)]
@@ -111,11 +111,11 @@ def test_more_extents_than_open_files_leave_room_for_readers(tmp_path: Path) -> 
         with pytest.raises(DaemonUnavailable, match="32 readers, as many as its limit of open files allows"):
             connect()
         assert connected >= 3 * READERS
-        assert daemon.open_files() <= OPEN_FILES_LEAST - READERS, "and others find a place still"
+        assert daemon.open_files() <= OPEN_FILES_LEAST - READERS, "other callers still find a descriptor"
         assert "Too many open files" not in daemon.log
 
 
-def test_what_nobody_can_check_for_want_of_open_files_is_read_elsewhere_at_once(tmp_path: Path) -> None:
+def test_extents_that_cannot_be_verified_for_lack_of_open_files_are_read_elsewhere(tmp_path: Path) -> None:
     for name in ("data", "nvme"):
         (tmp_path / name).mkdir()
     (tmp_path / "data/0.bin").write_bytes(bytes(2 * EXTENT))
@@ -144,7 +144,7 @@ def test_what_nobody_can_check_for_want_of_open_files_is_read_elsewhere_at_once(
         os.close(answer.fd)
 
 
-def test_below_the_least_a_daemon_does_not_start(tmp_path: Path) -> None:
+def test_below_the_least_limit_a_daemon_does_not_start(tmp_path: Path) -> None:
     daemon = FewFiles(tmp_path, OPEN_FILES_LEAST - 1)
     daemon.root.mkdir()
     daemon.launch()
@@ -155,7 +155,7 @@ def test_below_the_least_a_daemon_does_not_start(tmp_path: Path) -> None:
     daemon.stop()
 
 
-def test_what_the_limit_leaves() -> None:
+def test_the_limit_is_divided_between_extents_and_readers() -> None:
     assert (most_in_ram(256), most_readers(256)) == (128, 32)
     assert (most_in_ram(65_536), most_readers(65_536)) == (65_536 - OPEN_FILES_SPARE, 8192)
     assert most_in_ram(10**6 + OPEN_FILES_SPARE) == 10**6, "what is advised for so many extents"
@@ -166,7 +166,7 @@ def test_the_ram_tier_is_full_where_open_files_are_short() -> None:
     first, second, third = (ExtentId(bytes([number]) * 16) for number in range(3))
     fd = tier.reserve(first, 5)
     os.pwrite(fd, b"bytes", 0)
-    tier.commit(first, Passing(5).checksums(fd))
+    tier.commit(first, StreamedChecksums(5).checksums(fd))
     os.close(fd)
     os.close(tier.reserve(second, 5))
     with pytest.raises(OutOfSpace, match="as many as the limit of open files allows"):

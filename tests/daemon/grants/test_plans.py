@@ -1,4 +1,4 @@
-"""Plans on their way from a reader to the core: what arrives is what was meant, in its turn, or ends its connection."""
+"""Plans reach the core as their readers wrote them, in turn. An invalid plan ends its reader's connection."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from cachesvc.core.events import PlanEnded, Planned
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.grants.deferred_close import Disposal
-from cachesvc.daemon.grants.plan_quota import Rows
-from cachesvc.daemon.grants.plans import SHORT_ROWS, Entries, Handed, Plans
-from cachesvc.daemon.grants.readers import Connection
+from cachesvc.daemon.grants.connected_readers import HandedOverConnection
+from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.server import GrantsServer
 from testbed import WAIT_S
 from testbed.node import Daemon
-from tests.support.plans import EXTENT, EXTENTS, IDS, Held, Known, Listed, memory
+from tests.support.plans import EXTENT, EXTENTS, IDS, FakeDataset, ManualLane, RecordedRequests, memory
 from tests.support.users import BOB, as_root
 from tests.support.waiting import wait_until
 
@@ -78,12 +76,12 @@ def columns(extents: Numbers, firsts: Numbers, lasts: Numbers, following: Number
     rows=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**62), st.integers(0, 2**62))),
     following=st.none() | st.lists(st.integers(0, 2**32 - 1)),
 )
-def test_what_is_read_is_what_was_written(
+def test_a_plan_is_read_as_it_was_written(
     rows: list[tuple[int, int, int]], following: Numbers | None
 ) -> None:
     extents, firsts, lasts = (np.array([row[at] for row in rows], np.int64) for at in range(3))
     plan = Plan(extents, firsts, lasts, None if following is None else np.array(following, np.int64))
-    fd, count, more = plans.written(plan)
+    fd, count, more = plans.write(plan)
     found = plans.read(fd, count, more)
     os.close(fd)
     assert list(zip(*found[:3], strict=True)) == rows
@@ -93,10 +91,10 @@ def test_what_is_read_is_what_was_written(
 def test_a_plan_of_too_many_extents_is_refused_before_it_is_sent() -> None:
     rows = np.zeros(plans.MAX_ROWS + 1, np.int64)
     with pytest.raises(InvalidInput, match="extent_bytes"):
-        plans.written(Plan(rows, rows, rows))
+        plans.write(Plan(rows, rows, rows))
 
 
-# ---- by a daemon
+# ---- at a daemon
 
 
 def hello(dataset: DatasetId) -> Message:
@@ -134,8 +132,8 @@ HOSTILE: dict[str, tuple[Callable[[], int], int, int]] = {
     "too long": (lambda: memory(columns([0], [0], [0], []) + b"x"), 1, 0),
     "nothing in it": (lambda: memory(b""), LONG, 0),
     "more than a plan may have": (lambda: memory(b""), plans.MAX_ROWS + 1, 0),
-    "more than there are numbers": (lambda: memory(b""), 2**32 - 1, 2**64 - 1),
-    "a pipe that nobody fills": (pipe, 1, 0),
+    "more than the fields hold": (lambda: memory(b""), 2**32 - 1, 2**64 - 1),
+    "a pipe without data": (pipe, 1, 0),
     "a device": (lambda: os.open("/dev/zero", os.O_RDONLY), 1, 0),
     "a file on a disk": (on_disk, 0, 0),
     "a directory": (lambda: os.open("/", os.O_RDONLY), 0, 0),
@@ -143,7 +141,7 @@ HOSTILE: dict[str, tuple[Callable[[], int], int, int]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_is_no_plan_ends_its_connection(daemon: Daemon, dataset: DatasetId, kind: str) -> None:
+def test_an_invalid_plan_ends_its_connection(daemon: Daemon, dataset: DatasetId, kind: str) -> None:
     make, rows, more = HOSTILE[kind]
     before = descriptors(daemon)
     with reader(daemon, hello(dataset)) as channel:
@@ -155,7 +153,7 @@ def test_what_is_no_plan_ends_its_connection(daemon: Daemon, dataset: DatasetId,
 
 
 @pytest.mark.parametrize("identified", [False, True])
-def test_a_plan_of_nobody_s_or_of_nothing_ends_its_connection(
+def test_a_plan_without_a_dataset_or_memory_ends_its_connection(
     daemon: Daemon, dataset: DatasetId, identified: bool
 ) -> None:
     before = descriptors(daemon)
@@ -168,9 +166,7 @@ def test_a_plan_of_nobody_s_or_of_nothing_ends_its_connection(
 
 
 @pytest.mark.parametrize("repeats", [1, 20_000])
-def test_what_a_reader_says_after_its_plan_is_heard_after_it(
-    daemon: Daemon, dataset: DatasetId, repeats: int
-) -> None:
+def test_messages_after_a_plan_are_handled_after_it(daemon: Daemon, dataset: DatasetId, repeats: int) -> None:
     def touched() -> int:
         with Control(daemon.socket_dir) as control:
             return sum(epoch.touched for epoch in control.list()[0].epochs)
@@ -179,7 +175,7 @@ def test_what_a_reader_says_after_its_plan_is_heard_after_it(
     steps = np.arange(len(order))
     with contextlib.closing(DaemonGrants(daemon.socket_dir, dataset)) as grants:
         grants.submit(Plan(order, steps, steps))
-        grants.passed(len(order))  # said before the plan, it would mean nothing
+        grants.passed(len(order))  # without effect if it were handled before the plan
         wait_until(lambda: touched() == len(order))
 
 
@@ -195,7 +191,7 @@ def test_jobs_one_after_the_other_on_a_pinned_dataset_have_epochs_of_their_own(t
         def told() -> list[tuple[int, int]]:
             return [(epoch.touched, epoch.hits) for epoch in control.list()[0].epochs]
 
-        for number in range(3):  # of one script, so of one job as far as anybody can tell
+        for number in range(3):  # one job number, as of one script
             with contextlib.closing(DaemonGrants(node.socket_dir, wanted, job=7)) as grants:
                 grants.submit(Plan(steps, steps, steps))
                 grants.acquire(range(EXTENTS), 20.0)
@@ -218,7 +214,7 @@ def test_a_reader_that_ends_while_its_plan_is_read_leaves_nothing(daemon: Daemon
         wait_until(lambda: control.status().readers == 0)
 
 
-def test_a_plan_that_is_no_reader_s_any_more_is_told_to_the_next_daemon(tmp_path: Path) -> None:
+def test_a_plan_is_sent_again_to_a_restarted_daemon(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
     options = [
@@ -239,31 +235,33 @@ def test_a_plan_that_is_no_reader_s_any_more_is_told_to_the_next_daemon(tmp_path
         grants = DaemonGrants(node.socket_dir, opened)
         node.kill()
         steps = np.arange(EXTENTS)
-        grants.submit(Plan(steps, steps, steps))  # nobody is there
+        grants.submit(Plan(steps, steps, steps))  # no daemon runs
         with pytest.raises(DaemonUnavailable):
             grants.acquire([0], 5.0)
         node.start()
-        grants.passed(0)  # rests until it is asked for something
+        grants.passed(0)  # stays disconnected until an extent is acquired
         assert all(isinstance(each, Granted) for each in grants.acquire([0], 20.0))
         with Control(node.socket_dir) as control:
             wait_until(lambda: control.list()[0].resident_extents == EXTENTS)  # the plan fetches all of it
         grants.close()
 
 
-# ---- in turn
+# ---- users in turn
 
 
-def handed(*extents: int) -> Handed:
+def handed(*extents: int) -> ReceivedPlan:
     rows = list(extents)
-    return Handed(memory(columns(rows, [0] * len(rows), [0] * len(rows), [])), len(rows), 0, IDS)
+    return ReceivedPlan(memory(columns(rows, [0] * len(rows), [0] * len(rows), [])), len(rows), 0, IDS)
 
 
-def test_users_take_turns_and_short_plans_wait_for_none() -> None:
-    lane, read = Held(), list[str]()
-    turns = Plans(lane)  # type: ignore[arg-type]
+def test_users_take_turns_and_short_plans_do_not_wait() -> None:
+    lane, read = ManualLane(), list[str]()
+    intake = PlanIntake(lane)  # type: ignore[arg-type]
 
-    def take(name: str, user: int, plan: Handed) -> Handed:
-        turns.take(plan, user, lambda found: read.append(name if isinstance(found, Entries) else "wrong"))
+    def take(name: str, user: int, plan: ReceivedPlan) -> ReceivedPlan:
+        intake.read(
+            plan, user, lambda found: read.append(name if isinstance(found, PlanEntries) else "wrong")
+        )
         return plan
 
     for number in range(4):
@@ -272,67 +270,47 @@ def test_users_take_turns_and_short_plans_wait_for_none() -> None:
     take("second's", 2, handed(*[1] * LONG))
     take("short", 3, handed(5))
     take("first's wrong one", 1, handed(*[EXTENTS] * LONG))
-    turns.forget(forgotten)
+    intake.forget(forgotten)
     assert read == ["short"]
     while lane.calls:
-        assert turns.under_way
+        assert intake.under_way
         lane.run()
     assert read == ["short", "first's 0", "first's 1", "second's", "first's 2", "first's 3", "wrong"]
-    assert not turns.under_way
+    assert not intake.under_way
 
 
-def test_memory_is_closed_by_whoever_read_or_forgot_it() -> None:
-    lane, found = Held(), list[Entries | CacheError]()
-    turns = Plans(lane)  # type: ignore[arg-type]
+def test_the_memory_of_a_plan_is_closed_when_it_is_read_or_forgotten() -> None:
+    lane, found = ManualLane(), list[PlanEntries | CacheError]()
+    intake = PlanIntake(lane)  # type: ignore[arg-type]
     before = len(os.listdir("/proc/self/fd"))
     for each in (handed(1), handed(EXTENTS), handed(*[1] * LONG), handed(*[2] * LONG)):
-        turns.take(each, 1, found.append)
-    turns.forget(each)
+        intake.read(each, 1, found.append)
+    intake.forget(each)
     while lane.calls:
         lane.run()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert [isinstance(one, Entries) for one in found] == [True, False, True]
+    assert [isinstance(one, PlanEntries) for one in found] == [True, False, True]
 
 
-# ---- and no more than there is room for
-
-
-def test_a_user_has_no_more_rows_than_twice_what_it_leaves_free_and_the_daemons_own_all_it_wants() -> None:
-    rows = Rows(own=0, most=120)
-    assert [rows.take(ReaderId(number), 1, 10) for number in range(10)] == [True] * 8 + [False] * 2
-    assert rows.take(ReaderId(7), 1, 10), "in place of its last"
-    assert not rows.take(ReaderId(7), 1, 11)
-    assert rows.take(ReaderId(9), 1, 10), "what was not taken has replaced its reader's last one all the same"
-    assert [rows.take(ReaderId(number), 2, 13) for number in (20, 21, 22)] == [True, True, False]
-    assert not rows.take(ReaderId(9), 1, 10), "less is left free"
-    assert rows.take(ReaderId(30), 0, 1000)
-    rows.adopt(ReaderId(31), 0, 1000)
-    rows.leave(ReaderId(99))  # has none
-    rows.adopt(ReaderId(50), 3, 1000)
-    assert not rows.take(ReaderId(51), 4, 1)
-    for number in (*range(10), 20, 21, 50):
-        rows.leave(ReaderId(number))
-    assert rows.take(ReaderId(1), 1, 80), "the daemon's own take none of these"
+# ---- the cap on rows
 
 
 @as_root
-def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
+def test_a_reader_whose_plan_exceeds_the_cap_stays_connected_without_a_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched: dict[int, Callable[[], object]] = {}
-    before, lane = len(os.listdir("/proc/self/fd")), Held()
-    answers, turns = Listed(), Plans(lane, most_rows=12)  # type: ignore[arg-type]
+    before, lane = len(os.listdir("/proc/self/fd")), ManualLane()
+    requests, intake = RecordedRequests(), PlanIntake(lane, rows_per_user=8)  # type: ignore[arg-type]
     server = GrantsServer(
         str(tmp_path / "grants.sock"),
         0o600,
-        answers,  # type: ignore[arg-type]
-        turns,
-        Disposal(),
+        requests,  # type: ignore[arg-type]
+        intake,
         watched.__setitem__,
         watched.__delitem__,
         lambda: 1,
         9,
-        99,
         None,
     )
     channels: dict[int, socket.socket] = {}
@@ -345,25 +323,27 @@ def test_a_reader_whose_plan_is_not_taken_stays_connected_and_has_none(
 
     theirs: dict[int, int] = {}
     for number in (1, 2, 3):
-        os.seteuid(BOB)  # the kernel notes the effective user of the moment
+        os.seteuid(BOB)  # the kernel notes the effective user at connect
         channels[number], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.seteuid(0)
         theirs[number] = other.detach()
-        given = Connection(ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True)
-        assert server.adopt(given, Known(given.wanted))
+        given = HandedOverConnection(
+            ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True
+        )
+        assert server.adopt(given, FakeDataset(given.wanted))
     server.adopt_plan(Planned(3, 3, ((IDS[0], 0, 0),), (IDS[0],)))
     hand_over(1, 6)
     hand_over(2, 1)
-    assert answers.told == [(1, 6), PlanEnded(2)]
+    assert requests.received == [(1, 6), PlanEnded(2)]
     assert "a plan is not taken" in caplog.text
     channels[3].close()
     watched[theirs[3]]()
     hand_over(2, 1)
-    assert answers.told[2:] == [(2, 1)]
+    assert requests.received[2:] == [(2, 1)]
     hand_over(1, 4, 4)
-    assert answers.told[3:] == [PlanEnded(1)]
+    assert requests.received[3:] == [PlanEnded(1)]
     hand_over(2, 4, 4)
-    assert answers.told[4:] == [(2, 4)]
+    assert requests.received[4:] == [(2, 4)]
     server.close()
     for channel in channels.values():
         channel.close()

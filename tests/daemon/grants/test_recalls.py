@@ -1,4 +1,4 @@
-"""What a daemon found wrong after it had granted it: readers that have it open give it back and read it anew."""
+"""Extents that a daemon finds corrupt after it granted them: readers release them and read them anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.model import DatasetId
 from loader import DataLoader, Dataset, open_dataset
-from loader.reading.reader import Reader
+from loader.reading.reader import ExtentReader
 from testbed.node import Daemon
 from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.training.loader_fakes import MemoryGrants, compiled
@@ -55,7 +55,7 @@ def opened(tmp_path: Path) -> Dataset:
 
 
 def wrong(batches: DataLoader) -> int:
-    """Of an epoch's samples, how many are not what the source has."""
+    """The number of an epoch's samples that differ from the source."""
     found = (
         (index, sample) for batch in batches for index, sample in zip(batches.indices, batch, strict=True)
     )
@@ -96,7 +96,7 @@ def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
 
 
 def test_what_never_reached_the_disk_is_read_anew(tmp_path: Path, environment: Callable[..., Daemon]) -> None:
-    """Where write-back fails the kernel takes the pages for clean: they are read as written until it drops them."""
+    """Failed write-back leaves pages that the kernel marks clean: they are read as written until it drops them."""
     with FaultyDisk(tmp_path) as disk, environment(disk.path, "--ram", "2MiB") as daemon:
         data = opened(tmp_path)
         batches = DataLoader(data, 64, shuffle=True)
@@ -126,7 +126,7 @@ def test_what_never_reached_the_disk_is_read_anew(tmp_path: Path, environment: C
 def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
     tmp_path: Path, environment: Callable[..., Daemon]
 ) -> None:
-    """As thin volumes, quotas and some file systems say it: writing went well."""
+    """Thin volumes, quotas and some file systems report no room only then: the write itself succeeded."""
     with FaultyDisk(tmp_path) as disk, environment(disk.path, "--ram", "2MiB") as daemon:
         data = opened(tmp_path)
         disk.behave("fsync:/tmp/ enospc")
@@ -161,59 +161,59 @@ def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
 @pytest.fixture(params=["ram", "nvme"])
 def reader(
     tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[Reader, MemoryGrants, np.ndarray]]:
-    """All of it read once; and what the records are."""
+) -> Iterator[tuple[ExtentReader, MemoryGrants, np.ndarray]]:
+    """A reader that has read all records once, its grants, and the records."""
     records = np.frombuffer(BODY, np.uint8).reshape(-1, RECORD)
     (tmp_path / "r.bin").write_bytes(BODY)
     catalog = compiled(
         tmp_path / "r.bin", tmp_path, format="records", record_bytes=RECORD, extent_bytes=EXTENT
     ).catalog()
     grants = MemoryGrants(catalog.extent, request.param)
-    found = Reader(catalog, grants)
+    found = ExtentReader(catalog, grants)
     assert (read(found, np.arange(len(records))) == records).all()
     yield found, grants, records
     found.close()
     assert not any(grants.leases.values())
 
 
-def read(reader: Reader, samples: np.ndarray) -> np.ndarray:
+def read(reader: ExtentReader, samples: np.ndarray) -> np.ndarray:
     first, last = reader.spans(samples * RECORD, np.full(len(samples), RECORD))
     return reader.gather(samples, first, last).view(np.uint8).reshape(-1, RECORD)
 
 
-Reading = tuple[Reader, MemoryGrants, np.ndarray]
+Reading = tuple[ExtentReader, MemoryGrants, np.ndarray]
 
 
-def test_what_is_recalled_goes_back_at_once_and_nothing_else(reader: Reading) -> None:
+def test_recalled_extents_are_released_at_once_and_no_others(reader: Reading) -> None:
     found, grants, records = reader
-    found.forgo([1, 2, EXTENTS + 5])
+    found.release_when_unused([1, 2, EXTENTS + 5])
     assert [grants.leases[extent] for extent in range(EXTENTS)] == [1, 0, 0, 1, 1, 1, 1, 1]
     assert (read(found, np.arange(len(records))) == records).all()
     assert set(grants.leases.values()) == {1}
 
 
-def test_what_a_read_looks_at_goes_when_that_read_is_over(reader: Reading) -> None:
+def test_a_recalled_extent_that_a_read_needs_is_released_after_it(reader: Reading) -> None:
     found, grants, records = reader
     extents = np.array([1, 3])
     use, _ = found._leases.begin(extents, extents)
     if grants._origin == "nvme":
         assert found._leases.ensure(use, extents.tolist())
-    found.forgo([1, 2])
+    found.release_when_unused([1, 2])
     assert (grants.leases[1], grants.leases[2]) == (1, 0)
     found._leases.end(use)
     assert (grants.leases[1], grants.leases[3]) == (0, 1)
     assert (read(found, np.arange(len(records))) == records).all()
 
 
-def test_what_is_recalled_before_its_grant_has_come_goes_when_that_read_is_over(
+def test_an_extent_recalled_before_its_grant_is_released_after_the_read(
     reader: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, grants, records = reader
-    found.forgo([1])
+    found.release_when_unused([1])
     acquire = grants.acquire
 
     def recalled_meanwhile(extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        found.forgo(extents)
+        found.release_when_unused(extents)
         return acquire(extents, timeout_s)
 
     monkeypatch.setattr(grants, "acquire", recalled_meanwhile)
@@ -238,7 +238,7 @@ def test_threads_read_on_while_extents_are_recalled(reader: Reading) -> None:
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(reads, seed) for seed in range(3)]
         for extent in itertools.cycle(range(EXTENTS)):
-            found.forgo([extent])
+            found.release_when_unused([extent])
             if grants.calls > asked + 12 or any(one.done() for one in running):
                 break
         over.set()

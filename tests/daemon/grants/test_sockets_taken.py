@@ -1,4 +1,4 @@
-"""What else lies where the daemon's sockets go: it is left alone, and said in one line."""
+"""A file or foreign socket at a path of the daemon's sockets is left alone, and named in a one-line error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.grants.listening import check_free, make_room
+from cachesvc.daemon.grants.unix_sockets import check_free, make_room
 from testbed.node import Daemon
 from tests.support.shell import complaint, serve
 
@@ -21,8 +21,8 @@ END_S = 30.0
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, which is the working directory."""
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, made the working directory."""
     found = tmp_path / "s"
     found.mkdir()
     monkeypatch.chdir(found)
@@ -30,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bound(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    """A socket at a path; it listens, where its kind can."""
+    """Bind a socket to a path, and listen where its kind can."""
     found = socket.socket(socket.AF_UNIX, kind)
     found.bind(str(path))
     if kind != socket.SOCK_DGRAM:
@@ -38,51 +38,57 @@ def bound(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) -> soc
     return found
 
 
-def refused(place: Path, name: str) -> None:
-    """`serve` ends with one line that names the path, and has left nothing but its lock."""
-    before = os.lstat(place / name)
-    ended = serve(*SMALL, "--socket", str(place), "--state-dir", str(place.parent / "state"))
+def refused(directory: Path, name: str) -> None:
+    """Check that `serve` ends with one line that names the path, and leaves only its lock."""
+    before = os.lstat(directory / name)
+    ended = serve(*SMALL, "--socket", str(directory), "--state-dir", str(directory.parent / "state"))
     assert ended.returncode == InvalidInput.code, ended.stderr
-    said = complaint(ended)
-    assert f"{place / name}" in said
-    assert "--socket" in said
-    assert os.path.samestat(os.lstat(place / name), before)
-    assert set(os.listdir(place)) == {name, "lock"}
+    error = complaint(ended)
+    assert f"{directory / name}" in error
+    assert "--socket" in error
+    assert os.path.samestat(os.lstat(directory / name), before)
+    assert set(os.listdir(directory)) == {name, "lock"}
 
 
 @pytest.mark.parametrize("name", SOCKETS)
-def test_a_directory_in_a_sockets_place_is_refused(place: Path, name: str) -> None:
-    (place / name).mkdir()
-    refused(place, name)
+def test_a_directory_in_a_sockets_place_stays(directory: Path, name: str) -> None:
+    (directory / name).mkdir()
+    refused(directory, name)
 
 
-def test_a_users_file_in_a_sockets_place_stays(place: Path) -> None:
-    (place / "cachesvc.sock").write_text("mine")
-    refused(place, "cachesvc.sock")
-    assert (place / "cachesvc.sock").read_text() == "mine"
+def test_a_file_in_a_sockets_place_stays(directory: Path) -> None:
+    (directory / "cachesvc.sock").write_text("mine")
+    refused(directory, "cachesvc.sock")
+    assert (directory / "cachesvc.sock").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", SOCKETS)
-def test_a_socket_at_which_others_listen_is_refused(place: Path, name: str) -> None:
-    with bound(place / name):
-        refused(place, name)
+def test_a_socket_at_which_another_process_listens_stays(directory: Path, name: str) -> None:
+    with bound(directory / name):
+        refused(directory, name)
 
 
 @pytest.mark.parametrize("option", ["--listen", "--share", "--metrics"])
-def test_a_port_that_is_taken_leaves_no_socket_behind(place: Path, option: str) -> None:
+def test_a_port_that_is_taken_leaves_no_socket_behind(directory: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = serve(
-            *SMALL, option, address, "--socket", str(place), "--state-dir", str(place.parent / "state")
+            *SMALL,
+            option,
+            address,
+            "--socket",
+            str(directory),
+            "--state-dir",
+            str(directory.parent / "state"),
         )
     assert ended.returncode == InvalidInput.code, ended.stderr
     assert f"{option} {address} cannot be bound" in complaint(ended)
-    assert os.listdir(place) == ["lock"]
+    assert os.listdir(directory) == ["lock"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dead_socket_of_any_kind_makes_room_and_a_live_one_does_not(
-    place: Path, kind: socket.SocketKind
+def test_a_dead_socket_of_any_kind_is_removed_and_a_live_one_is_not(
+    directory: Path, kind: socket.SocketKind
 ) -> None:
     with bound("x", kind), pytest.raises(InvalidInput, match="another process listens"):
         make_room("x")
@@ -92,7 +98,7 @@ def test_a_dead_socket_of_any_kind_makes_room_and_a_live_one_does_not(
     assert not os.path.exists("x")
 
 
-def test_a_full_queue_is_life_too(place: Path) -> None:
+def test_a_socket_with_a_full_queue_is_in_use(directory: Path) -> None:
     with bound("x") as listener, socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
         listener.listen(0)
         for each in (one, two):
@@ -104,30 +110,30 @@ def test_a_full_queue_is_life_too(place: Path) -> None:
             check_free("x", os.getpid())
 
 
-def test_the_process_that_is_known_may_listen(place: Path) -> None:
+def test_a_known_process_may_listen(directory: Path) -> None:
     with bound("x"):
         check_free("x", os.getpid())
         with pytest.raises(InvalidInput):
             check_free("x", 1)
 
 
-def test_a_link_that_leads_nowhere_is_no_socket(place: Path) -> None:
+def test_a_dangling_link_is_no_socket(directory: Path) -> None:
     os.symlink("nowhere", "x")
     with pytest.raises(InvalidInput, match="no socket"):
         make_room("x")
 
 
-def test_a_daemon_that_ends_removes_its_own_sockets_only(tmp_path: Path) -> None:
+def test_a_daemon_that_ends_removes_only_its_own_sockets(tmp_path: Path) -> None:
     with Daemon(tmp_path / "node", SMALL) as daemon:
-        place = Path(daemon.socket_dir)
+        directory = Path(daemon.socket_dir)
         for name in SOCKETS:
-            os.rename(place / name, place / f"{name}.old")
-            (place / name).write_text("mine")
+            os.rename(directory / name, directory / f"{name}.old")
+            (directory / name).write_text("mine")
         assert daemon.stop() == 0, daemon.log
-        assert [(place / name).read_text() for name in SOCKETS] == ["mine"] * len(SOCKETS)
+        assert [(directory / name).read_text() for name in SOCKETS] == ["mine"] * len(SOCKETS)
 
 
-def test_a_takeover_is_not_begun_where_others_listen(tmp_path: Path) -> None:
+def test_a_takeover_is_refused_where_another_process_listens(tmp_path: Path) -> None:
     with Daemon(tmp_path / "node", SMALL) as daemon:
         control = Path(daemon.socket_dir, "cachesvc.sock")
         os.rename(control, f"{control}.old")
@@ -139,9 +145,7 @@ def test_a_takeover_is_not_begun_where_others_listen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["closed terminal", "nohup"])
-def test_a_closed_terminal_ends_a_daemon_cleanly_unless_it_was_told_to_stay(
-    ignored: bool, tmp_path: Path
-) -> None:
+def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(ignored: bool, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         with Daemon(tmp_path / "node", SMALL) as daemon:

@@ -1,4 +1,4 @@
-"""A tier's thread answers whoever waits for it, whatever its calls raise."""
+"""Lanes answer every call, whatever it raises; probes and stalls of tiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon.disks.watch import Watch
+from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.probe import Room
 from testbed import WAIT_S
@@ -39,7 +39,7 @@ def lane(posted: queue.Queue[Callable[[], None]]) -> Iterator[Lane]:
         (MemoryError(), TierFailed),
     ],
 )
-def test_whatever_a_call_raises_is_answered_and_the_next_one_is_run(
+def test_any_error_of_a_call_is_answered_and_the_next_call_runs(
     lane: Lane,
     posted: queue.Queue[Callable[[], None]],
     caplog: pytest.LogCaptureFixture,
@@ -62,7 +62,7 @@ def test_whatever_a_call_raises_is_answered_and_the_next_one_is_run(
 
 
 class BrokenProbe:
-    """A tier whose probe fails as no tier should."""
+    """A tier whose probe raises an unexpected error."""
 
     name = TierName("nvme0")
 
@@ -73,7 +73,7 @@ class BrokenProbe:
 
 
 class SilentProbe:
-    """A tier that does not answer until it is told to."""
+    """A tier that answers no probe until the test says so."""
 
     name = TierName("nvme0")
 
@@ -88,15 +88,15 @@ class SilentProbe:
 
 
 @pytest.mark.parametrize("busy_s", [0.0, 4.0])
-def test_a_tier_stalls_that_answers_neither_a_probe_nor_a_call(
+def test_a_tier_that_answers_neither_probe_nor_call_stalls(
     posted: queue.Queue[Callable[[], None]], busy_s: float
 ) -> None:
     now, heard = [0.0], []
-    watch = Watch(
+    watch = DiskWatch(
         lambda *_: None, lambda *_: None, lambda *_: None, lambda *said: heard.append(said), lambda: now[0]
     )
     tier = SilentProbe()
-    jobs_s = lambda: 0.0 if heard else busy_s  # noqa: E731 - its jobs are given up when it is said
+    jobs_s = lambda: 0.0 if heard else busy_s  # noqa: E731 - its jobs end when the stall is reported
     watch.add(tier, Lane("probe", posted.put, lambda: now[0]), (), jobs_s)  # type: ignore[arg-type]
     for _ in range(5):
         watch.tick()
@@ -108,12 +108,12 @@ def test_a_tier_stalls_that_answers_neither_a_probe_nor_a_call(
     assert heard == ([("nvme0", True), ("nvme0", False)] if busy_s else [])
 
 
-def test_a_probe_that_fails_unexpectedly_is_an_answer_of_a_broken_disk(
+def test_an_unexpected_error_of_a_probe_counts_as_a_failed_probe(
     posted: queue.Queue[Callable[[], None]],
 ) -> None:
     now = [0.0]
     lost: list[str] = []
-    watch = Watch(
+    watch = DiskWatch(
         lambda name, why: lost.append(why),
         lambda name: None,
         lambda *_: None,

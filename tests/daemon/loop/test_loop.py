@@ -1,4 +1,4 @@
-"""The daemon's loop as other threads see it."""
+"""The event loop, called from other threads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cachesvc.daemon.loop.loop import Loop
 
 
 class Request:
-    """Something that a call holds."""
+    """An object that a call refers to."""
 
 
 def fail() -> None:
     raise NotFound("not here")
 
 
-def test_work_that_posts_more_work_keeps_no_descriptor_waiting() -> None:
+def test_work_that_posts_more_work_does_not_delay_descriptors() -> None:
     loop, (ours, theirs) = Loop(), os.pipe()
     os.write(theirs, b"x")
     rounds = 0
@@ -44,7 +44,7 @@ def test_work_that_posts_more_work_keeps_no_descriptor_waiting() -> None:
     os.close(theirs)
 
 
-def test_an_error_lets_go_of_what_its_caller_held_at_once() -> None:
+def test_an_error_releases_its_callers_objects_at_once() -> None:
     loop = Loop()
     thread = threading.Thread(target=loop.run, args=(lambda: math.inf, lambda: None, time.monotonic))
 

@@ -1,4 +1,4 @@
-"""Metrics name no dataset that only some users may use: whoever reaches the port would else see how each fares."""
+"""Metrics do not name datasets that are restricted to some users, since any user may reach the port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
-from cachesvc.daemon.datasets import UNUSED
+from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
@@ -25,13 +25,13 @@ REPORT = StallReport(10, (1_000_000,) * len(CAUSES), (5,) * len(QUANTILES))
 
 
 def values(port: int) -> dict[str, float]:
-    """What a scraper reads."""
+    """Scrape the metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
         lines = re.findall(r"^(cachesvc_\S+) (\S+)$", answer.read().decode(), re.M)
     return {name: float(value) for name, value in lines}
 
 
-def test_private_datasets_are_one_in_the_metrics_and_each_in_status(tmp_path: Path) -> None:
+def test_private_datasets_share_one_label_in_the_metrics_and_have_their_own_status(tmp_path: Path) -> None:
     (port,), data = free_ports(1), tmp_path / "data"
     options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
     options += ["--metrics", f"127.0.0.1:{port}", "--allow", f"{data}/all"]
@@ -70,7 +70,7 @@ def test_private_datasets_are_one_in_the_metrics_and_each_in_status(tmp_path: Pa
     assert whole - sums == NO_SUMS  # rates and quantiles do not add up
 
 
-def test_counters_of_what_the_daemon_has_forgotten_do_not_fall_nor_change_their_label(tmp_path: Path) -> None:
+def test_counters_of_forgotten_datasets_keep_their_value_and_label(tmp_path: Path) -> None:
     (port,), data = free_ports(1), tmp_path / "data"
     options = ["--ram", "4MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
     options += ["--metrics", f"127.0.0.1:{port}", "--allow", f"{data}/", "--allow", f"{data}/0/=uid:64001"]
@@ -87,7 +87,7 @@ def test_counters_of_what_the_daemon_has_forgotten_do_not_fall_nor_change_their_
             assert list(control.prefetch(dataset))[-1].done
             return dataset
 
-        used = [use(number) for number in (0, 1)]  # one that only a user may use, and one for all
+        used = [use(number) for number in (0, 1)]  # one restricted to a user, and one for all
         readers = [DaemonGrants(daemon.socket_dir, dataset) for dataset in used]
         for reader in readers:
             reader.connect()
@@ -96,7 +96,7 @@ def test_counters_of_what_the_daemon_has_forgotten_do_not_fall_nor_change_their_
         before = values(port)
         for reader in readers:
             reader.close()
-        for number in range(2, 2 + UNUSED + 2):
+        for number in range(2, 2 + MAX_UNUSED + 2):
             control.evict(used[-1])
             used.append(use(number))
             if number == 2:

@@ -1,4 +1,4 @@
-"""Nodes give one another what they hold: before the source is asked, and when a copy turns out to be wrong."""
+"""Nodes read extents from each other: before they ask the source, and to repair corrupt copies."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates, server_credentials
-from cachesvc.daemon.fills.peer_fetch import Peers
-from cachesvc.daemon.peers.sharer import AT_ONCE
-from cachesvc.tiers.checksum import Passing
+from cachesvc.daemon.fills.peer_client import PeerClient
+from cachesvc.daemon.peers.sharer import MAX_CALLS
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import DataLoader, open_dataset
@@ -61,7 +61,7 @@ def data_in(folder: Path) -> bytes:
 
 
 def listening(address: str) -> None:
-    """Wait until the process that serves peers does."""
+    """Wait until the sharer listens."""
     host, port = address.split(":")
 
     def connects() -> bool:
@@ -79,7 +79,7 @@ def fill(daemon: Daemon, data: Path) -> tuple[str, pb.PrefetchReply]:
 
 
 def read(daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, dict[str, float]]:
-    """Every record in order, through the loader, and what its steps waited for."""
+    """Read every record in order through the loader; return the bytes and the waiting times of its steps."""
     monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
     dataset = open_dataset(f"{data}/", format="records", record_bytes=RECORD)
     batches = DataLoader(dataset, batch_size=16)
@@ -90,12 +90,12 @@ def read(daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
 
 
 def copies(node: Path) -> list[Path]:
-    """The extents on a node's disk."""
+    """Files of the extents on a node's disk."""
     return sorted(path for path in (node / "nvme").rglob("?" * 32 + ".*"))
 
 
 def flip(path: Path) -> None:
-    """One bit of what an extent's file holds."""
+    """Flip one bit of an extent's file."""
     path.chmod(0o600)
     with open(path, "r+b") as file:
         file.seek(1000)
@@ -104,7 +104,9 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def test_what_a_peer_holds_costs_the_source_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extents_of_a_peer_are_not_read_from_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, (port,) = tmp_path / "data", free_ports(1)
     contents = data_in(data)
     other, address = start(tmp_path / "other", data, "--metrics", f"127.0.0.1:{port}")
@@ -128,7 +130,7 @@ def test_what_a_peer_holds_costs_the_source_nothing(tmp_path: Path, monkeypatch:
     assert waited["source"] == 0
 
 
-def test_a_rotten_copy_is_repaired_from_a_peer_where_the_source_is_gone(
+def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -149,13 +151,13 @@ def test_a_rotten_copy_is_repaired_from_a_peer_where_the_source_is_gone(
             assert report.corrupt_extents == 1
             list(control.prefetch(dataset))
             (status,) = control.status().datasets
-        (tmp_path / "away").rename(data / "0.bin")  # the loader looks at what it opens
+        (tmp_path / "away").rename(data / "0.bin")  # the loader stats the files that it opens
         found, _ = read(node, data, monkeypatch)
     assert found == contents
     assert status.resident_bytes == len(contents)
 
 
-def test_a_peer_checks_what_lay_on_its_disk_before_it_gives_it(
+def test_a_peer_checks_copies_from_before_its_start_before_it_lends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, nvme = tmp_path / "data", tmp_path / "other" / "nvme"
@@ -181,7 +183,7 @@ def test_a_peer_checks_what_lay_on_its_disk_before_it_gives_it(
     assert corrupt == 1
 
 
-def test_another_tenants_dataset_is_given_to_no_peer(tmp_path: Path) -> None:
+def test_a_dataset_of_some_users_is_given_to_no_peer(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", tmp_path / "nothing", "--allow", f"{data}/=uid:64001")
@@ -193,7 +195,7 @@ def test_another_tenants_dataset_is_given_to_no_peer(tmp_path: Path) -> None:
     assert (here.peer_bytes, here.source_bytes) == (0, len(contents))
 
 
-def test_a_peer_that_dies_costs_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_dies_loses_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", data)
@@ -231,9 +233,9 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
         os.close(fd)
         grants.close()
         stub = services.Stub(channel, "Peers")
-        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(AT_ONCE)]
+        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(MAX_CALLS)]
         for stream in streams:
-            next(stream)  # the rest waits for room in the connection
+            next(stream)  # the other replies wait for room in the connection
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.Read(pb.ReadRequest(extent=extent), timeout=60))
         for stream in streams:
@@ -243,7 +245,7 @@ def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
 
 
 def certified(folder: Path, name: str, signed_by: trustme.CA) -> list[str]:
-    """Options for a node with a certificate that it finds in a folder, beside the `ca.pem` that it believes."""
+    """Options for a node with a certificate in a folder, beside the `ca.pem` that it trusts."""
     issued = signed_by.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
     issued.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
@@ -251,7 +253,7 @@ def certified(folder: Path, name: str, signed_by: trustme.CA) -> list[str]:
     return [word for option, file in files.items() for word in (option, str(folder / file))]
 
 
-def test_nodes_know_one_another_by_their_certificates(tmp_path: Path) -> None:
+def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     ca, strangers = authority(tmp_path), trustme.CA()
@@ -269,13 +271,13 @@ def test_nodes_know_one_another_by_their_certificates(tmp_path: Path) -> None:
 
 
 def authority(folder: Path) -> trustme.CA:
-    """Another one in the place of that which was believed."""
+    """Replace the trusted authority by another one."""
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
     return ca
 
 
-def test_a_node_that_gives_uses_certificates_that_are_renewed(tmp_path: Path) -> None:
+def test_a_serving_node_uses_renewed_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     other, address = start(tmp_path / "other", data, tls=certified(tmp_path, "other", authority(tmp_path)))
@@ -290,19 +292,19 @@ def test_a_node_that_gives_uses_certificates_that_are_renewed(tmp_path: Path) ->
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
-def test_a_node_that_asks_uses_certificates_that_are_renewed(tmp_path: Path) -> None:
+def test_a_reading_node_uses_renewed_certificates(tmp_path: Path) -> None:
     files = Tls(str(tmp_path / "node.pem"), str(tmp_path / "node.key"), str(tmp_path / "ca.pem"))
     honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
     certified(tmp_path, "node", authority(tmp_path))
     with ExitStack() as stack:
         (port,), target = free_ports(1), stack.enter_context(memory(len(GOOD)))
-        peers = Peers([f"127.0.0.1:{port}"], files)
+        peers = PeerClient([f"127.0.0.1:{port}"], files)
         certified(tmp_path, "node", authority(tmp_path))
         stack.enter_context(serving(honest, port, server_credentials(files)))
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
 
 
-def test_certificates_are_those_of_before_while_the_new_ones_do_not_fit(tmp_path: Path) -> None:
+def test_old_certificates_are_used_while_the_new_ones_do_not_match(tmp_path: Path) -> None:
     ca = authority(tmp_path)
     certified(tmp_path, "node", ca)
     key, certificate = tmp_path / "node.key", tmp_path / "node.pem"
@@ -318,35 +320,35 @@ def test_certificates_are_those_of_before_while_the_new_ones_do_not_fit(tmp_path
 
 
 def cmdline(pid: int) -> bytes:
-    """Nothing for a process that has ended."""
+    """The command line of a process, empty for one that has ended."""
     with suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
 
 def sharer_of(daemon: Daemon) -> int:
-    """The process id."""
+    """The process id of the sharer."""
     assert daemon.process is not None
     pid = daemon.process.pid
     children: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             children += map(int, (thread / "children").read_text().split())
     (found,) = [each for each in children if b"sharer" in cmdline(each)]
     return found
 
 
 def listens(pid: int, address: str) -> bool:
-    """Whether it is this process that does: another may still be about to end."""
+    """Tell whether this process listens; a predecessor may still be ending."""
     ports = [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == "LISTEN"]
     return int(address.rpartition(":")[2]) in ports
 
 
 def wait_for_another(daemon: Daemon, than: int) -> None:
-    """Until another process serves peers."""
+    """Wait until another process serves peers."""
 
     def replaced() -> bool:
-        with suppress(ValueError):  # none yet, or just gone
+        with suppress(ValueError):  # no sharer at the moment
             return sharer_of(daemon) != than
         return False
 
@@ -355,7 +357,7 @@ def wait_for_another(daemon: Daemon, than: int) -> None:
 
 @pytest.fixture
 def sharing(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
-    """A daemon that shares."""
+    """A daemon with `--share`, and its address."""
     data = tmp_path / "data"
     data_in(data)
     daemon, address = start(tmp_path / "node", data)
@@ -364,13 +366,13 @@ def sharing(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
         yield daemon, address
 
 
-def test_what_serves_peers_has_no_credentials_keeps_nothing_and_is_replaced(
+def test_the_sharer_has_no_credentials_keeps_no_descriptors_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
     contents = data_in(data)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # for the source's sake; peers are asked directly
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not apply to peers
     other, address = start(tmp_path / "other", data)
     node, _ = start(tmp_path / "node", data, "--peer", address)
     with other, node:
@@ -381,7 +383,7 @@ def test_what_serves_peers_has_no_credentials_keeps_nothing_and_is_replaced(
         files = len(os.listdir(f"/proc/{first}/fd"))
         dataset, here = fill(node, data)
         assert here.peer_bytes == len(contents)
-        wait_until(lambda: len(os.listdir(f"/proc/{first}/fd")) <= files + 1)  # the connection stays
+        wait_until(lambda: len(os.listdir(f"/proc/{first}/fd")) <= files + 1)  # only the connection is left
         os.kill(first, signal.SIGKILL)
         wait_for_another(other, first)
         listening(address)
@@ -401,7 +403,7 @@ def test_what_serves_peers_has_no_credentials_keeps_nothing_and_is_replaced(
         (b"x" * 16, grpc.StatusCode.NOT_FOUND),
     ],
 )
-def test_an_id_of_no_extent_is_a_typed_error(
+def test_an_invalid_extent_id_is_a_typed_error(
     sharing: tuple[Daemon, str], extent: bytes, code: grpc.StatusCode
 ) -> None:
     with grpc.insecure_channel(sharing[1]) as channel, pytest.raises(grpc.RpcError) as refused:
@@ -410,7 +412,7 @@ def test_an_id_of_no_extent_is_a_typed_error(
 
 
 class Liar:
-    """A peer that answers what a test tells it to."""
+    """A peer whose answers the test gives."""
 
     def __init__(self, replies: Callable[[], Iterator[pb.ReadReply]]) -> None:
         self._replies = replies
@@ -435,7 +437,7 @@ def serving(servicer: Liar, port: int = 0, tls: grpc.ServerCredentials | None = 
 
 
 def digests_of(contents: bytes) -> bytes:
-    passing = Passing(len(contents))
+    passing = StreamedChecksums(len(contents))
     passing.add(0, memoryview(contents))
     with memory(len(contents)) as fd:
         os.pwrite(fd, contents, 0)
@@ -463,21 +465,21 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_peer_that_lies_is_not_believed_and_left_alone(lie: str) -> None:
+def test_wrong_data_is_rejected_and_its_peer_paused(lie: str) -> None:
     data, digests = LIES[lie]
     liar = Liar(lambda: iter([pb.ReadReply(data=data, digests=digests, size_bytes=len(GOOD))]))
     with serving(liar) as address, memory(len(GOOD)) as target:
-        peers = Peers([address])
+        peers = PeerClient([address])
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
         assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
     assert liar.asked == 1
 
 
-def test_the_next_peer_is_asked_where_the_first_lies() -> None:
+def test_the_next_peer_is_asked_after_wrong_data() -> None:
     honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
     liar = Liar(lambda: iter([pb.ReadReply(data=bytes(len(GOOD)), digests=digests_of(GOOD))]))
     with serving(honest) as first, serving(liar) as second, memory(len(GOOD)) as target:
-        peers = Peers([first, second])
+        peers = PeerClient([first, second])
         for number in range(8):
             assert peers.fill(ExtentId(number.to_bytes(16, "big")), len(GOOD), target) == digests_of(GOOD)
             assert os.pread(target, len(GOOD), 0) == GOOD
@@ -485,25 +487,25 @@ def test_the_next_peer_is_asked_where_the_first_lies() -> None:
     assert honest.asked == 8
 
 
-def test_a_peer_that_says_nothing_costs_seconds_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.FIRST_S", 0.1)
+def test_pauses_of_a_silent_peer_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.FIRST_S", 0.1)
     now_s = 0.0
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.time", SimpleNamespace(monotonic=lambda: now_s))
     extent, found = ExtentId(bytes(16)), []
     with socket.create_server(("127.0.0.1", 0)) as silent, memory(len(GOOD)) as target:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        peers = Peers([address])
+        peers = PeerClient([address])
         for _ in range(7):
             assert peers.fill(extent, len(GOOD), target) is None
-            assert peers._of(extent) == []
-            found.append(peers._again_at[address] - now_s)
-            now_s = peers._again_at[address]
-            assert peers._of(extent) == [address]
+            assert peers._ranked(extent) == []
+            found.append(peers._paused_until[address] - now_s)
+            now_s = peers._paused_until[address]
+            assert peers._ranked(extent) == [address]
     assert found == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_fetch.BUSY_S", 0.1)
+def test_a_peer_that_was_silent_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.SHORT_PAUSE_S", 0.1)
     answers = iter([False, True, False, True])
 
     def replies() -> Iterator[pb.ReadReply]:
@@ -512,19 +514,19 @@ def test_a_peer_that_stood_still_for_once_is_asked_again_soon(monkeypatch: pytes
         return iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))])
 
     with serving(Liar(replies)) as address, memory(len(GOOD)) as target:
-        peers = Peers([address])
+        peers = PeerClient([address])
         for _ in range(2):
             assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-            wait_until(lambda: peers._of(ExtentId(bytes(16))) == [address])
+            wait_until(lambda: peers._ranked(ExtentId(bytes(16))) == [address])
             assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
-            assert not peers._silent_s
+            assert not peers._last_pause_s
 
 
 def test_all_nodes_ask_the_same_peers_in_the_same_order() -> None:
     addresses = [f"10.0.0.{number}:7000" for number in range(16)]
-    one, other = Peers(addresses), Peers(addresses[::-1])
-    asked = [one._of(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
-    assert asked == [other._of(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
+    one, other = PeerClient(addresses), PeerClient(addresses[::-1])
+    asked = [one._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
+    assert asked == [other._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
     firsts = np.unique([each[0] for each in asked], return_counts=True)[1]
     assert len(firsts) == len(addresses)
     # 4,096 throws into 16: 256 each, and five standard deviations of a binomial are 78.
@@ -544,12 +546,12 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
         wait_until(lambda: listens(sharer_of(other), address))
         _, here = fill(node, data)
         other.kill()
-        other.start()  # at once, while the one that was killed may still have its address
+        other.start()  # at once, while the killed one's sharer may still have the address
         listening(address)
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
-def test_an_address_in_use_is_said_at_the_start(tmp_path: Path) -> None:
+def test_an_address_in_use_ends_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--share", address])
@@ -557,11 +559,11 @@ def test_an_address_in_use_is_said_at_the_start(tmp_path: Path) -> None:
             stack.enter_context(daemon)
 
 
-def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
+def test_a_peer_on_another_machine_needs_certificates(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "10.1.2.3:7000"])
     with (
         ExitStack() as stack,
-        pytest.raises(RuntimeError, match="another machine, whose bytes would be trusted"),
+        pytest.raises(RuntimeError, match="another machine, and its bytes are trusted"),
     ):
         stack.enter_context(daemon)
     (tmp_path / "no.pem").write_text("none")
@@ -571,4 +573,4 @@ def test_a_peer_elsewhere_needs_certificates(tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(RuntimeError, match="is not what TLS needs"):
         stack.enter_context(daemon)
     with pytest.raises(InvalidInput, match="nowhere"):
-        Peers(["10.1.2.3:7000"], Tls("nowhere.pem", "nowhere.key", "nowhere.ca"))
+        PeerClient(["10.1.2.3:7000"], Tls("nowhere.pem", "nowhere.key", "nowhere.ca"))

@@ -1,4 +1,4 @@
-"""Fillers give way to whoever wakes up; and what they and the daemon have for standard descriptors."""
+"""Background priority of fillers, and the standard descriptors of the daemon and its fillers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ thread.join()
 
 
 @pytest.mark.skipif(machine() != "x86_64", reason="the number of sched_getattr(2) is known for x86-64 alone")
-def test_what_runs_in_the_background_is_nice_and_has_a_long_slice_in_its_threads_too() -> None:
+def test_a_background_process_is_nice_and_all_its_threads_have_a_long_slice() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SHOW, "315"], stdout=subprocess.PIPE, check=True, timeout=60
     )
@@ -43,14 +43,14 @@ def test_what_runs_in_the_background_is_nice_and_has_a_long_slice_in_its_threads
         assert slice_ns == background.SLICE_NS
 
 
-def test_a_c_library_without_the_call_costs_only_the_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_c_library_without_the_call_sets_only_the_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "nice", lambda _: 15)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     background.run_in_background()
 
 
-def test_where_standard_descriptors_were_closed_no_extent_gets_their_numbers(tmp_path: Path) -> None:
-    """A library that writes to standard error would write into it."""
+def test_numbers_of_closed_standard_descriptors_are_not_reused_for_extents(tmp_path: Path) -> None:
+    """Otherwise a library that writes to standard error would write into an extent."""
 
     class Closing(Daemon):
         def spawn(self, *more: str) -> subprocess.Popen[bytes]:

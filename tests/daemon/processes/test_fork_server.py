@@ -1,4 +1,4 @@
-"""The process that fillers are forked from: its death, and theirs."""
+"""The fork server: its death, and the deaths of the fillers that it forked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
-    """Two fillers and a builder that have come so far that they end with what they are forked from."""
+    """Two fillers and a builder, started so far that they die with the fork server."""
     with a_pool(tmp_path, 2) as found:
         found.loop.run_until(lambda: all(each.process.pid for each in found.fillers._living))
         wait_until(lambda: [each.num_threads() > 1 for each in server(found).children()] == [True] * 3)
@@ -38,12 +38,12 @@ def server(pool: Pool) -> psutil.Process:
     return psutil.Process(pool.pids()[0]).parent()
 
 
-def test_fillers_are_replaced_when_what_they_are_forked_from_dies(pool: Pool) -> None:
+def test_fillers_are_replaced_when_the_fork_server_dies(pool: Pool) -> None:
     before, first = pool.pids(), server(pool)
     assert first.pid in [each.pid for each in psutil.Process().children()]
     with opened(pool.inside) as memory:
         for pid in before:
-            os.kill(pid, signal.SIGSTOP)  # none has answered when the server dies
+            os.kill(pid, signal.SIGSTOP)  # so that none answers before the server dies
         pool.verify("under way", memory, RAM)
         first.kill()
         done = pool.of("under way")
@@ -62,14 +62,14 @@ def test_a_server_found_dead_is_replaced_at_once(pool: Pool) -> None:
     first = server(pool)
     first.kill()
     wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE)
-    child, channel = pool.fillers._forks.fork()  # before the loop heard of it
+    child, channel = pool.fillers._forks.fork()  # before the loop has seen the death
     with channel:
         pool.loop.run_until(lambda: bool(child.pid))
         assert psutil.Process(child.pid).parent() in psutil.Process().children()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_end_of_a_filler_is_told_with_its_code(pool: Pool, number: signal.Signals) -> None:
+def test_the_exit_code_of_a_filler_is_reported(pool: Pool, number: signal.Signals) -> None:
     with opened(pool.inside) as memory:
         for pid in pool.pids():
             os.kill(pid, signal.SIGSTOP)
@@ -79,12 +79,12 @@ def test_the_end_of_a_filler_is_told_with_its_code(pool: Pool, number: signal.Si
             os.kill(process.pid, number)
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGCONT)
-        # The loop waits 50 ms for the server's word, which comes later from a busy host.
+        # The loop waits 50 ms for the server's message, which comes later on a busy host.
         assert [pool.fillers._forks.wait(process, 10.0) for process in killed] == [-number] * 2
         assert f"(exit code -{int(number)})" in pool.of("under way").message
 
 
-def test_a_filler_that_is_not_needed_before_it_has_begun_ends_all_the_same(pool: Pool) -> None:
+def test_a_filler_that_is_killed_before_its_start_ends(pool: Pool) -> None:
     forks = pool.fillers._forks
     os.kill(server(pool).pid, signal.SIGSTOP)
     child, channel = forks.fork()
@@ -106,21 +106,21 @@ def test_an_opening_survives_the_death_of_the_server(pool: Pool, tmp_path: Path)
     first.suspend()
     for pid in [each.pid for each in first.children()]:
         os.kill(pid, signal.SIGSTOP)
-    build = partial(jobs.Build, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    build = partial(jobs.BuildJob, uris=uris, options=options, catalogs=catalogs, refresh=False)
     pool.fillers.build(build, answers.append)
     first.kill()
-    pool.loop.run_until(lambda: any(isinstance(answer, jobs.Done) for answer in answers))
-    assert [answer.code for answer in answers if isinstance(answer, jobs.Done)] == [0]
+    pool.loop.run_until(lambda: any(isinstance(answer, jobs.JobDone) for answer in answers))
+    assert [answer.code for answer in answers if isinstance(answer, jobs.JobDone)] == [0]
 
 
 def held(pid: int, kind: str) -> set[str]:
-    """Sockets or pipes, but for standard streams."""
+    """Sockets or pipes of a process, without standard streams."""
     links = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
     return {link for number, link in links.items() if link.startswith(kind) and int(number) > 2}
 
 
-def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
-    """Each hears of the daemon's end by its own channel alone, and holds nothing of the server's."""
+def test_fillers_share_no_descriptors(pool: Pool) -> None:
+    """Each has only its own channel, whose end tells it of the daemon's end, and none of the server's descriptors."""
     first, second = (held(pid, "socket:") for pid in pool.pids())
     assert first != second
     pipes = held(server(pool).pid, "pipe:")
@@ -128,8 +128,8 @@ def test_descriptors_of_one_filler_are_no_others(pool: Pool) -> None:
     assert not any(held(pid, "pipe:") & pipes for pid in pool.pids())
 
 
-def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
-    """The loop sees a filler's end and what the server says of it at once; the first takes what the second would read."""
+def test_a_death_that_is_read_twice_does_not_block(pool: Pool) -> None:
+    """The loop sees a filler's end and the server's message about it in one round; the first handler reads the message."""
     first, forks = server(pool), pool.fillers._forks
     filler = next(each for each in pool.fillers._living if not each.builds)
     os.kill(filler.process.pid, signal.SIGKILL)
@@ -138,16 +138,16 @@ def test_who_hears_of_a_death_twice_waits_for_nothing(pool: Pool) -> None:
     began = time.monotonic()
     pool.fillers._read(filler)
     assert filler.process.code == -signal.SIGKILL
-    forks._heard()
+    forks._read_message()
     assert time.monotonic() - began < 0.5
     assert first.is_running()
     assert pool.pids() == [each.pid for each in first.children() if each.pid in pool.pids()]
 
 
-def test_while_none_can_be_forked_those_that_live_go_on(pool: Pool) -> None:
+def test_living_fillers_go_on_while_none_can_be_forked(pool: Pool) -> None:
     first = server(pool)
     before = first.rlimit(psutil.RLIMIT_NOFILE)
-    first.rlimit(psutil.RLIMIT_NOFILE, (0, before[1]))  # it can take no channel
+    first.rlimit(psutil.RLIMIT_NOFILE, (0, before[1]))  # so that it can receive no channel
     with opened(pool.inside) as memory:
         killed, living = pool.pids()
         os.kill(killed, signal.SIGKILL)
@@ -168,8 +168,8 @@ def test_while_none_can_be_forked_those_that_live_go_on(pool: Pool) -> None:
     assert server(pool) == first
 
 
-def test_a_starter_that_ignores_the_death_of_children_changes_nothing(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # it outlives exec
+def test_an_inherited_ignored_sigchld_has_no_effect(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # inherited across exec
     try:
         with a_pool(tmp_path, 1) as pool, opened(pool.inside) as memory:
             (pid,), first = pool.pids(), server(pool)
@@ -183,15 +183,15 @@ def test_a_starter_that_ignores_the_death_of_children_changes_nothing(tmp_path: 
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_daemon_that_adopts_orphans_reaps_its_own(pool: Pool) -> None:
-    """As the first process of a container is."""
+def test_a_daemon_that_adopts_orphans_reaps_them(pool: Pool) -> None:
+    """The first process of a container does so."""
     adopt = partial(ctypes.CDLL(None).prctl, PR_SET_CHILD_SUBREAPER)
     before = pool.pids()
     assert adopt(1) == 0
     try:
         server(pool).kill()
         pool.loop.run_until(lambda: not pool.fillers._living)
-        # A zombie may have threads that are not dead yet; then it cannot be reaped.
+        # A zombie with threads that are not dead yet cannot be reaped.
         wait_until(lambda: all(os.waitid(os.P_PID, pid, DEAD) for pid in before))
         with opened(pool.inside) as memory:
             pool.verify("again", memory, RAM)
@@ -201,13 +201,13 @@ def test_a_daemon_that_adopts_orphans_reaps_its_own(pool: Pool) -> None:
         adopt(0)
 
 
-def test_a_filler_that_is_done_for_leaves_no_descriptor(pool: Pool) -> None:
+def test_a_dead_filler_leaves_no_descriptor(pool: Pool) -> None:
     with opened(pool.inside) as memory:
 
         def life(number: int) -> None:
             for pid in pool.pids():
                 os.kill(pid, signal.SIGKILL)
-            pool.loop.run_until(lambda: len(pool.fillers._living) == 1)  # the builder's
+            pool.loop.run_until(lambda: len(pool.fillers._living) == 1)  # only the builder is left
             pool.verify(number, memory, RAM)
             assert pool.of(number).code == 0
             pool.pids()

@@ -1,4 +1,4 @@
-"""Bad samples are left out or replaced, the same ones at any scale, and every rank keeps its number of steps."""
+"""Bad samples are skipped or replaced, the same ones at any scale, and every rank keeps its number of steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
 from cachesvc.core.order.substitutes import NEAR_TRIES, OTHER_TRIES, substitutes
 from loader import DataLoader, mix, open_dataset
-from loader.batches.bad_samples import KEPT, LOGGED, BadSample, Found, Repair
+from loader.batches.bad_samples import MAX_KEPT, MAX_LOGGED, BadSample, BadSampleLog, BatchRepair
 from loader.reading.direct_access import Access
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
@@ -34,8 +34,8 @@ BAD = frozenset({0, 7, 8, 50, 102})
 
 
 @dataclass(frozen=True)
-class Numbered:
-    """A transform: a record becomes its number, and some do not."""
+class RecordNumber:
+    """A transform that returns a record's number, and fails for some numbers."""
 
     bad: frozenset[int]
 
@@ -54,7 +54,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def ranks(link: MemoryLink, world: int, bad: frozenset[int] = BAD, **settings: Any) -> list[DataLoader]:
-    form = {"transform": Numbered(bad)}
+    form = {"transform": RecordNumber(bad)}
     common = {"shuffle": True, "multiprocessing_context": "fork" if settings.get("num_workers") else None}
     return [
         DataLoader(in_memory(link, **form), rank=rank, world_size=world, **common | settings)
@@ -62,8 +62,8 @@ def ranks(link: MemoryLink, world: int, bad: frozenset[int] = BAD, **settings: A
     ]
 
 
-def seen(loader: DataLoader) -> list[list[int]]:
-    """The real samples of each batch."""
+def real_samples(loader: DataLoader) -> list[list[int]]:
+    """Return the real samples of each batch."""
     batches = []
     for batch in loader:
         assert batch.tolist() == loader.indices.tolist()
@@ -72,11 +72,9 @@ def seen(loader: DataLoader) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("world", "workers"), list(product((1, 2), (0, 2))))
-def test_skipped_samples_are_missing_and_reported_and_nothing_else(
-    link: MemoryLink, world: int, workers: int
-) -> None:
+def test_skip_drops_and_reports_only_bad_samples(link: MemoryLink, world: int, workers: int) -> None:
     loaders = ranks(link, world, batch_size=8, on_error="skip", last="pad", num_workers=workers)
-    ledgers = [seen(loader) for loader in loaders]
+    ledgers = [real_samples(loader) for loader in loaders]
     assert {len(ledger) for ledger in ledgers} == {-(-COUNT // (8 * world))}
     assert sorted(n for ledger in ledgers for batch in ledger for n in batch) == sorted(
         set(range(COUNT)) - BAD
@@ -95,7 +93,7 @@ def test_substitutes_are_the_same_at_any_scale(link: MemoryLink) -> None:
         loaders = ranks(
             link, world, bad, batch_size=12 // world, on_error="substitute", last="pad", num_workers=workers
         )
-        steps = zip(*(seen(loader) for loader in loaders), strict=True)
+        steps = zip(*(real_samples(loader) for loader in loaders), strict=True)
         return [[n for part in parts for n in part] for parts in steps]
 
     alone = globally(1, 0)
@@ -106,10 +104,10 @@ def test_substitutes_are_the_same_at_any_scale(link: MemoryLink) -> None:
     for world in (2, 3, 4, 6):
         more = globally(world, 0)
         assert more[:-1] == alone[:-1]
-        assert sorted(more[-1]) == sorted(alone[-1])  # its real samples are dealt over the ranks
+        assert sorted(more[-1]) == sorted(alone[-1])  # the samples of the last batch are dealt over the ranks
 
 
-def test_a_batch_of_which_nothing_is_left_holds_one_substitute_that_is_not_valid(link: MemoryLink) -> None:
+def test_a_batch_of_bad_samples_only_holds_one_invalid_substitute(link: MemoryLink) -> None:
     loader = ranks(link, 1, frozenset(range(4)), batch_size=4, on_error="skip", shuffle=False)[0]
     batches = iter(loader)
     first = next(batches)
@@ -117,20 +115,20 @@ def test_a_batch_of_which_nothing_is_left_holds_one_substitute_that_is_not_valid
     assert len(list(batches)) + 1 == -(-COUNT // 4)
 
 
-def test_where_everything_is_bad_it_is_an_error(link: MemoryLink) -> None:
+def test_an_epoch_of_bad_samples_only_is_an_error(link: MemoryLink) -> None:
     for on_error in ("skip", "substitute"):
         loader = ranks(link, 1, frozenset(range(COUNT)), batch_size=4, on_error=on_error)[0]
         with pytest.raises(CorruptData, match="spoilt"):
             next(iter(loader))
 
 
-def test_bad_samples_are_errors_unless_asked_otherwise(link: MemoryLink) -> None:
+def test_bad_samples_are_errors_by_default(link: MemoryLink) -> None:
     with pytest.raises(ValueError, match="spoilt"):
-        seen(ranks(link, 1, batch_size=8)[0])
+        real_samples(ranks(link, 1, batch_size=8)[0])
 
 
-class HoledGrants(MemoryGrants):
-    """One object is gone at the source; or the daemon is."""
+class MissingObjectGrants(MemoryGrants):
+    """Grants without one object, which the source has lost, or without the daemon."""
 
     def __init__(self, catalog: Catalog, hole: int, error: Exception) -> None:
         super().__init__(catalog.extent)
@@ -143,19 +141,19 @@ class HoledGrants(MemoryGrants):
 
 
 @dataclass(frozen=True)
-class HoledLink(MemoryLink):
-    """Opens through HoledGrants."""
+class MissingObjectLink(MemoryLink):
+    """Opens a dataset through MissingObjectGrants."""
 
     hole: int = 1
     error: Exception = NotFound("b/1.npy is gone; put it back")  # noqa: RUF009
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(HoledGrants(catalog, self.hole, self.error), lambda plan: None)
+        return Access(MissingObjectGrants(catalog, self.hole, self.error), lambda plan: None)
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Four files of 20 records, an extent each."""
+    """Four files of 20 records, one extent each."""
     root = tmp_path_factory.mktemp("parts")
     for part in range(4):
         rows = np.arange(part * 20 * 4, (part + 1) * 20 * 4, dtype="<i4").reshape(20, 4)
@@ -165,7 +163,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 @pytest.mark.parametrize(("on_error", "workers"), list(product(("skip", "substitute"), (0, 1))))
 def test_samples_of_an_object_that_is_gone_are_bad(parts: MemoryLink, on_error: Any, workers: int) -> None:
-    dataset = in_memory(HoledLink(parts.id, parts.path))
+    dataset = in_memory(MissingObjectLink(parts.id, parts.path))
     loader = DataLoader(dataset, batch_size=8, shuffle=True, on_error=on_error, num_workers=workers)
     gone = set(range(20, 40))
     found = []
@@ -178,15 +176,15 @@ def test_samples_of_an_object_that_is_gone_are_bad(parts: MemoryLink, on_error: 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_only_away_is_no_bad_sample(parts: MemoryLink, workers: int) -> None:
-    away = HoledLink(parts.id, parts.path, error=DaemonUnavailable("nobody is there; start it"))
+def test_an_unavailable_source_makes_no_bad_samples(parts: MemoryLink, workers: int) -> None:
+    away = MissingObjectLink(parts.id, parts.path, error=DaemonUnavailable("nobody is there; start it"))
     loader = DataLoader(in_memory(away), batch_size=8, on_error="skip", num_workers=workers)
     with pytest.raises(DaemonUnavailable, match=r"^nobody is there; start it$"):
         list(loader)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 1, "worker_type": "thread"}, {"num_workers": 1}])
-def test_whoever_catches_a_bad_batch_may_skip_it_and_more(link: MemoryLink, settings: dict[str, Any]) -> None:
+def test_a_caller_may_catch_a_bad_batch_and_skip_on(link: MemoryLink, settings: dict[str, Any]) -> None:
     (loader,) = ranks(link, 1, frozenset({3}), batch_size=10, shuffle=False, **settings)
     batches = iter(loader)
     with pytest.raises(ValueError, match="record 3 is spoilt"):
@@ -208,7 +206,7 @@ def test_a_sample_that_does_not_decode_is_bad(tmp_path: Path) -> None:
     assert bad.cause.startswith("CorruptData")
 
 
-def test_a_bad_sample_has_its_key_wherever_its_dataset_lies(tmp_path: Path) -> None:
+def test_a_bad_sample_has_its_key_in_any_wrapped_dataset(tmp_path: Path) -> None:
     parts = []
     for part in ("a", "b"):
         bodies = {f"{part}/{n}.json": b"[1]" if (part, n) != ("b", 2) else b"[1" for n in range(4)}
@@ -230,19 +228,19 @@ def test_a_bad_sample_has_its_key_wherever_its_dataset_lies(tmp_path: Path) -> N
         assert {bad.key for bad in loader.bad_samples} == {"b/2.json"}
 
 
-def test_the_list_and_the_log_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    found = Found()
+def test_the_list_and_the_log_of_bad_samples_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    found = BadSampleLog()
     with caplog.at_level(logging.WARNING, "cachesvc"):
-        for n in range(KEPT + 5):
+        for n in range(MAX_KEPT + 5):
             bad = BadSample(0, n, "k", "ValueError: x")
-            found.note(Repair(0, n, np.empty(0, np.int64), 0, (bad,)))
-    assert (found.count, len(found.kept), len(caplog.records)) == (KEPT + 5, KEPT, LOGGED + 1)
+            found.record(BatchRepair(0, n, np.empty(0, np.int64), 0, (bad,)))
+    assert (found.count, len(found.kept), len(caplog.records)) == (MAX_KEPT + 5, MAX_KEPT, MAX_LOGGED + 1)
 
 
 @given(
     st.integers(0, 2**64 - 1), st.integers(0, 99), st.integers(0, 10**12), st.integers(1, 10**4), st.data()
 )
-def test_substitutes_are_other_positions_and_few(
+def test_substitutes_are_a_few_other_positions(
     seed: int, epoch: int, position: int, batch: int, data: st.DataObject
 ) -> None:
     positions = data.draw(st.integers(1, 10**12))
@@ -275,8 +273,8 @@ def test_an_object_deleted_at_the_source_is_skipped_through_the_daemon(
         dataset.close()
 
 
-def spoilt_batch(samples: list[int]) -> torch.Tensor:
-    """A collate_fn of a user that has a fault of its own."""
+def failing_collate(samples: list[int]) -> torch.Tensor:
+    """A user's collate_fn with a fault of its own."""
     if COUNT - 1 in samples:
         raise ValueError("the batch is spoilt")
     return torch.tensor(samples)
@@ -287,9 +285,9 @@ def never(samples: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
-@pytest.mark.parametrize("collate_fn", [spoilt_batch, never])
+@pytest.mark.parametrize("collate_fn", [failing_collate, never])
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (8, 0), (8, 1)])
-def test_a_collate_fn_that_raises_over_good_samples_is_not_the_datas_fault(
+def test_an_error_of_collate_fn_over_good_samples_is_raised(
     link: MemoryLink, on_error: str, collate_fn: Any, batch_size: int, workers: int
 ) -> None:
     given = {"batch_size": batch_size, "on_error": on_error, "collate_fn": collate_fn, "num_workers": workers}
@@ -299,22 +297,22 @@ def test_a_collate_fn_that_raises_over_good_samples_is_not_the_datas_fault(
     assert not {bad.sample for bad in loader.bad_samples} - BAD
 
 
-def of_several(samples: list[int]) -> torch.Tensor:
-    """A collate_fn that takes no batch of fewer than four."""
+def refuse_small_batches(samples: list[int]) -> torch.Tensor:
+    """A collate_fn that fails for fewer than four samples."""
     if len(samples) < 4:
         raise ValueError("too few")
     return torch.tensor(samples)
 
 
-def test_only_bad_samples_are_left_out_whatever_the_collate_fn_thinks_of_few(link: MemoryLink) -> None:
-    given = {"batch_size": 20, "on_error": "skip", "collate_fn": of_several, "last": "drop"}
+def test_a_collate_fn_that_refuses_small_batches_loses_no_good_sample(link: MemoryLink) -> None:
+    given = {"batch_size": 20, "on_error": "skip", "collate_fn": refuse_small_batches, "last": "drop"}
     loader = ranks(link, 1, frozenset({3, 4, 9}), shuffle=False, **given)[0]
     assert next(iter(loader)).tolist() == sorted(set(range(20)) - {3, 4, 9})
     assert [bad.sample for bad in loader.bad_samples] == [3, 4, 9]
 
 
-def test_what_fills_up_a_batch_finds_the_only_good_sample_too(link: MemoryLink) -> None:
-    """Repeats are at no position of their own, so none is left out when another sample is looked for."""
+def test_a_repeat_may_be_replaced_by_the_only_good_sample(link: MemoryLink) -> None:
+    """A repeat has no position of its own, so the search for a substitute leaves no position out."""
     for bad in (0, 1):
         for run in ranks(
             link, 4, frozenset({bad}), batch_size=1, shuffle=False, last="pad", on_error="substitute"
@@ -325,8 +323,8 @@ def test_what_fills_up_a_batch_finds_the_only_good_sample_too(link: MemoryLink) 
             assert [batch.tolist() for batch in batches] == [[1 - bad]]
 
 
-class Moody:
-    """A transform that fails now and then, whatever the sample is."""
+class RandomlyFailing:
+    """A transform that fails at random, independently of the sample."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._random = rate, random.Random(3)
@@ -339,10 +337,12 @@ class Moody:
 
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_transforms_that_fail_by_chance_end_nothing(link: MemoryLink, on_error: Any, workers: int) -> None:
-    data = in_memory(link, transform=Moody(0.3))
+def test_transforms_that_fail_at_random_do_not_end_the_epoch(
+    link: MemoryLink, on_error: Any, workers: int
+) -> None:
+    data = in_memory(link, transform=RandomlyFailing(0.3))
     loader = DataLoader(data, batch_size=10, shuffle=True, on_error=on_error, num_workers=workers)
-    real = [number for batch in seen(loader) for number in batch]
+    real = [number for batch in real_samples(loader) for number in batch]
     assert len(loader) == 11
     assert loader.bad_samples
     missing = len(loader.bad_samples) if on_error == "skip" else 0
@@ -350,11 +350,11 @@ def test_transforms_that_fail_by_chance_end_nothing(link: MemoryLink, on_error: 
 
 
 @pytest.mark.parametrize("given", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
-def test_on_error_that_is_set_between_iterations_holds_for_the_next(link: MemoryLink, given: Any) -> None:
+def test_on_error_may_change_between_iterations(link: MemoryLink, given: Any) -> None:
     loader = ranks(link, 1, batch_size=8, on_error="skip", **given)[0]
-    assert sum(len(batch) for batch in seen(loader)) == COUNT - len(BAD)
+    assert sum(len(batch) for batch in real_samples(loader)) == COUNT - len(BAD)
     loader.on_error = "substitute"
-    assert sum(len(batch) for batch in seen(loader)) == COUNT
+    assert sum(len(batch) for batch in real_samples(loader)) == COUNT
     loader.on_error = "raise"
     with pytest.raises(ValueError, match="spoilt"):
-        seen(loader)
+        real_samples(loader)

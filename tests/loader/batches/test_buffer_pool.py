@@ -1,4 +1,4 @@
-"""Memory that batches leave behind is used again, and never while any view of it lives."""
+"""Memory of dead batches is used again, but never while a view of it lives."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.batches.buffer_pool import MAX_WASTE, Recycled
+from loader.batches.buffer_pool import MAX_WASTE, BufferPool
 from testbed import WAIT_S
 
 
-def test_a_batch_that_died_gives_its_block_to_the_next() -> None:
-    memory = Recycled(4)
+def test_a_dead_batch_gives_its_block_to_the_next() -> None:
+    memory = BufferPool(4)
     first = memory.empty(1000)
     home = first.ctypes.data
     del first
-    again = memory.empty(1001)  # a little larger is no new block
+    again = memory.empty(1001)  # slightly larger, and still the same block
     assert again.ctypes.data == home
     assert memory.empty(1000).ctypes.data != home
 
 
-def test_a_view_alone_keeps_the_block() -> None:
-    memory = Recycled(4)
+def test_a_view_keeps_the_block_of_its_batch() -> None:
+    memory = BufferPool(4)
     tensor = torch.from_numpy(memory.empty(800).view(np.int64).reshape(10, 10)[3:4])
     tensor.fill_(7)
     for _ in range(10):
@@ -39,8 +39,8 @@ def test_a_view_alone_keeps_the_block() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9)), max_size=60), st.integers(0, 3))
-def test_living_batches_never_share_memory(steps: list[tuple[int, int]], spare: int) -> None:
-    memory, alive = Recycled(spare), {}
+def test_live_batches_never_share_memory(steps: list[tuple[int, int]], spare: int) -> None:
+    memory, alive = BufferPool(spare), {}
     for number, (size, drop) in enumerate(steps):
         found = memory.empty(size)
         assert found.size == size
@@ -51,15 +51,15 @@ def test_living_batches_never_share_memory(steps: list[tuple[int, int]], spare: 
         assert all((batch == made % 251).all() for made, batch in alive.items())
 
 
-def test_a_large_block_is_not_spent_on_a_small_batch() -> None:
-    memory = Recycled(2)
+def test_a_small_batch_does_not_take_a_large_block() -> None:
+    memory = BufferPool(2)
     home = memory.empty(1 << 20).ctypes.data
     assert memory.empty((1 << 20) // MAX_WASTE // 2).ctypes.data != home
     assert memory.empty(1 << 20).ctypes.data == home
 
 
-def test_threads_share_it() -> None:
-    memory, wrong = Recycled(8), []
+def test_threads_may_share_a_pool() -> None:
+    memory, wrong = BufferPool(8), []
 
     def work(mine: int) -> None:
         held = []

@@ -1,4 +1,4 @@
-"""The stall clock names what steps waited for, and its causes sum to the wait."""
+"""The stall clock names the causes of waits, and the causes sum to the wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import NotFound
 from cachesvc.core.stalls import CAUSES, StallReport
 from loader import DataLoader, open_dataset
-from loader.batches.maker import Ledger, Made, Report, moved
+from loader.batches.maker import BatchReport, MadeBatch, ReportTotals, move_batch
 from loader.batches.stats import Stats
 from loader.reading.direct_access import Access
 from loader.reading.reader import ORIGINS
@@ -47,7 +47,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def measured(make: Callable[[], DataLoader], cause: str) -> Stats:
-    """The stats of one epoch whose wait is mostly of this cause: of the first that no other process was held up in."""
+    """Return the stats of an epoch in which this cause dominates: the first one that no other process disturbed."""
     for turn in range(TURNS):
         loader = make()
         steps = sum(1 for _ in loader)
@@ -63,7 +63,7 @@ def measured(make: Callable[[], DataLoader], cause: str) -> Stats:
 
 
 class SlowGrants(MemoryGrants):
-    """A source that takes its time for each extent."""
+    """Grants of a source that is slow for each extent."""
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         time.sleep(SLOW_S * len(extents))
@@ -72,14 +72,14 @@ class SlowGrants(MemoryGrants):
 
 @dataclass(frozen=True)
 class SlowLink(MemoryLink):
-    """Opens through SlowGrants."""
+    """Opens a dataset through SlowGrants."""
 
     def access(self, catalog: Catalog) -> Access:
         return Access(SlowGrants(catalog.extent), lambda plan: None)
 
 
-class LostGrants(MemoryGrants):
-    """A source that looks for what is gone for a while."""
+class MissingObjectGrants(MemoryGrants):
+    """Grants of a source that searches for a missing object for a while."""
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         if min(extents) == 0:
@@ -89,15 +89,15 @@ class LostGrants(MemoryGrants):
 
 
 @dataclass(frozen=True)
-class LostLink(MemoryLink):
-    """Opens through LostGrants."""
+class MissingObjectLink(MemoryLink):
+    """Opens a dataset through MissingObjectGrants."""
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(LostGrants(catalog.extent), lambda plan: None)
+        return Access(MissingObjectGrants(catalog.extent), lambda plan: None)
 
 
 def busy(record: torch.Tensor) -> torch.Tensor:
-    """A transform that burns CPU."""
+    """A transform that uses CPU time."""
     end = time.thread_time() + 0.006
     while time.thread_time() < end:
         pass
@@ -114,12 +114,12 @@ def test_a_slow_source_is_named(link: MemoryLink, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_the_source_has_no_more_was_waited_for_too(link: MemoryLink, workers: int) -> None:
-    lost = LostLink(link.id, link.path)
+def test_waiting_for_a_missing_object_counts_as_source(link: MemoryLink, workers: int) -> None:
+    lost = MissingObjectLink(link.id, link.path)
     measured(lambda: DataLoader(in_memory(lost), BATCH, num_workers=workers, on_error="skip"), "source")
 
 
-def test_a_thread_that_waits_for_what_another_one_fetches_waits_for_the_source(link: MemoryLink) -> None:
+def test_waiting_for_an_extent_that_another_thread_fetches_counts_as_source(link: MemoryLink) -> None:
     dataset, both = in_memory(SlowLink(link.id, link.path)), Barrier(2)
 
     def read(_: int) -> float:
@@ -162,7 +162,7 @@ def test_a_slow_object_store_is_named(
     dataset.close()
 
 
-def test_files_are_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_files_counts_as_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CACHESVC", "off")
     datasets.records(tmp_path / "r.bin", 64, 1 << 18)
@@ -174,11 +174,11 @@ def test_files_are_read_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def wide(record: torch.Tensor) -> torch.Tensor:
-    """A small record becomes 4 MiB."""
+    """Turns a small record into 4 MiB."""
     return record[:1].expand(1 << 20)
 
 
-def test_moving_batches_between_processes_is_the_hand_over(link: MemoryLink) -> None:
+def test_moving_batches_between_processes_counts_as_hand_over(link: MemoryLink) -> None:
     loader = DataLoader(in_memory(link, transform=wide), batch_size=BATCH, num_workers=1, collate_fn=list)
     list(loader)
     stats = loader.stats()
@@ -186,27 +186,27 @@ def test_moving_batches_between_processes_is_the_hand_over(link: MemoryLink) -> 
     assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s)
 
 
-def test_sending_a_batch_to_the_device_is_the_transfer() -> None:
+def test_sending_a_batch_to_the_device_counts_as_transfer() -> None:
     def send(batch: str) -> str:
         time.sleep(SLOW_S)
         return batch
 
     asked = time.perf_counter()
     none = (0.0, 0.0, 0.0)
-    made = moved(Made("batch", Report(asked, time.perf_counter(), none, (0,) * len(ORIGINS))), send)
-    ledger = Ledger()
-    ledger.enter(made.report, asked)
-    waited = dict(zip(CAUSES, ledger.waited_s, strict=True))
+    made = move_batch(
+        MadeBatch("batch", BatchReport(asked, time.perf_counter(), none, (0,) * len(ORIGINS))), send
+    )
+    totals = ReportTotals()
+    totals.add(made.report, asked)
+    waited = dict(zip(CAUSES, totals.waited_s, strict=True))
     assert waited["transfer"] >= SLOW_S
     assert min(waited.values()) >= 0
     assert SLOW_S <= sum(waited.values()) <= time.perf_counter() - asked
-    ledger.enter(made.report, time.perf_counter())  # a step that came later did not wait for it
-    assert ledger.waited_s[TRANSFER] == waited["transfer"]
+    totals.add(made.report, time.perf_counter())  # a later step did not wait for it
+    assert totals.waited_s[TRANSFER] == waited["transfer"]
 
 
-def test_one_line_at_the_end_of_an_epoch_when_asked(
-    link: MemoryLink, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_stats_logs_one_line_per_epoch(link: MemoryLink, caplog: pytest.LogCaptureFixture) -> None:
     def lines(**more: Any) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.INFO, "cachesvc"):
@@ -220,7 +220,7 @@ def test_one_line_at_the_end_of_an_epoch_when_asked(
     assert "p99" in line
 
 
-def test_a_users_read_beside_the_loop_does_not_break_the_sum(link: MemoryLink) -> None:
+def test_causes_sum_to_the_wait_beside_other_reads(link: MemoryLink) -> None:
     dataset = in_memory(SlowLink(link.id, link.path))
     loader = DataLoader(dataset.take(BATCH), batch_size=BATCH)
     for _ in loader:
@@ -230,7 +230,7 @@ def test_a_users_read_beside_the_loop_does_not_break_the_sum(link: MemoryLink) -
 
 
 @given(st.lists(st.integers(0, (1 << 63) - 1), min_size=10, max_size=10))
-def test_reports_survive_the_wire(numbers: list[int]) -> None:
+def test_reports_survive_encoding(numbers: list[int]) -> None:
     report = StallReport(numbers[0], tuple(numbers[1:7]), tuple(numbers[7:]))
     assert StallReport.decode(report.encode()) == report
 
@@ -238,14 +238,12 @@ def test_reports_survive_the_wire(numbers: list[int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "1 2 3", "1 " * 9 + "x", "-1 " + "1 " * 8 + "1", f"{1 << 63} " + "1 " * 8 + "1"]
 )
-def test_what_is_no_report_is_refused(text: str) -> None:
+def test_a_malformed_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         StallReport.decode(text)
 
 
-def test_the_daemons_metrics_say_what_steps_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_daemons_metrics_show_wait_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     datasets.records(tmp_path / "data" / "r.bin", COUNT, 4096)
     options = [
@@ -268,7 +266,7 @@ def test_the_daemons_metrics_say_what_steps_waited_for(
         dataset.close()
         label, told_by = f'dataset="{dataset.version}"', time.monotonic() + 10
         served = ""
-        # A report of no steps may be all that has come yet.
+        # At first there may be only a report of no steps.
         while f"cachesvc_loader_batches_total{{{label}}} {float(stats.steps)}" not in served:
             assert time.monotonic() < told_by
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
@@ -282,6 +280,7 @@ def test_the_daemons_metrics_say_what_steps_waited_for(
     for cause, spent in stats.wait_by_cause_s.items():
         told = values[f'cachesvc_loader_wait_seconds_total{{cause="{cause}",{label}}}']
         assert told == pytest.approx(spent, abs=1e-4)
-    assert "# TYPE cachesvc_loader_wait_quantile_seconds summary" in served  # promtool allows it nowhere else
+    # promtool allows quantiles only in a summary
+    assert "# TYPE cachesvc_loader_wait_quantile_seconds summary" in served
     told = values[f'cachesvc_loader_wait_quantile_seconds{{{label},quantile="0.95"}}']
     assert told == pytest.approx(stats.wait_p95_s, abs=1e-4)

@@ -1,4 +1,4 @@
-"""What moves batches to a device, as far as it shows without one."""
+"""Moving batches to a device, as far as it can be tested without one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from loader import DataLoader
-from loader.batches.feed import Turn
-from loader.batches.maker import Maker
+from loader.batches.feed import BatchKey
+from loader.batches.maker import BatchMaker
 from loader.batches.to_device import each_tensor
-from loader.workers.torch_processes import Engine
+from loader.workers.torch_processes import ProcessEngine
 from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
 
 class Encoding(UserDict[str, Any]):
-    """A batch as tokenizers make them: its items are attributes too, and it knows more than its items."""
+    """A batch like a tokenizer's: its items are also attributes, and it has further attributes."""
 
     def __init__(self, items: dict[str, Any], lengths: tuple[int, ...]) -> None:
         super().__init__(items)
@@ -46,7 +46,7 @@ def one_more(tensor: torch.Tensor) -> torch.Tensor:
     return tensor + 1
 
 
-def test_a_batch_keeps_the_types_that_it_is_made_of() -> None:
+def test_a_batch_keeps_its_types() -> None:
     inner = Encoding({"input_ids": torch.zeros(2), "text": "a"}, (1, 1))
     batch = Pair([inner, b"raw"], OrderedDict(x=torch.zeros(1), y=(torch.ones(1), None)))
     found = each_tensor(batch, one_more)
@@ -56,11 +56,11 @@ def test_a_batch_keeps_the_types_that_it_is_made_of() -> None:
     assert encoding.input_ids.tolist() == [1, 1]
     assert type(right) is OrderedDict
     assert (right["x"].item(), right["y"][0].item(), right["y"][1]) == (1, 2, None)
-    assert inner.input_ids.tolist() == [0, 0]  # pinned memory stays until the copy has ended
+    assert inner.input_ids.tolist() == [0, 0]  # pinned memory is kept until the copy has ended
     assert each_tensor(MappingProxyType({"x": torch.zeros(1)}), one_more) == {"x": torch.ones(1)}
 
 
-def test_only_the_batch_sizes_of_a_packed_sequence_stay() -> None:
+def test_the_batch_sizes_of_a_packed_sequence_stay_on_the_cpu() -> None:
     packed = pack_sequence([torch.zeros(2), torch.ones(3)], enforce_sorted=False)
     found = each_tensor({"x": packed}, lambda tensor: tensor.to("meta"))["x"]
     assert type(found) is PackedSequence
@@ -74,7 +74,7 @@ def link(tmp_path: Path) -> MemoryLink:
     return compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
 
 
-def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next(link: MemoryLink) -> None:
+def test_a_thread_waiting_in_an_abandoned_iteration_takes_no_batch_of_the_next(link: MemoryLink) -> None:
     go: Event = multiprocessing.get_context("fork").Event()
     held = multiprocessing.get_context("fork").Event()
 
@@ -85,17 +85,17 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
         return sample
 
     loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
-    engine = Engine(Maker(loader._prepared().feed, "raise"), {"num_workers": 1})
+    engine = ProcessEngine(BatchMaker(loader._prepared().feed, "raise"), {"num_workers": 1})
 
     def numbers(turn: int) -> list[int]:
-        found: list[int] = engine.fetch(Turn(0, turn)).batch.flatten().tolist()
+        found: list[int] = engine.fetch(BatchKey(0, turn)).batch.flatten().tolist()
         return found
 
     engine.start(0, 0, 10)
     assert [numbers(turn) for turn in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
     def waits() -> None:
-        with suppress(KeyError):  # the memory of its batch has gone with its iteration
+        with suppress(KeyError):  # its batch was dropped with its iteration
             numbers(2)
 
     late = threading.Thread(target=waits)
@@ -106,5 +106,5 @@ def test_a_thread_that_waits_in_an_abandoned_iteration_moves_nothing_of_the_next
     go.set()
     late.join(WAIT_S)
     after = [numbers(turn) for turn in range(4, 10)]
-    engine.rest()
+    engine.stop()
     assert [n for batch in before + after for n in batch] == list(range(40))

@@ -1,4 +1,4 @@
-"""`fields=` names what a sample is made of, in that order, whatever order the data has them in."""
+"""`fields=` names the values of a sample, in that order, whatever their order in the data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_come_in_the_order_of_their_names(tmp_path: Path, kind: str) -> None:
+def test_values_come_in_the_order_of_fields(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "data")
     for fields in CHOSEN:
         data = open_dataset(tmp_path / "data", format=kind.partition(",")[0], fields=fields, decode=None)
@@ -75,14 +75,14 @@ def labelled(root: Path) -> list[tuple[bytes, bytes, int]]:
 @pytest.mark.parametrize(
     "fields", [("label", "txt", "jpg"), ("txt", "label", "jpg"), ("jpg", "txt", "label")]
 )
-def test_labels_too(tmp_path: Path, fields: Sequence[str]) -> None:
+def test_labels_come_in_the_order_of_fields(tmp_path: Path, fields: Sequence[str]) -> None:
     by_name = [dict(zip(("jpg", "txt", "label"), row, strict=True)) for row in labelled(tmp_path / "data")]
     data = open_dataset(tmp_path / "data", fields=fields, decode=None)
     found = sorted((data[n] for n in range(COUNT)), key=repr)
     assert found == sorted((tuple(row[name] for name in fields) for row in by_name), key=repr)
 
 
-def test_each_value_meets_the_decoder_of_its_name(tmp_path: Path) -> None:
+def test_each_value_is_decoded_by_its_own_field(tmp_path: Path) -> None:
     rows = [{"json": b'{"n": %d}' % n, "txt": b"text %d" % n} for n in range(COUNT)]
     datasets.write_files(
         tmp_path / "data", {"0.tar": datasets.tar_bytes({f"{n}": row for n, row in enumerate(rows)})}

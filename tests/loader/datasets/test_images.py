@@ -1,9 +1,11 @@
-"""Images come in RGB, as ImageFolder and WebDataset give them, or in the mode that is asked for; a batch of images that
-differ names the files."""
+"""Images are RGB, as ImageFolder and WebDataset give them, or in the requested mode. Errors name the files of
+images that differ."""
 
 from __future__ import annotations
 
 import io
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ MODES = {
 
 
 def image(mode: str, size: tuple[int, int] = (8, 6)) -> Image.Image:
-    """Of several colours; a palette whose entries are not the colours' numbers."""
+    """Make an image of several colours. The entries of a palette differ from the colours' numbers."""
     pixels = np.arange(size[0] * size[1] * 4, dtype=np.uint8).reshape(size[1], size[0], 4)
     made = Image.fromarray(pixels)
     if mode == "P":
@@ -57,7 +59,7 @@ def direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_image_of_any_mode_is_what_image_folder_makes_of_it(mode: str) -> None:
+def test_an_image_of_any_mode_equals_image_folders(mode: str) -> None:
     raw = stored(mode)
     plain = Image.open(io.BytesIO(raw))
     for wanted in IMAGE_MODES:
@@ -95,7 +97,7 @@ def test_images_are_rgb_in_every_format(
     assert {each[0].mode for each in open_dataset(tmp_path / "d", fields="png")} == {"RGB"}
 
 
-def test_images_that_mds_stores_as_pixels_and_lists_are_rgb_too(tmp_path: Path) -> None:
+def test_mds_pixels_and_image_lists_are_rgb(tmp_path: Path) -> None:
     palette = image("P").convert("L")
     pil = np.asarray([8, 6, 1], "<u4").tobytes() + b"L" + palette.tobytes()
     grey = stored("L")
@@ -109,7 +111,7 @@ def test_images_that_mds_stores_as_pixels_and_lists_are_rgb_too(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", ["rgb", "RGBA", "", 3, ["RGB"], True])
-def test_an_image_mode_that_is_none_is_refused_with_the_choices(tmp_path: Path, mode: Any) -> None:
+def test_an_unknown_image_mode_is_refused_with_the_choices(tmp_path: Path, mode: Any) -> None:
     _files(tmp_path / "d", {"0": stored("RGB")})
     with pytest.raises(InvalidInput, match=r"image_mode=.*'RGB', 'L', None") as caught:
         open_dataset(tmp_path / "d", image_mode=mode)
@@ -133,7 +135,7 @@ def _as_array(found: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("transform", [_pixels, _as_array])
-def test_a_batch_of_images_that_differ_names_the_files(tmp_path: Path, workers: int, transform: Any) -> None:
+def test_an_error_names_the_files_of_images_that_differ(tmp_path: Path, workers: int, transform: Any) -> None:
     sizes = {"0": (8, 6), "1": (8, 6), "2": (9, 6), "3": (8, 6)}
     _files(tmp_path / "d", {name: stored("RGB", size) for name, size in sizes.items()})
     rows = open_dataset(tmp_path / "d", transform=transform)
@@ -144,7 +146,7 @@ def test_a_batch_of_images_that_differ_names_the_files(tmp_path: Path, workers: 
     assert "6, 9" in str(caught.value)
 
 
-def test_large_images_and_images_in_mixtures_are_named_too(tmp_path: Path) -> None:
+def test_an_error_names_large_images_and_images_in_mixtures(tmp_path: Path) -> None:
     for name, size in (("one", (200, 100)), ("two", (201, 100))):
         _files(tmp_path / name, {name: stored("RGB", size)})
     one, two = (open_dataset(tmp_path / name, transform=_pixels) for name in ("one", "two"))
@@ -158,7 +160,7 @@ def _stacked(samples: list[Any]) -> torch.Tensor:
     return torch.stack(samples)
 
 
-def test_what_a_collate_fn_raises_stays_and_names_the_files_in_a_note(tmp_path: Path) -> None:
+def test_an_error_of_collate_fn_names_the_files_in_a_note(tmp_path: Path) -> None:
     _files(tmp_path / "d", {name: stored("RGB", (8, 6 + int(name))) for name in "01"})
     rows = open_dataset(tmp_path / "d", transform=_pixels)
     with pytest.raises(RuntimeError, match="equal size") as caught:
@@ -168,7 +170,16 @@ def test_what_a_collate_fn_raises_stays_and_names_the_files_in_a_note(tmp_path: 
     assert "a/1.png" in notes
 
 
-def test_what_no_shape_would_mend_is_refused_in_torchs_words(tmp_path: Path) -> None:
+def test_other_collation_errors_are_torchs(tmp_path: Path) -> None:
     _files(tmp_path / "d", {name: stored("RGB", (8, 6 + int(name))) for name in "01"})
     with pytest.raises(TypeError, match="found <class 'PIL"):
         list(DataLoader(open_dataset(tmp_path / "d"), batch_size=2))
+
+
+def test_images_without_pillow_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, body = tmp_path / "data", stored("RGB")
+    write_files(data, {"a.png": body})
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InvalidInput, match=re.escape("pip install 'cachesvc[images]', or give decode=None")):
+        open_dataset(data)
+    assert open_dataset(data, decode=None)[0] == body

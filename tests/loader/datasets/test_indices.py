@@ -1,4 +1,5 @@
-"""An index means what it means in a list, however many come at once: from the end below 0, an error outside."""
+"""Indices work as in a list, one or many at a time: negative ones count from the end, others out of range are
+errors."""
 
 from __future__ import annotations
 
@@ -45,14 +46,14 @@ def test_negative_indices_count_from_the_end(rows: Dataset, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("outside", [COUNT, COUNT + 1, -COUNT - 1, 10**6])
-def test_an_index_outside_is_an_error_and_no_neighbours_bytes(rows: Dataset, way: str, outside: int) -> None:
+def test_an_index_out_of_range_is_an_error(rows: Dataset, way: str, outside: int) -> None:
     with pytest.raises(IndexError, match=f"{outside} of {COUNT}"):
         WAYS[way](rows, [0, outside])
     with pytest.raises(IndexError):
         WAYS[way](rows.take(10), [0, 10])
 
 
-def test_what_is_no_whole_number_is_no_index(rows: Dataset) -> None:
+def test_an_index_must_be_an_integer(rows: Dataset) -> None:
     for given in ([1.7], [True, False], ["1"]):
         with pytest.raises(TypeError, match="whole numbers"):
             rows.__getitems__(given)  # type: ignore[arg-type]
@@ -61,7 +62,7 @@ def test_what_is_no_whole_number_is_no_index(rows: Dataset) -> None:
     assert [int(row[0]) for row in rows.__getitems__(tensors)] == [2, COUNT - 1]
 
 
-def test_mixtures_and_packs_are_indexed_so_too(rows: Dataset) -> None:
+def test_mixtures_and_packs_are_indexed_alike(rows: Dataset) -> None:
     for made in (mix({rows: 1.0}), pack(rows, 5)):
         last = made[len(made) - 1]
         for found in (made[-1], Subset(made, [-1])[0], next(iter(TorchLoader(Subset(made, [-1]), None)))):

@@ -1,4 +1,4 @@
-"""Uneven samples as one tensor: the same bytes whoever makes the batch and wherever the extents lie."""
+"""Samples of uneven size as one tensor: the same bytes from any worker and any kind of extent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
-from loader.datasets.samples import Form, Samples
-from loader.reading.opened_dataset import Opened
-from loader.reading.reader import Reader
+from loader.datasets.samples import SampleReader, SampleSpec
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
@@ -49,15 +49,13 @@ def wanted(blobs: Blobs, loader: DataLoader) -> list[bytes]:
 
 @pytest.mark.parametrize("origin", ["ram", "nvme"])
 @pytest.mark.parametrize(("limit", "room"), [(1 << 30, 999), (20_000, 999), (9000, 4), (0, 4)])
-def test_ranges_are_joined_however_their_extents_are_held(
-    blobs: Blobs, origin: str, limit: int, room: int
-) -> None:
+def test_ranges_are_joined_from_extents_of_any_kind(blobs: Blobs, origin: str, limit: int, room: int) -> None:
     link, files = blobs
-    opened = Opened(link)
+    opened = OpenedDataset(link)
     catalog = opened.catalog
     grants = MemoryGrants(catalog.extent, origin, room)
-    reader = Reader(catalog, grants, limit)
-    samples = Samples(catalog, Form(decode=None))
+    reader = ExtentReader(catalog, grants, limit)
+    samples = SampleReader(catalog, SampleSpec(decode=None))
     memory = np.full(1 << 21, 7, np.uint8)
     rng = np.random.default_rng(3)
     read = 0
@@ -88,7 +86,7 @@ def test_batches_are_the_same_with_any_workers(
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}])
-def test_one_named_field_is_joined_and_where_a_sample_has_none_it_is_empty(
+def test_one_named_field_is_joined_and_an_absent_one_is_empty(
     tmp_path: Path, workers: dict[str, Any]
 ) -> None:
     samples = {
@@ -108,7 +106,7 @@ def test_one_named_field_is_joined_and_where_a_sample_has_none_it_is_empty(
         assert [part for batch in loader for part in parts(batch)] == wanted
 
 
-def test_an_empty_sample_that_comes_first_asks_for_no_extent_before_the_first(tmp_path: Path) -> None:
+def test_an_empty_first_sample_requests_no_extent(tmp_path: Path) -> None:
     files = {"a.bin": b"", "b.bin": b"7" * 10_000}
     datasets.write_files(tmp_path / "data", files)
     link = compiled(tmp_path / "data", tmp_path, format="files", extent_bytes=4096)
@@ -116,7 +114,7 @@ def test_an_empty_sample_that_comes_first_asks_for_no_extent_before_the_first(tm
     assert parts(batch) == [*files.values()]
 
 
-def test_torchs_own_loader_collates_the_same(blobs: Blobs) -> None:
+def test_torchs_loader_collates_the_same(blobs: Blobs) -> None:
     link, files = blobs
     dataset = in_memory(link, decode=None)
     keys = [dataset.catalog.key(n) for n in range(len(dataset))]
@@ -124,7 +122,7 @@ def test_torchs_own_loader_collates_the_same(blobs: Blobs) -> None:
     assert found == [files[key] for key in keys]
 
 
-def test_a_mixture_and_a_subset_are_joined_too(blobs: Blobs) -> None:
+def test_mixtures_and_subsets_are_joined(blobs: Blobs) -> None:
     dataset = in_memory(blobs[0], decode=None)
     some = DataLoader(dataset.take(20), 4, shuffle=True, collate_fn=jagged)
     assert [len(wanted(blobs, some)) for batch in some if parts(batch) == wanted(blobs, some)] == [4] * 5
@@ -138,7 +136,7 @@ def test_a_mixture_and_a_subset_are_joined_too(blobs: Blobs) -> None:
     st.sampled_from(["bytes", "int32", "float64", "bfloat16"]),
     st.sampled_from([(), (3,)]),
 )
-def test_the_collation_alone(sizes: list[int], kind: str, rest: tuple[int, ...]) -> None:
+def test_jagged_collates_values_of_each_kind(sizes: list[int], kind: str, rest: tuple[int, ...]) -> None:
     if kind == "bytes":
         samples: list[Any] = [bytes(range(size)) for size in sizes]
         tensors = [torch.tensor(list(sample), dtype=torch.uint8) for sample in samples]
@@ -161,7 +159,7 @@ def test_the_collation_alone(sizes: list[int], kind: str, rest: tuple[int, ...])
     [b"ab", np.arange(3, dtype="i2"), np.ones((2, 3)), torch.ones(2)],
     ids=["bytes", "row", "rows", "tensor"],
 )
-def test_a_named_field_that_is_missing_is_empty_among_values_of_any_kind(value: Any) -> None:
+def test_an_absent_field_is_empty_among_values_of_any_kind(value: Any) -> None:
     found = jagged([(None,), (value,), (None,)])
     assert found.offsets.tolist() == [0, 0, len(value), len(value)]
     assert found.values.dtype == jagged([value]).values.dtype
@@ -188,6 +186,6 @@ def test_a_named_field_that_is_missing_is_empty_among_values_of_any_kind(value: 
         [np.array(["a"])],
     ],
 )
-def test_what_cannot_be_joined_is_said(samples: list[Any]) -> None:
+def test_samples_that_cannot_be_joined_are_refused(samples: list[Any]) -> None:
     with pytest.raises(InvalidInput, match="collate_fn=jagged takes"):
         jagged(samples)

@@ -1,4 +1,4 @@
-"""Tokens as (inputs, targets) and as {"input_ids", "labels"}: contiguous, gathered, alike in every way that gives them."""
+"""Tokens as (inputs, targets) and as {"input_ids", "labels"}: contiguous, and equal whether gathered or collated."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def stream(home: Path) -> np.ndarray:
     return datasets.tokens(home / "t.bin", COUNT).astype(np.int64)
 
 
-def opened(home: Path, targets: Any, **more: Any) -> Any:
+def open_tokens(home: Path, targets: Any, **more: Any) -> Any:
     given = {"format": "tokens", "dtype": "uint16", "seq_len": SEQ, "overlap": 1} | more
     return open_dataset(home / "t.bin", targets=targets, **given)
 
 
-def both(value: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of a sample or a batch, checked for what models need of them."""
+def inputs_and_targets(value: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and targets of a sample or batch, checked for what models require."""
     if targets == "shifted":
         first, second = value
     else:
@@ -50,7 +50,7 @@ def both(value: Any, targets: Any) -> tuple[torch.Tensor, torch.Tensor]:
         assert tensor.dtype == torch.int64
         assert tensor.view(-1).is_contiguous()
     kept = first.clone()
-    second.neg_()  # labels are masked in place
+    second.neg_()  # models mask labels in place
     assert torch.equal(first, kept)
     second.neg_()
     return first, second
@@ -81,14 +81,14 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def test_batches_are_contiguous_inputs_and_targets(
     home: Path, stream: np.ndarray, targets: Any, way: str
 ) -> None:
-    data = opened(home, targets)
-    assert data.samples.ready, "no Python per sample"
+    data = open_tokens(home, targets)
+    assert data.samples.gathers_batches, "no Python per sample"
     count = len(data)
     loader = WAYS[way](data)
     first, at = 0, None
     for batch in loader:
         assert type(batch) is (list if targets == "shifted" else dict), "as torch collates"
-        inputs, outputs = both(batch, targets)
+        inputs, outputs = inputs_and_targets(batch, targets)
         at = loader.indices.tolist() if isinstance(loader, DataLoader) else range(first, first + len(inputs))
         for row, index in enumerate(at):
             assert (inputs[row].tolist(), outputs[row].tolist()) == wanted(stream, targets, index % count)
@@ -98,49 +98,49 @@ def test_batches_are_contiguous_inputs_and_targets(
 
 @pytest.mark.parametrize("targets", TARGETS)
 def test_samples_look_like_batches(home: Path, stream: np.ndarray, targets: Any) -> None:
-    data = opened(home, targets)
+    data = open_tokens(home, targets)
     for index in (0, 7, len(data) - 1):
-        sample = both(data[index], targets)
+        sample = inputs_and_targets(data[index], targets)
         assert tuple(each.tolist() for each in sample) == wanted(stream, targets, index)
     assert type(data[0]) is (tuple if targets == "shifted" else dict)
     again = pickle.loads(pickle.dumps(data))
-    assert both(again[3], targets)[0].tolist() == wanted(stream, targets, 3)[0]
+    assert inputs_and_targets(again[3], targets)[0].tolist() == wanted(stream, targets, 3)[0]
 
 
 @pytest.mark.usefixtures("stream")
 @pytest.mark.parametrize("targets", TARGETS)
 def test_a_transform_gets_both(home: Path, targets: Any) -> None:
     def transform(sample: Any) -> Any:
-        first, second = both(sample, targets)
+        first, second = inputs_and_targets(sample, targets)
         return {"ids": first[:-1], "labels": second[:-1]}
 
-    batch = next(iter(DataLoader(opened(home, targets, transform=transform), 4)))
+    batch = next(iter(DataLoader(open_tokens(home, targets, transform=transform), 4)))
     assert batch["ids"].shape == batch["labels"].shape == (4, SEQ - (targets == "shifted"))
 
 
 @pytest.mark.parametrize("targets", TARGETS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_mixtures_have_targets(home: Path, stream: np.ndarray, targets: Any, workers: int) -> None:
-    data = opened(home, targets)
+    data = open_tokens(home, targets)
     parts = [data.take(20), data.select(range(20, len(data)))]
     mixture = mix({parts[0]: 1, parts[1]: 1})
     loader = DataLoader(mixture, 8, shuffle=True, num_workers=workers, worker_type="thread")
     for batch in loader:
-        inputs, outputs = both(batch, targets)
+        inputs, outputs = inputs_and_targets(batch, targets)
         component, _, inner = mixture.locate(loader.indices)
         for row, index in enumerate((inner + 20 * component).tolist()):
             assert (inputs[row].tolist(), outputs[row].tolist()) == wanted(stream, targets, index)
-    both(mixture[3], targets)
+    inputs_and_targets(mixture[3], targets)
     with pytest.raises(InvalidInput, match="components 0 and 1 of the mixture differ"):
-        mix({data: 1, opened(home, None, out="int64"): 1})
+        mix({data: 1, open_tokens(home, None, out="int64"): 1})
 
 
 def test_no_token_is_lost_or_predicted_twice(home: Path, stream: np.ndarray) -> None:
-    targets = [token for _, after in opened(home, "shifted") for token in after.tolist()]
+    targets = [token for _, after in open_tokens(home, "shifted") for token in after.tolist()]
     assert targets == stream[1 : 1 + COUNT // SEQ * SEQ].tolist()
 
 
-def test_records_of_tokens_have_targets_too(home: Path) -> None:
+def test_records_of_tokens_have_targets(home: Path) -> None:
     rows = datasets.array_file(home / "r.npy", np.arange(60, dtype="<i4").reshape(10, 6))
     inputs, targets = next(iter(DataLoader(open_dataset(home / "r.npy", targets="shifted"), 10)))
     assert (inputs.tolist(), targets.tolist()) == (rows[:, :-1].tolist(), rows[:, 1:].tolist())
@@ -150,8 +150,8 @@ def test_records_of_tokens_have_targets_too(home: Path) -> None:
 @pytest.mark.parametrize("targets", TARGETS)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_packs_have_targets(home: Path, stream: np.ndarray, targets: Any, workers: int) -> None:
-    """Documents of 50 tokens in packs of 120: attention boundaries are of the inputs."""
-    documents = opened(home, None, overlap=0)
+    """Documents of 50 tokens in packs of 120; attention boundaries are those of the inputs."""
+    documents = open_tokens(home, None, overlap=0)
     packs, length = pack(documents, 120, targets=targets), 120 + (targets == "shifted")
     assert len(packs) == len(documents) * SEQ // length
     loader = DataLoader(packs, 4, num_workers=workers, worker_type="thread")
@@ -189,9 +189,9 @@ def test_packs_have_targets(home: Path, stream: np.ndarray, targets: Any, worker
     ],
 )
 @pytest.mark.usefixtures("stream")
-def test_what_has_no_targets_is_refused_at_opening(home: Path, given: dict[str, Any], says: str) -> None:
+def test_data_without_targets_is_refused_at_opening(home: Path, given: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        opened(home, **given)
+        open_tokens(home, **given)
 
 
 @pytest.mark.usefixtures("stream")
@@ -202,8 +202,8 @@ def test_targets_of_other_data_are_refused(home: Path) -> None:
         with pytest.raises(InvalidInput, match="targets='unshifted'"):
             open_dataset(home / path, targets="unshifted")
     with pytest.raises(InvalidInput, match="give targets= to pack"):
-        pack(opened(home, "unshifted", overlap=0), 100)
+        pack(open_tokens(home, "unshifted", overlap=0), 100)
     with pytest.raises(InvalidInput, match="targets='both'"):
-        pack(opened(home, None, overlap=0), 100, targets="both")  # type: ignore[arg-type]
+        pack(open_tokens(home, None, overlap=0), 100, targets="both")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="packs of 2001 tokens out of 2000"):
-        pack(opened(home, None, overlap=0), 2000, targets="shifted")
+        pack(open_tokens(home, None, overlap=0), 2000, targets="shifted")

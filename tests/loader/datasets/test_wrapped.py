@@ -1,5 +1,5 @@
-"""Datasets of ours inside others: all parts count, in the generators and in what a state belongs to; and what would
-be ignored or seen twice is refused."""
+"""Datasets of `open_dataset` inside others: all parts count in the generators and in the identity of a state.
+Arguments that would be ignored, and samples that would be seen twice, are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, mix, pack
-from loader.datasets.extent_layout import laid
+from loader.datasets.extent_layout import extent_layout
 from loader.reading.direct_access import Access
 from testbed import WAIT_S
 from tests.support import datasets
@@ -42,11 +42,11 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> list[MemoryLink]:
     return [compiled(root / f"{n}.bin", root, format="records", dtype="(1,)i8") for n in range(3)]
 
 
-def drawn(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+def with_noise(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return torch.tensor([int(record[0]), int(rng.integers(0, 1 << 40))])
 
 
-class Holds(TorchDataset[Any]):
+class HoldsDataset(TorchDataset[Any]):
     """A user's dataset around another."""
 
     def __init__(self, dataset: Any) -> None:
@@ -67,10 +67,10 @@ class Rows(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_every_part_draws_anew_in_each_epoch_and_for_each_seed(links: list[MemoryLink], workers: int) -> None:
+def test_transforms_of_every_part_are_keyed_by_epoch_and_seed(links: list[MemoryLink], workers: int) -> None:
     def draws(seed: int) -> list[dict[int, int]]:
-        parts = [in_memory(link, transform=drawn) for link in links]
-        both = ConcatDataset([parts[0], Holds(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)])
+        parts = [in_memory(link, transform=with_noise) for link in links]
+        both = ConcatDataset([parts[0], HoldsDataset(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)])
         loader = DataLoader(both, batch_size=30, shuffle=True, seed=seed, epochs=2, num_workers=workers)
         pairs = torch.cat(list(loader)).reshape(2, 3 * COUNT, 2).tolist()
         return [dict(epoch) for epoch in pairs]
@@ -82,8 +82,8 @@ def test_every_part_draws_anew_in_each_epoch_and_for_each_seed(links: list[Memor
     assert not [n for n in first if first[n] in (second[n], other[n])]
 
 
-class Meets(Holds):
-    """One that two threads read in turns."""
+class ReadInTurns(HoldsDataset):
+    """A dataset that two threads read in turns."""
 
     def __init__(self, dataset: Any, meeting: threading.Barrier) -> None:
         super().__init__(dataset)
@@ -94,13 +94,13 @@ class Meets(Holds):
         return self.dataset[index]
 
 
-def test_loaders_that_read_one_dataset_at_once_draw_each_from_its_own_seed(links: list[MemoryLink]) -> None:
+def test_loaders_that_share_a_dataset_use_their_own_seeds(links: list[MemoryLink]) -> None:
     def first(dataset: TorchDataset[Any], seed: int) -> list[list[int]]:
         loader = DataLoader(dataset, batch_size=COUNT, seed=seed, num_workers=1, worker_type="thread")
         return next(iter(loader)).tolist()  # type: ignore[no-any-return]
 
-    data = in_memory(links[0], transform=drawn)
-    shared = Meets(data, threading.Barrier(2))
+    data = in_memory(links[0], transform=with_noise)
+    shared = ReadInTurns(data, threading.Barrier(2))
     with ThreadPoolExecutor(2) as both:
         found = list(both.map(first, (shared, shared), (1, 2)))
     assert found == [first(data, 1), first(data, 2)]
@@ -131,23 +131,23 @@ def test_a_state_belongs_to_all_parts_in_order(links: list[MemoryLink], other: s
         DataLoader(OTHERS[other](a, b, c), batch_size=8, shuffle=True).load_state_dict(state)
 
 
-def test_a_plain_dataset_keeps_its_identity_however_it_is_held(links: list[MemoryLink]) -> None:
+def test_a_wrapped_plain_dataset_keeps_its_identity(links: list[MemoryLink]) -> None:
     dataset = in_memory(links[0])
     part = Subset(dataset, range(1, COUNT))
     for given, identity in [
         (dataset, dataset.version),
-        (Holds(dataset), dataset.version),
+        (HoldsDataset(dataset), dataset.version),
         (part, dataset.select(range(1, COUNT)).identity),
     ]:
         assert DataLoader(given, batch_size=8).state_dict()["dataset"] == identity
 
 
-class Chosen(Subset[Any]):
-    """A user's own kind of torch's Subset."""
+class SubclassedSubset(Subset[Any]):
+    """A subclass of torch's Subset."""
 
 
-class Picked(TorchDataset[Any]):
-    """A Subset that a user wrote."""
+class UsersSubset(TorchDataset[Any]):
+    """A user's own subset class."""
 
     def __init__(self, dataset: TorchDataset[Any], indices: Any) -> None:
         self.dataset, self.indices = dataset, indices
@@ -159,15 +159,15 @@ class Picked(TorchDataset[Any]):
         return self.dataset[self.indices[index]]
 
 
-@pytest.mark.parametrize("kind", [Chosen, Picked])
-def test_choices_of_a_users_own_kind_are_told_apart(links: list[MemoryLink], kind: Any) -> None:
+@pytest.mark.parametrize("kind", [SubclassedSubset, UsersSubset])
+def test_users_subsets_have_different_identities(links: list[MemoryLink], kind: Any) -> None:
     dataset = in_memory(links[0])
     first, second = (DataLoader(kind(dataset, range(at, at + 9)), batch_size=4) for at in (0, 9))
     with pytest.raises(StateMismatch, match="belongs to"):
         second.load_state_dict(first.state_dict())
 
 
-def test_choices_from_a_concatenation_are_told_apart(links: list[MemoryLink]) -> None:
+def test_subsets_of_a_concatenation_have_different_identities(links: list[MemoryLink]) -> None:
     whole = ConcatDataset([in_memory(links[0]), in_memory(links[1])])
     halves = random_split(whole, [COUNT, COUNT], torch.Generator().manual_seed(0))
     states = [DataLoader(half, batch_size=8).state_dict() for half in halves]
@@ -186,7 +186,7 @@ HELD: dict[str, Callable[[Any], Any]] = {
     "random_split": lambda made: random_split(made, [0.5, 0.5])[0],
     "ConcatDataset": lambda made: ConcatDataset([TensorDataset(torch.arange(3)), made]),
     "StackDataset": lambda made: StackDataset(made, made),
-    "Holds": Holds,
+    "Holds": HoldsDataset,
 }
 
 
@@ -212,7 +212,7 @@ def test_mixtures_and_packs_inside_others_are_refused(links: list[MemoryLink], h
         {"last": "drop"},
     ],
 )
-def test_what_torchs_own_loader_would_ignore_is_refused(
+def test_arguments_that_torchs_loader_would_ignore_are_refused(
     links: list[MemoryLink], given: dict[str, Any]
 ) -> None:
     ours = in_memory(links[0])
@@ -226,8 +226,8 @@ def test_what_torchs_own_loader_would_ignore_is_refused(
     assert len(DataLoader(ours, batch_sampler=[[1, 2], [3]], **given)) == 2
 
 
-class Keeps(TorchDataset[Any]):
-    """A user's dataset that calls ours otherwise than `dataset`."""
+class HidesDataset(TorchDataset[Any]):
+    """A user's dataset that holds another in an attribute not named `dataset`."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -239,8 +239,8 @@ class Keeps(TorchDataset[Any]):
         return self.data[index]
 
 
-class Several(Keeps):
-    """A user's dataset that has ours among others."""
+class HidesAmongOthers(HidesDataset):
+    """A user's dataset that holds others in a list or dict."""
 
     def __init__(self, parts: Any) -> None:
         self.parts = parts
@@ -251,48 +251,48 @@ class Several(Keeps):
 
 
 HIDDEN: list[Callable[[Dataset], Any]] = [
-    Keeps,
-    lambda data: Subset(Keeps(data), range(COUNT)),
-    lambda data: ConcatDataset([Keeps(data)]),
-    lambda data: Keeps(Keeps(Subset(data, range(COUNT)))),
-    lambda data: Several((data, 3)),
-    lambda data: ConcatDataset([Several({"other": 3, "ours": Subset(data, range(COUNT))})]),
+    HidesDataset,
+    lambda data: Subset(HidesDataset(data), range(COUNT)),
+    lambda data: ConcatDataset([HidesDataset(data)]),
+    lambda data: HidesDataset(HidesDataset(Subset(data, range(COUNT)))),
+    lambda data: HidesAmongOthers((data, 3)),
+    lambda data: ConcatDataset([HidesAmongOthers({"other": 3, "ours": Subset(data, range(COUNT))})]),
 ]
 
 
 @pytest.mark.parametrize("hide", HIDDEN)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_hidden_dataset_is_torchs_but_draws_anew_in_each_epoch(
+def test_a_hidden_dataset_runs_as_in_torch_with_transforms_keyed_by_epoch(
     links: list[MemoryLink], hide: Callable[[Dataset], Any], workers: int
 ) -> None:
-    loader = DataLoader(hide(in_memory(links[0], transform=drawn)), COUNT, num_workers=workers)
+    loader = DataLoader(hide(in_memory(links[0], transform=with_noise)), COUNT, num_workers=workers)
     [first], [second] = list(loader), list(loader)
     assert first[:, 0].tolist() == second[:, 0].tolist() == list(range(COUNT))
     assert not (first[:, 1] == second[:, 1]).any()
 
 
 @pytest.mark.parametrize("hide", HIDDEN)
-def test_several_processes_hear_that_each_sees_all_of_a_hidden_dataset(
+def test_a_warning_says_that_each_process_sees_all_of_a_hidden_dataset(
     links: list[MemoryLink], hide: Callable[[Dataset], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = hide(in_memory(links[0]))
 
-    def heard(**given: Any) -> list[str]:
+    def warnings_of(**given: Any) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert len(list(DataLoader(hidden, **{"batch_size": 8} | given))) > 0
         return [str(each.message) for each in caught]
 
-    assert heard() == []
+    assert warnings_of() == []
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for unshared in ({}, {"shuffle": True}, {"batch_size": None}):
-        [line] = heard(**unshared)
+        [line] = warnings_of(**unshared)
         name = type(hidden).__name__
         assert line.startswith(f"each of 2 processes sees all of {name}: ")
         assert "\n" not in line
     for shared in ({"shard": False}, {"sampler": [3, 1]}, {"batch_sampler": [[3], [1]], "batch_size": 1}):
-        assert heard(**shared) == []
+        assert warnings_of(**shared) == []
 
 
 STACKED: dict[str, Callable[[Dataset, Dataset], Any]] = {
@@ -302,11 +302,12 @@ STACKED: dict[str, Callable[[Dataset, Dataset], Any]] = {
 
 
 @pytest.mark.parametrize("stacked", STACKED)
-def test_a_stack_is_shared_out_and_resumed_whole(links: list[MemoryLink], stacked: str) -> None:
-    """Each pair once, at any number of ranks; a rank that goes on alone gives what all of them had left."""
+def test_a_stack_is_sharded_and_resumed(links: list[MemoryLink], stacked: str) -> None:
+    """Each pair comes once, at any number of ranks. One rank that resumes alone gives the remaining pairs of all
+    ranks."""
 
     def pairs(rank: int, world: int, state: Any = None, most: int | None = None) -> tuple[list[Any], Any]:
-        made = STACKED[stacked](in_memory(links[0], transform=drawn), in_memory(links[1]))
+        made = STACKED[stacked](in_memory(links[0], transform=with_noise), in_memory(links[1]))
         loader = DataLoader(made, 8 // world, shuffle=True, drop_last=True, rank=rank, world_size=world)
         if state is not None:
             loader.load_state_dict(state)
@@ -327,14 +328,14 @@ def test_a_stack_is_shared_out_and_resumed_whole(links: list[MemoryLink], stacke
 
 @dataclass(frozen=True)
 class PlannedLink(MemoryLink):
-    """Keeps what is planned by the dataset's id."""
+    """Keeps plans by the dataset's id."""
 
     def access(self, catalog: Catalog) -> Access:
         return Access(MemoryGrants(catalog.extent), partial(PLANS.__setitem__, self.id))
 
 
-class Rest(TorchDataset[Any]):
-    """Nothing of ours."""
+class OtherDataset(TorchDataset[Any]):
+    """A dataset without any of `open_dataset`."""
 
     def __len__(self) -> int:
         return 9
@@ -346,13 +347,13 @@ class Rest(TorchDataset[Any]):
 PLANS: dict[str, Plan] = {}
 PARTED: dict[str, Callable[[Dataset, Dataset], Any]] = {
     "behind": lambda a, b: ConcatDataset([a, Subset(b, range(COUNT - 1, 3, -1))]),
-    "behind others": lambda a, b: ConcatDataset([Rest(), a, Holds(b)]),
+    "behind others": lambda a, b: ConcatDataset([OtherDataset(), a, HoldsDataset(b)]),
     "some of both": lambda a, b: random_split(
         ConcatDataset([a, b]), [50, 30], torch.Generator().manual_seed(0)
     )[0],
     "beside": lambda a, b: StackDataset(a.take(31), b.select(range(5, 36))),
     "some beside": lambda a, b: StackDataset(Subset(a, range(30, 9, -1)), Subset(b, range(30, 9, -1))),
-    "held": lambda a, b: Holds(Holds(ConcatDataset([a, b]))),
+    "held": lambda a, b: HoldsDataset(HoldsDataset(ConcatDataset([a, b]))),
     "behind and beside": lambda a, b: StackDataset(
         ConcatDataset([a.take(4), b.take(6)]), ConcatDataset([a, b]).datasets[1].take(10)
     ),
@@ -361,10 +362,10 @@ PARTED: dict[str, Callable[[Dataset, Dataset], Any]] = {
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("parted", PARTED)
-def test_extents_of_parts_are_looked_ahead_for_as_they_are_read(
+def test_extents_of_parts_are_planned_in_the_order_of_reads(
     tmp_path: Path, parted: str, shuffle: bool
 ) -> None:
-    """Each extent that a step reads is planned for that step, and no window has all extents in it."""
+    """Each extent that a step reads is planned for that step, and no window holds all extents."""
     PLANS.clear()
     both = []
     for number in range(2):
@@ -375,7 +376,8 @@ def test_extents_of_parts_are_looked_ahead_for_as_they_are_read(
     loader = DataLoader(
         PARTED[parted](*both), batch_size=3, shuffle=shuffle, window=12288, drop_last=True, collate_fn=list
     )
-    planned = shuffle or parted not in ("behind", "some of both", "some beside")  # else not as extents lie
+    # other cases do not read in the order of extents
+    planned = shuffle or parted not in ("behind", "some of both", "some beside")
     for step, batch in enumerate(loader):
         for record in (
             each for sample in batch for each in (sample if isinstance(sample, tuple) else [sample])
@@ -391,29 +393,28 @@ def test_extents_of_parts_are_looked_ahead_for_as_they_are_read(
             assert now.sum() <= 6
     for plan in PLANS.values():
         rows = [*zip(plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist(), strict=True)]
-        assert len(set(rows)) == len(rows) or parted == "behind and beside"  # which has one part twice
+        # "behind and beside" has one part twice
+        assert len(set(rows)) == len(rows) or parted == "behind and beside"
 
 
-class Named(Rest):
-    """Nothing of ours, indexed by names."""
+class NamedSamples(OtherDataset):
+    """A dataset of another kind, indexed by names."""
 
     def __getitem__(self, index: Any) -> Any:
         return torch.tensor([{"a": -1, "b": -2}[index]])
 
 
-def test_what_is_not_ours_beside_ours_may_be_indexed_in_any_way(links: list[MemoryLink]) -> None:
-    both = ConcatDataset([in_memory(links[0]), Subset(Named(), ["a", "b"])])  # type: ignore[list-item]
+def test_other_datasets_in_a_stack_may_use_any_index(links: list[MemoryLink]) -> None:
+    both = ConcatDataset([in_memory(links[0]), Subset(NamedSamples(), ["a", "b"])])  # type: ignore[list-item]
     found = torch.cat(list(DataLoader(both, batch_size=8, shuffle=True)))
     assert sorted(found[:, 0].tolist()) == [-2, -1, *range(COUNT)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("parted", [*PARTED, *STACKED])
-def test_samples_of_parts_are_those_that_torchs_own_code_gives(
-    links: list[MemoryLink], parted: str, workers: int
-) -> None:
-    """Though they are read together."""
-    one, other = (in_memory(link, transform=drawn) for link in links[:2])
+def test_samples_of_parts_equal_torchs(links: list[MemoryLink], parted: str, workers: int) -> None:
+    """The samples are equal although parts are read in one pass."""
+    one, other = (in_memory(link, transform=with_noise) for link in links[:2])
     dataset = (PARTED | STACKED)[parted](one, other)
     loader = DataLoader(
         dataset, 7, shuffle=True, seed=3, collate_fn=list, num_workers=workers, worker_type="thread"
@@ -422,40 +423,40 @@ def test_samples_of_parts_are_those_that_torchs_own_code_gives(
         assert repr(batch) == repr([dataset[index] for index in loader.indices.tolist()])
 
 
-def test_a_stack_is_ordered_by_the_part_of_most_extents(tmp_path: Path, links: list[MemoryLink]) -> None:
-    """Labels in one extent do not make a window of all images."""
+def test_a_stack_is_ordered_by_the_part_with_most_extents(tmp_path: Path, links: list[MemoryLink]) -> None:
+    """Labels in one extent do not make one window of all images."""
     path = tmp_path / "images.bin"
     datasets.array_file(path, np.zeros((COUNT, 128), "<i8"))
     images = in_memory(compiled(path, tmp_path, format="records", dtype="(128,)i8", extent_bytes=4096))
-    found = laid(StackDataset(in_memory(links[0]), images), shuffle=True)
+    found = extent_layout(StackDataset(in_memory(links[0]), images), shuffle=True)
     assert found.extent_first.tolist() == [*range(0, COUNT + 1, 4)]
-    assert [len(piece.first) for piece in found.pieces] == [2, COUNT // 4 + 1]
+    assert [len(piece.first) for piece in found.parts] == [2, COUNT // 4 + 1]
 
 
 def by_name(record: torch.Tensor, *, rng: np.random.Generator) -> torch.Tensor:
-    return drawn(record, rng)
+    return with_noise(record, rng)
 
 
 def in_third_place(record: torch.Tensor, factor: int, rng: np.random.Generator) -> torch.Tensor:
-    return factor * drawn(record, rng)
+    return factor * with_noise(record, rng)
 
 
 def second(record: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-    return drawn(record, generator)
+    return with_noise(record, generator)
 
 
-@wraps(drawn)
+@wraps(with_noise)
 def wrapped(*given: Any) -> torch.Tensor:
-    return drawn(*given)
+    return with_noise(*given)
 
 
 def with_its_own(record: torch.Tensor, rng: int) -> torch.Tensor:
     return record * rng
 
 
-def test_a_transform_may_take_its_generator_in_any_way_that_says_so(links: list[MemoryLink]) -> None:
+def test_a_transform_may_take_its_generator_in_several_ways(links: list[MemoryLink]) -> None:
     link = links[0]
-    expected = [each.tolist() for each in in_memory(link, transform=drawn)]
+    expected = [each.tolist() for each in in_memory(link, transform=with_noise)]
     for transform in (by_name, partial(in_third_place, factor=1), second, wrapped):
         assert [each.tolist() for each in in_memory(link, transform=transform)] == expected
     own = in_memory(link, transform=partial(with_its_own, rng=2))
@@ -482,8 +483,8 @@ def change_parts(dataset: Any, count: int) -> None:
 CHANGED: list[tuple[Callable[[list[Dataset]], Any], Callable[[Any, int], None]]] = [
     (lambda given: Subset(given[0], range(7)), change_indices),
     (lambda given: Subset(given[0], list(range(7))), change_in_place),
-    (lambda given: Subset(Holds(given[0]), range(7)), change_indices),
-    (lambda given: Holds(Subset(given[0], range(7))), change_inner),
+    (lambda given: Subset(HoldsDataset(given[0]), range(7)), change_indices),
+    (lambda given: HoldsDataset(Subset(given[0], range(7))), change_inner),
     (ConcatDataset, change_parts),
 ]
 
@@ -491,14 +492,14 @@ CHANGED: list[tuple[Callable[[list[Dataset]], Any], Callable[[Any, int], None]]]
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "persistent_workers": True}])
 @pytest.mark.parametrize(("make", "change"), CHANGED)
 @pytest.mark.parametrize("count", [3, 19])
-def test_what_a_dataset_holds_as_an_iteration_begins_is_what_it_gives(
+def test_an_iteration_reads_the_dataset_as_it_is_when_it_begins(
     links: list[MemoryLink],
     make: Callable[[list[Dataset]], Any],
     change: Callable[[Any, int], None],
     count: int,
     workers: dict[str, Any],
 ) -> None:
-    """As from torch: a curriculum gives a Subset other indices between epochs. Also after an epoch was broken off."""
+    """A curriculum changes the indices of a Subset between epochs, as in torch, also after an epoch was abandoned."""
     dataset = make([in_memory(link) for link in links[:2]])
     loader = DataLoader(dataset, batch_size=2, **workers)
     theirs = torch.utils.data.DataLoader(dataset, batch_size=2)

@@ -1,4 +1,4 @@
-"""Ranks that would go on out of step say so, each of them, before the next batch: whatever moved one of them."""
+"""Ranks that were moved out of step all raise before the next batch, whatever moved them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
 SAMPLES, SOON_S = 96, WAIT_S
-Said = tuple[int, str, float]
+Answered = tuple[int, str, float]
 Moves = Callable[[int, "DataLoader"], object]
 
 
@@ -32,7 +32,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     return compiled(root / "data.npy", root, format="records", extent_bytes=4096)
 
 
-def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, said: Queue[Said]) -> None:
+def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, answers: Queue[Answered]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo")
     data = in_memory(link)
@@ -43,31 +43,31 @@ def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, said: Queue[Said
         began = time.monotonic()
         moved(rank, loader)
         steps = len(list(loader))
-        said.put((rank, f"{steps} steps", time.monotonic() - began))
-    except Exception as error:  # noqa: BLE001 - told, not swallowed
-        said.put((rank, f"{type(error).__name__}: {error}", time.monotonic() - began))
+        answers.put((rank, f"{steps} steps", time.monotonic() - began))
+    except Exception as error:  # noqa: BLE001 - reported to the test
+        answers.put((rank, f"{type(error).__name__}: {error}", time.monotonic() - began))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def both(work: Callable[..., None], *given: object) -> list[Any]:
-    """What two ranks say, each once."""
+    """The answers of two ranks, one of each."""
     (port,) = free_ports(1)
     context = multiprocessing.get_context("fork")
-    said: Queue[Any] = context.Queue()
-    ranks = [context.Process(target=work, args=(rank, port, *given, said)) for rank in range(2)]
+    answers: Queue[Any] = context.Queue()
+    ranks = [context.Process(target=work, args=(rank, port, *given, answers)) for rank in range(2)]
     for each in ranks:
         each.start()
     try:
-        return sorted(said.get(timeout=WAIT_S) for _ in ranks)
+        return sorted(answers.get(timeout=WAIT_S) for _ in ranks)
     finally:
         for each in ranks:
             each.join(WAIT_S)
             each.kill()
 
 
-def job(link: MemoryLink, moved: Moves) -> list[Said]:
-    """What two ranks say of their second epoch, before which each is `moved`."""
+def job(link: MemoryLink, moved: Moves) -> list[Answered]:
+    """The answers of two ranks after their second epoch, before which each is `moved`."""
     return both(_rank, link, moved)
 
 
@@ -95,7 +95,7 @@ def _other_states(rank: int, loader: DataLoader) -> None:
 @pytest.mark.parametrize(
     "moved", [_other_subsets, _other_skips, _other_epochs, _other_than_one_s_next, _other_states]
 )
-def test_ranks_that_are_moved_apart_say_so(link: MemoryLink, moved: Moves) -> None:
+def test_ranks_moved_to_different_places_raise(link: MemoryLink, moved: Moves) -> None:
     for _, text, after_s in job(link, moved):
         assert text.startswith("StateMismatch: the job's processes disagree: ")
         assert after_s < SOON_S
@@ -110,15 +110,15 @@ def _same_skip(rank: int, loader: DataLoader) -> None:
     loader.skip(2)
 
 
-def _looked(rank: int, loader: DataLoader) -> None:
-    """One rank alone takes a batch, to show it; the usual loop goes on."""
+def _printed_one(rank: int, loader: DataLoader) -> None:
+    """One rank alone takes a batch, to print it; then the usual loop continues."""
     if rank == 0:
         next(iter(loader))
     loader.set_epoch(1)
 
 
-@pytest.mark.parametrize(("moved", "steps"), [(_same_subset, 8), (_same_skip, 10), (_looked, 12)])
-def test_ranks_that_are_moved_alike_go_on(link: MemoryLink, moved: Moves, steps: int) -> None:
+@pytest.mark.parametrize(("moved", "steps"), [(_same_subset, 8), (_same_skip, 10), (_printed_one, 12)])
+def test_ranks_moved_to_the_same_place_continue(link: MemoryLink, moved: Moves, steps: int) -> None:
     assert [text for _, text, _ in job(link, moved)] == [f"{steps} steps"] * 2
 
 
@@ -127,7 +127,7 @@ def _one_cannot(rank: int, loader: DataLoader) -> None:
     loader.load_state_dict(state | {"samples": SAMPLES + rank})
 
 
-def test_who_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
+def test_a_rank_that_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
     (_, first, first_s), (_, second, second_s) = job(link, _one_cannot)
     assert first.startswith("StateMismatch: process 1 cannot go on: StateMismatch: ")
     assert second.startswith("StateMismatch: ")
@@ -135,7 +135,7 @@ def test_who_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
     assert max(first_s, second_s) < SOON_S
 
 
-def _alone(rank: int, port: int, link: MemoryLink, said: Queue[tuple[int, list[list[int]]]]) -> None:
+def _alone(rank: int, port: int, link: MemoryLink, answers: Queue[tuple[int, list[list[int]]]]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo")
     data = in_memory(link)
@@ -149,14 +149,14 @@ def _alone(rank: int, port: int, link: MemoryLink, said: Queue[tuple[int, list[l
         seen.append(samples)
         if rank == 0:
             assert len(evaluate) == -(-SAMPLES // 5)
-            evaluate.load_state_dict(evaluate.state_dict())  # its place is nobody else's
+            evaluate.load_state_dict(evaluate.state_dict())  # no other rank shares its position
             seen.append([n for batch in evaluate for n in batch.flatten().tolist()])
-    said.put((rank, seen))
+    answers.put((rank, seen))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def test_a_rank_that_evaluates_alone_reads_all_and_waits_for_nobody(link: MemoryLink) -> None:
+def test_a_loader_of_one_rank_alone_reads_all_without_waiting(link: MemoryLink) -> None:
     (_, first), (_, second) = both(_alone, link)
     assert first[1] == first[3] == list(range(SAMPLES))
     for mine, theirs in ((first[0], second[0]), (first[2], second[1])):

@@ -1,4 +1,4 @@
-"""Which processes are one job, and that a daemon gives each job its turn."""
+"""The number that identifies a job, and the equal shares that a daemon gives to jobs."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SLURM = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "MASTER_ADDR": "a", "MASTER
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize("told", [SLURM, TORCHRUN, {}])
-def test_ranks_of_one_job_have_one_number(told: dict[str, str]) -> None:
-    assert job_number(told | {"RANK": "0"}) == job_number(told | {"RANK": "7"})
-    assert 0 < job_number(told) < 1 << 64
+@pytest.mark.parametrize("environment", [SLURM, TORCHRUN, {}])
+def test_ranks_of_one_job_have_one_number(environment: dict[str, str]) -> None:
+    assert job_number(environment | {"RANK": "0"}) == job_number(environment | {"RANK": "7"})
+    assert 0 < job_number(environment) < 1 << 64
 
 
 def test_jobs_differ() -> None:
-    told = [SLURM, SLURM | {"SLURM_STEP_ID": "1"}, TORCHRUN, TORCHRUN | {"MASTER_PORT": "29501"}, {}]
-    assert len({job_number(each) for each in told}) == len(told)
+    environment = [SLURM, SLURM | {"SLURM_STEP_ID": "1"}, TORCHRUN, TORCHRUN | {"MASTER_PORT": "29501"}, {}]
+    assert len({job_number(each) for each in environment}) == len(environment)
 
 
 def test_without_a_launcher_a_process_group_is_a_job() -> None:
@@ -55,8 +55,8 @@ def test_without_a_launcher_a_process_group_is_a_job() -> None:
 def test_a_job_of_four_readers_delays_another_by_its_share(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str, s3_env: dict[str, str]
 ) -> None:
-    """Two slots, 40 extents asked for by four readers of one job, then five by another's: those come as if each job
-    had asked through one reader."""
+    """Two slots: four readers of one job request 40 extents, then a reader of another job five. These are granted as if
+    each job had one reader."""
     s3_server.client().put_object(Bucket=bucket, Key="f/0.bin", Body=os.urandom(EXTENTS * EXTENT))
     options = [
         "--ram",

@@ -1,4 +1,5 @@
-"""A job of DP2 x TP2 x CP2 x PP2 on 16 processes, laid out in any order: who sees which bytes, and who reads at all.
+"""A job of DP2 x TP2 x CP2 x PP2 on 16 processes in any order: the bytes that each process sees, and the processes that
+read none.
 
 Sixteen real processes with a real store between them; their process group moves no tensors (torch's own `fake`
 backend), since a loader uses it for names and agreement only.
@@ -63,7 +64,7 @@ def _process(
 
 
 def _epoch(loader: DataLoader, state: Any) -> Answer:
-    """Four batches from the beginning, or from a state on."""
+    """Read four batches from the beginning, or from a state."""
     if state is not None:
         loader.load_state_dict(state)
     digest, samples = hashlib.sha256(), []
@@ -77,27 +78,29 @@ def _epoch(loader: DataLoader, state: Any) -> Answer:
 def job(
     link: MemoryLink, folder: Path, layout: list[int], state: Any = None, needed: bool = True
 ) -> Iterator[Answer]:
-    """All sixteen, forked: torch is imported already."""
+    """Fork all sixteen processes, since torch is imported already; yields their answers."""
     fork = multiprocessing.get_context("fork")
     folder.mkdir()
     ends = []
     for rank in range(PROCESSES):
-        near, far = fork.Pipe(duplex=False)
+        receiving, sending = fork.Pipe(duplex=False)
         process = fork.Process(
-            target=_process, args=(rank, layout, link, str(folder / "store"), state, needed, far), daemon=True
+            target=_process,
+            args=(rank, layout, link, str(folder / "store"), state, needed, sending),
+            daemon=True,
         )
         process.start()
-        far.close()
-        ends.append((process, near))
-    for process, near in ends:
-        assert near.poll(90), "a process did not answer"
-        yield near.recv()
+        sending.close()
+        ends.append((process, receiving))
+    for process, receiving in ends:
+        assert receiving.poll(90), "a process did not answer"
+        yield receiving.recv()
         process.join(WAIT_S)
         assert process.exitcode == 0
 
 
 def check(answers: list[Answer]) -> dict[int, list[int]]:
-    """Identical within a data-parallel rank, disjoint across; the samples of each."""
+    """Check that samples are equal within a data-parallel rank and disjoint across ranks; returns those of each rank."""
     digests: dict[int, set[str]] = {0: set(), 1: set()}
     samples: dict[int, list[int]] = {}
     for answer in answers:
@@ -125,9 +128,7 @@ def test_peers_of_one_data_parallel_rank_see_identical_bytes_again_after_resume(
     assert len(set(everything)) == len(everything) == 96
 
 
-def test_a_stage_that_needs_no_data_builds_and_reads_nothing_and_nobody_waits_for_it(
-    link: MemoryLink, tmp_path: Path
-) -> None:
+def test_a_stage_without_data_reads_nothing_and_delays_no_rank(link: MemoryLink, tmp_path: Path) -> None:
     answers = list(job(link, tmp_path / "job", LAYOUTS[1], needed=False))
     idle = [answer for answer in answers if answer["at"]["pp"] == 1]
     busy = [answer for answer in answers if answer["at"]["pp"] == 0]

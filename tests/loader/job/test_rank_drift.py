@@ -1,4 +1,4 @@
-"""Ranks that take different numbers of batches are warned of, once, by name; those that are only slow are not."""
+"""Ranks that take different numbers of batches are warned of once, by name; slow ranks are not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import datasets
 
 
 class Ranks:
-    """A job of ranks in this process, that look every half second of a clock of its own."""
+    """A job of ranks in this process that update every half second of a fake clock."""
 
     def __init__(self, prefetches: list[int], accumulate: int = 1) -> None:
         self.store, self.now, count = dist.HashStore(), 100.0, len(prefetches)
@@ -33,18 +33,18 @@ class Ranks:
         ]
 
     def spend(self, seconds: float, at: Callable[[int, float], int | None]) -> None:
-        """Time in which a rank has taken as many batches as `at` says of it and a moment; None: of no known place."""
+        """Let time pass in which a rank has taken `at(rank, moment)` batches; None: its position is not known."""
         end = self.now + seconds
         while self.now < end:
             for rank, watch in enumerate(self.watches):
                 found = at(rank, self.now - 100.0)
                 place = None if found is None else (0, found, found)
-                watch.look(self.store, place, self.now + rank * 0.1)  # type: ignore[arg-type]
+                watch.update(self.store, place, self.now + rank * 0.1)  # type: ignore[arg-type]
             self.now += 0.5
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.WARNING, "cachesvc")
     return lambda: [record.getMessage() for record in caplog.records]
 
@@ -53,54 +53,54 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 @pytest.mark.parametrize("adrift", [0, 1, 2])
 @pytest.mark.parametrize("lead", [+20, -20])
 def test_one_warning_names_the_rank_that_stays_ahead_or_behind(
-    said: Callable[[], list[str]], rate: int, adrift: int, lead: int
+    warnings: Callable[[], list[str]], rate: int, adrift: int, lead: int
 ) -> None:
     ranks = Ranks([4, 4, 4])
     ranks.spend(20.0, lambda rank, at: 50 + int(rate * at) + lead * (rank == adrift))
-    assert said() == []
+    assert warnings() == []
     ranks.spend(60.0, lambda rank, at: 50 + int(rate * at) + lead * (rank == adrift))
-    [warning] = said()
+    [warning] = warnings()
     assert f"rank {adrift} is at epoch 0, step " in warning
     assert "for 3" in warning
 
 
-def test_ranks_within_a_prefetch_or_late_or_fast_are_no_drift(said: Callable[[], list[str]]) -> None:
+def test_ranks_within_a_prefetch_or_late_or_fast_are_no_drift(warnings: Callable[[], list[str]]) -> None:
     ranks = Ranks([8, 8, 8])
     ranks.spend(90.0, lambda rank, at: 1000 * int(at) + 8 * (rank == 1))
     ranks.spend(90.0, lambda rank, at: 200_000 + int(at) - 8 * (rank == 2))
-    assert said() == []
+    assert warnings() == []
 
 
-def test_micro_batches_of_a_step_are_no_drift(said: Callable[[], list[str]]) -> None:
+def test_micro_batches_of_a_step_are_no_drift(warnings: Callable[[], list[str]]) -> None:
     ranks = Ranks([0, 0], accumulate=16)
     ranks.spend(90.0, lambda rank, at: int(at) + 32 * rank)
-    assert said() == []
+    assert warnings() == []
     ranks.spend(90.0, lambda rank, at: int(at) + 48 * rank)
-    [warning] = said()
+    [warning] = warnings()
     assert warning.startswith("rank 1 is at epoch 0, step ")
 
 
-def test_half_a_minute_counts_without_a_break(said: Callable[[], list[str]]) -> None:
+def test_only_half_a_minute_without_a_break_is_drift(warnings: Callable[[], list[str]]) -> None:
     ranks = Ranks([0, 0])
     for _ in range(4):  # rank 0 evaluates alone, and rank 1 waits for it in a collective
         ranks.spend(25.0, lambda rank, _: 40 - 30 * rank)
         ranks.spend(5.0, lambda _, __: 40)
-    assert said() == []
+    assert warnings() == []
 
 
-def test_an_epoch_that_was_broken_off_is_compared_with_nothing(said: Callable[[], list[str]]) -> None:
-    """Rank 0 evaluates for a minute, while rank 1 waits with the first batch of the epoch that begins anew."""
+def test_an_epoch_that_was_broken_off_is_compared_with_nothing(warnings: Callable[[], list[str]]) -> None:
+    """Rank 0 evaluates for a minute, while rank 1 has restarted the epoch and waits with its first batch."""
     ranks = Ranks([0, 0])
     ranks.spend(10.0, lambda _, at: 10 * int(at))
     ranks.spend(60.0, lambda rank, _: 1 if rank else None)
     ranks.spend(60.0, lambda rank, at: int(at) - 50 if rank == 0 else int(at) - 49)
-    assert said() == []
+    assert warnings() == []
 
 
-def test_a_rank_that_has_ended_its_epoch_is_where_it_ended(said: Callable[[], list[str]]) -> None:
+def test_a_rank_stays_at_the_end_of_its_ended_epoch(warnings: Callable[[], list[str]]) -> None:
     ranks = Ranks([0, 0])
     ranks.spend(60.0, lambda rank, at: 100 if rank == 0 else min(100, int(at)))
-    [warning] = said()
+    [warning] = warnings()
     assert warning.startswith("rank 1 is at epoch 0, step ")
     assert "rank 0 is at epoch 0, step 100" in warning
 
@@ -111,13 +111,13 @@ class Process:
     def __init__(self, folder: Path, rank: int, port: int) -> None:
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
         own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / f"cache{rank}"), "PYTHONPATH": str(ROOT)}
-        self._said = folder / f"stderr{rank}"
+        self._stderr = folder / f"stderr{rank}"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.training.drifting", str(folder / "r.npy"), "1.0"],
             env=os.environ | own | {"LOCAL_RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said.open("w"),
+            stderr=self._stderr.open("w"),
             text=True,
             cwd=ROOT,
         )
@@ -135,12 +135,12 @@ class Process:
         self._process.stdin.flush()
 
     def step(self) -> int:
-        """Where it is, after what it was told."""
+        """The step that it reached after the latest command."""
         assert self._process.stdout is not None
-        return int(self._process.stdout.readline() or self._said.read_text())
+        return int(self._process.stdout.readline() or self._stderr.read_text())
 
     def warnings(self) -> list[str]:
-        return [line for line in self._said.read_text().splitlines() if "rank 0 is at" in line]
+        return [line for line in self._stderr.read_text().splitlines() if "rank 0 is at" in line]
 
 
 def until(done: Callable[[], object]) -> None:
@@ -150,7 +150,7 @@ def until(done: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_a_rank_that_takes_batches_alone_is_warned_of_and_so_is_a_state_that_it_saves(tmp_path: Path) -> None:
+def test_batches_taken_by_one_rank_alone_and_a_state_saved_then_are_warned_of(tmp_path: Path) -> None:
     datasets.array_file(tmp_path / "r.npy", np.arange(400, dtype="<i8")[:, None])
     (port,) = free_ports(1)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A rank that cannot read its data: every rank raises the same error, or ends where it is blocked."""
+"""One rank cannot read its data: every rank raises the same error, or ends where it is blocked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
-from loader.job.rank_failures import BLOCKED_EXIT, Agreed, PeerWatch, watched
+from loader.job.rank_failures import BLOCKED_EXIT, Agreement, RankFailureWatch, watched
 from loader.job.topology import Topology
 from testbed import ROOT, WAIT_S
 from testbed.servers import free_ports
@@ -60,8 +60,8 @@ class Job:
             process.kill()
             process.communicate()
 
-    def said(self, rank: int) -> dict[str, Any]:
-        """The next line of a rank."""
+    def line(self, rank: int) -> dict[str, Any]:
+        """The next line that a rank printed."""
         stdout = self.ranks[rank].stdout
         assert stdout is not None
         line = stdout.readline()
@@ -76,8 +76,8 @@ def test_a_failed_read_ends_every_rank_with_its_typed_error(tmp_path: Path) -> N
         datasets.array_file(tmp_path / "data" / f"{part:02d}.npy", np.full((PER_FILE, 8), part, dtype="<i4"))
     with Job(tmp_path, ["alone", "alone", "together"]) as job:
         for rank in range(3):
-            assert job.said(rank) == {"steps": 3, "watches": 0}
-        raised = [job.said(rank) for rank in (0, 1)]
+            assert job.line(rank) == {"steps": 3, "watches": 0}
+        raised = [job.line(rank) for rank in (0, 1)]
         assert raised[0]["message"] == raised[1]["message"]
         for each in raised:
             assert each["error"] == "PeerRankFailed"
@@ -97,13 +97,17 @@ def store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10))
 
 
-def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[PeerWatch]:
-    """Of a job of two ranks in this process."""
-    return [watch_of(store, rank, Agreed(name), peer_failure_s) for rank in range(2)]
+def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[RankFailureWatch]:
+    """The watches of a job of two ranks in this process."""
+    return [watch_of(store, rank, Agreement(name), peer_failure_s) for rank in range(2)]
 
 
-def watch_of(store: dist.TCPStore, rank: int, agreed: Agreed, peer_failure_s: float = 30.0) -> PeerWatch:
-    return PeerWatch(store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s)
+def watch_of(
+    store: dist.TCPStore, rank: int, agreed: Agreement, peer_failure_s: float = 30.0
+) -> RankFailureWatch:
+    return RankFailureWatch(
+        store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s
+    )
 
 
 def listening() -> int:
@@ -117,7 +121,7 @@ def until(done: Any) -> None:
         time.sleep(0.02)
 
 
-def test_of_two_failures_the_first_is_everybodys(store: dist.TCPStore) -> None:
+def test_all_ranks_raise_the_first_of_two_failures(store: dist.TCPStore) -> None:
     first, second = watches(store, "two")
     with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a") as one:
         fail(first, second, NotFound("a"), NotFound("b"))
@@ -126,8 +130,8 @@ def test_of_two_failures_the_first_is_everybodys(store: dist.TCPStore) -> None:
     until(lambda: not listening())
 
 
-def fail(first: PeerWatch, second: PeerWatch, one: Exception, other: Exception) -> None:
-    """Both ranks of the job fail, the second after the first has said so."""
+def fail(first: RankFailureWatch, second: RankFailureWatch, one: Exception, other: Exception) -> None:
+    """Both ranks of the job fail, the second after it has read the failure of the first."""
     late: list[Exception] = []
 
     def follow() -> None:
@@ -145,7 +149,7 @@ def fail(first: PeerWatch, second: PeerWatch, one: Exception, other: Exception) 
             assert "step 1: NotFound: a" in str(late[0])
 
 
-def test_a_users_own_exception_stays_what_it_is_and_is_told(store: dist.TCPStore) -> None:
+def test_a_users_exception_is_raised_unchanged_and_reported_to_other_ranks(store: dist.TCPStore) -> None:
     first, second = watches(store, "own")
     with watched(second, lambda: ""):
         with pytest.raises(ZeroDivisionError), watched(first, lambda: "step 1"):
@@ -156,7 +160,7 @@ def test_a_users_own_exception_stays_what_it_is_and_is_told(store: dist.TCPStore
 
 
 class Spoilt(ValueError):
-    """A user's own, whose message has several lines."""
+    """An exception of a user, whose message has several lines."""
 
 
 def explode(record: torch.Tensor) -> torch.Tensor:
@@ -172,21 +176,21 @@ def say_nothing(record: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
 @pytest.mark.parametrize(
-    ("transform", "told"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
+    ("transform", "reported"), [(explode, "Spoilt: record 0 is spoilt"), (say_nothing, "ZeroDivisionError: ")]
 )
-def test_what_a_worker_raised_is_told_as_the_worker_said_it(
-    store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, told: str
+def test_an_error_of_a_worker_is_reported_with_the_workers_text(
+    store: dist.TCPStore, tmp_path: Path, workers: Any, transform: Any, reported: str
 ) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
     loader = DataLoader(in_memory(link, transform=transform), num_workers=1, worker_type=workers)
-    first, second = watches(store, f"worker-{workers}-{told}")
+    first, second = watches(store, f"worker-{workers}-{reported}")
     with watched(second, lambda: ""):
         with pytest.raises((Spoilt, ZeroDivisionError), match="Caught"), watched(first, lambda: "step 0"):
             next(iter(loader))
         with pytest.raises(PeerRankFailed) as raised:
             second.raise_failure()
-    assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+    assert str(raised.value) == f"rank 0 cannot go on at step 0: {reported}"
     until(lambda: not listening())
 
 
@@ -200,28 +204,28 @@ def interrupt(record: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("transform", "told"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
+    ("transform", "reported"), [(leave, "SystemExit: enough"), (interrupt, "KeyboardInterrupt: ")]
 )
-def test_a_rank_that_a_transform_ends_tells_the_others(
-    store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, told: str
+def test_a_rank_that_a_transform_ends_reports_it_to_the_others(
+    store: dist.TCPStore, tmp_path: Path, workers: int, transform: Any, reported: str
 ) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(8, dtype="<i8").reshape(8, 1))
     link = compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="(1,)i8")
     loader = DataLoader(in_memory(link, transform=transform), num_workers=workers, worker_type="thread")
-    first, second = watches(store, f"left-{workers}-{told}")
+    first, second = watches(store, f"left-{workers}-{reported}")
     with watched(second, lambda: ""):
         with pytest.raises((SystemExit, KeyboardInterrupt)), watched(first, lambda: "step 0"):
             next(iter(loader))
         if workers or transform is leave:
             with pytest.raises(PeerRankFailed) as raised:
                 second.raise_failure()
-            assert str(raised.value) == f"rank 0 cannot go on at step 0: {told}"
+            assert str(raised.value) == f"rank 0 cannot go on at step 0: {reported}"
         else:
             assert second.failure is None  # as after Ctrl-C
     until(lambda: not listening())
 
 
-def test_an_iteration_that_is_broken_off_tells_nobody(store: dist.TCPStore) -> None:
+def test_an_abandoned_iteration_reports_nothing(store: dist.TCPStore) -> None:
     first, second = watches(store, "broken off")
 
     def batches() -> Any:
@@ -245,12 +249,12 @@ def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPSt
     until(lambda: not listening())
 
 
-def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.TCPStore) -> None:
-    """One of rank 0 alone, who looked at a batch, say."""
-    ahead = Agreed("ahead")
+def test_a_failure_in_an_additional_iteration_reaches_other_ranks(store: dist.TCPStore) -> None:
+    """Rank 0 alone began one more iteration, to print a batch, say."""
+    ahead = Agreement("ahead")
     with watched(watch_of(store, 0, ahead), lambda: ""):
         pass
-    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreed("ahead"))
+    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreement("ahead"))
     with watched(second, lambda: ""):
         with pytest.raises(PeerRankFailed), watched(first, lambda: "step 1"):
             raise NotFound("a")
@@ -259,14 +263,14 @@ def test_a_rank_that_has_begun_more_iterations_than_others_is_heard(store: dist.
     until(lambda: not listening())
 
 
-def test_a_rank_that_has_begun_more_iterations_hears_others_and_is_not_ended_once_it_has_raised(
+def test_additional_iterations_receive_failures_and_end_no_rank_that_has_raised(
     store: dist.TCPStore,
 ) -> None:
-    ahead = Agreed("hears")
+    ahead = Agreement("hears")
     looked, first = watch_of(store, 0, ahead, 1.0), watch_of(store, 0, ahead, 1.0)
     with watched(looked, lambda: ""):
         pass
-    second = watch_of(store, 1, Agreed("hears"))
+    second = watch_of(store, 1, Agreement("hears"))
     with watched(first, lambda: ""):
         with pytest.raises(PeerRankFailed), watched(second, lambda: "step 1"):
             raise NotFound("a")

@@ -1,4 +1,4 @@
-"""Where a process takes its rank from, and how ranks find out that they disagree."""
+"""The sources of a process's rank, and the comparison in which ranks find that they disagree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
 from loader.job import agreement
 from loader.job.agreement import agree, job_store, tell_failure
-from loader.job.topology import Topology, foreseen, resolve
+from loader.job.topology import Topology, rank_hint, resolve
 from testbed import WAIT_S
 
 torch_distributed = pytest.importorskip("torch.distributed")
@@ -155,7 +155,7 @@ def test_without_a_process_group_there_is_no_store() -> None:
 
 
 def _loaders(rank: int, data: str) -> dict[str, str]:
-    """What loaders say at their first iteration where the ranks differ in something that chooses samples."""
+    """The errors of loaders at their first iteration where the ranks differ in an argument that chooses samples."""
     from loader import DataLoader, open_dataset
 
     records = open_dataset(data)
@@ -250,7 +250,7 @@ def _rank(
     distributed.init_process_group("gloo", init_method=f"file://{rendezvous}-2", rank=1 - rank, world_size=2)
     with pytest.raises(StateMismatch, match=f"as rank {rank} of 2 .* and is rank {1 - rank} of 2"):
         next(iter(kept))
-    distributed.barrier()  # who is done first would leave while the other still connects
+    distributed.barrier()  # the first to end would leave while the other still connects
     distributed.destroy_process_group()
 
 
@@ -275,7 +275,7 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         assert found[rank]["flattened"] == f"{rank} of 2 (mesh all)"
         assert found[rank]["its parts"] == f"{rank} of 2 (mesh dp, tp)"
         assert "no mesh dimension all: the mesh has dp, tp" in found[rank]["its name"]
-        assert "of one that _flatten made its parts" in found[rank]["its name"]
+        assert "and for one made by _flatten its parts" in found[rank]["its name"]
         assert "contradicts" in found[rank]["contradiction"]
         assert "seed is 0 on process 0 and 1 on process 1" in found[rank]["mismatch"]
         assert "version" not in found[rank]["mismatch"]
@@ -308,9 +308,9 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
             store.set(f"cachesvc/agree/loader/{store.add('cachesvc/agree/loader', 1)}/0", "[0, {}]")
         other = processes.submit(stating, 1)
         while before == "process 0, killed" and not store.check(["cachesvc/agree/loader/1/1"]):
-            time.sleep(0.01)  # it takes that round for its own
+            time.sleep(0.01)  # until process 1 has stated its facts in that round
         name = processes.submit(stating, 0).result()
-        # the next loader's at once: who has not looked yet is not to take that for this one's
+        # The next loader's round opens at once: a process that polls late must not take it for this loader's.
         following = processes.submit(stating, 0)
         assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
         assert stating(1) == following.result() != name
@@ -336,10 +336,10 @@ class Store:
         return all(key in self.kept for key in keys)
 
 
-def test_no_process_states_anything_in_a_round_that_is_over() -> None:
-    """Of the time before a restart: who has stated something there, or missed it, waits for another one."""
+def test_no_statement_is_written_to_a_round_that_is_over() -> None:
+    """A process that stated something in a round from before a restart, or missed it, waits for another round."""
     store, over = Store(), Store()
-    stated = partial(agreement._stated, 1, "of", "told", store)
+    stated = partial(agreement._round_stated_in, 1, "of", "told", store)
     assert stated(0) == 0, "there is none"
     store.add("of", 1)
     assert stated(0) == 1
@@ -352,14 +352,16 @@ def test_no_process_states_anything_in_a_round_that_is_over() -> None:
     assert stated(2) == 2, "this is the next loader's"
     over.add("of", 1)
     over.set("of/1/verdict", "")
-    assert agreement._stated(1, "of", "told", over, 0) == 0
+    assert agreement._round_stated_in(1, "of", "told", over, 0) == 0
     assert not over.check(["of/1/1"])
 
 
-def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_gave_up_leaves_its_failure_for_the_next_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
     first, second = (Topology(process, 2, "torchrun", process=process, processes=2) for process in range(2))
-    monkeypatch.setattr(agreement, "TOLD_S", 0.1)
+    monkeypatch.setattr(agreement, "TELL_FAILURE_S", 0.1)
     tell_failure(second, "NotFound: no such file", store)
     with pytest.raises(StateMismatch, match="process 1 cannot go on: NotFound: no such file"):
         agree(first, {"seed": 0}, store, timeout_s=20)
@@ -370,11 +372,11 @@ def test_who_gave_up_before_the_others_came_has_left_word(monkeypatch: pytest.Mo
         assert agree(first, {"seed": 0}, store, timeout_s=20) == again.result()
 
 
-def test_who_waits_for_another_process_says_so_once(
+def test_a_long_wait_for_another_process_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
-    monkeypatch.setattr(agreement, "WAITING_S", 0.1)
+    monkeypatch.setattr(agreement, "WARN_AFTER_S", 0.1)
     for process, awaited in ((0, "process 1 of 2"), (1, "process 0 to compare")):
         caplog.clear()
         place = Topology(process, 2, "torchrun", process=process, processes=2)
@@ -384,9 +386,9 @@ def test_who_waits_for_another_process_says_so_once(
         assert f"waiting for {awaited}, up to " in line
 
 
-def test_before_the_job_is_set_up_half_of_what_a_launcher_says_is_enough() -> None:
-    assert foreseen({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}) == (0, 4)
-    assert foreseen({"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
-    assert foreseen({}) == (0, 1)
+def test_rank_hint_accepts_an_incomplete_launcher() -> None:
+    assert rank_hint({"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}) == (0, 4)
+    assert rank_hint({"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4)
+    assert rank_hint({}) == (0, 1)
     with pytest.raises(InvalidInput, match="WORLD_SIZE='many'"):
-        foreseen({"WORLD_SIZE": "many"})
+        rank_hint({"WORLD_SIZE": "many"})

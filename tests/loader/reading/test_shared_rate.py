@@ -1,4 +1,4 @@
-"""Processes that read around the daemon share one rate."""
+"""Processes that read directly share one rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for _ in range(int(sys.argv[4])):
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 2000)), max_size=40))
-def test_what_is_fetched_in_any_time_is_the_rate_and_a_burst(
+def test_bytes_granted_in_any_interval_are_at_most_the_rate_and_a_burst(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, int, int]]
 ) -> None:
     path, now = str(tmp_path_factory.mktemp("rate") / "rate"), [100.0]
@@ -40,18 +40,18 @@ def test_what_is_fetched_in_any_time_is_the_rate_and_a_burst(
         total = 0
         for ended, size in fetched[at:]:
             total += size
-            # The first was given out a while before it was fetched.
+            # The bytes of the first fetch were reserved before it began.
             assert total <= RATE * (ended - began + BURST_S) + fetched[at][1] + 1e-6
 
 
-def test_a_rate_that_rested_gives_a_burst_at_once_and_no_more(tmp_path: Path) -> None:
+def test_an_idle_rate_grants_one_burst_at_once(tmp_path: Path) -> None:
     rate = SharedRate(str(tmp_path / "rate"), RATE, lambda: 50.0)
     assert rate.take(int(RATE * BURST_S)) == 0.0
     assert rate.take(int(RATE)) == pytest.approx(1.0)
     assert rate.take(int(RATE)) == pytest.approx(2.0)
 
 
-def test_real_processes_share_it(tmp_path: Path) -> None:
+def test_real_processes_share_the_rate(tmp_path: Path) -> None:
     size, times, rate = 1 << 20, 4, float(16 << 20)
     started = time.monotonic()
     command = [sys.executable, "-c", _TAKES, str(tmp_path / "rate"), str(rate), str(size), str(times)]
@@ -61,13 +61,13 @@ def test_real_processes_share_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["0", "fast", "-1"])
-def test_what_is_no_rate_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_an_invalid_rate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv(VARIABLE, given)
     with pytest.raises(InvalidInput, match=VARIABLE):
         direct_rate(str(tmp_path))
 
 
-def test_without_a_file_each_process_keeps_the_rate_alone(
+def test_without_a_file_each_process_has_its_own_rate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rate = SharedRate(str(tmp_path / "gone" / "rate"), RATE)

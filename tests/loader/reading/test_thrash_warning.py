@@ -1,4 +1,4 @@
-"""A shuffle that needs more at once than the cache holds says so, once; any other says nothing."""
+"""A shuffle that needs more at once than the cache holds is warned of once; no other is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, open_dataset
-from loader.reading.thrash_warning import Crowded, at_once_bytes
+from loader.reading.thrash_warning import ThrashWarning, working_set_bytes
 from testbed.node import Daemon
 
 EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
@@ -23,33 +23,33 @@ EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
         lambda rows: sorted(rows, key=lambda row: row[1])
     )
 )
-def test_what_is_needed_at_once_is_the_most_of_any_step(rows: list[tuple[int, int, int]]) -> None:
+def test_the_working_set_is_the_most_of_any_step(rows: list[tuple[int, int, int]]) -> None:
     sizes = np.asarray([1, 10, 100, 1000])
     extent, first, more = (np.asarray([row[at] for row in rows], np.int64) for at in range(3))
     needed = [
         sum(int(sizes[e]) for e, begin, length in rows if begin <= step <= begin + length)
         for step in range(30)
     ]
-    assert at_once_bytes(Plan(extent, first, first + more), sizes) == max(needed)
+    assert working_set_bytes(Plan(extent, first, first + more), sizes) == max(needed)
 
 
 @pytest.mark.parametrize(
-    ("rooms", "said"),
+    ("tier_budgets", "warnings"),
     [((), 0), ((4,), 1), ((4, 4), 1), ((4, 5), 0), ((4, 4, 4), 0)],
     ids=["no tier works", "one", "two", "the larger holds it", "the dataset fits"],
 )
-def test_what_matters_is_the_largest_tier_unless_all_fit(
-    caplog: pytest.LogCaptureFixture, rooms: tuple[int, ...], said: int
+def test_the_largest_tier_counts_unless_all_data_fits(
+    caplog: pytest.LogCaptureFixture, tier_budgets: tuple[int, ...], warnings: int
 ) -> None:
     steps = np.arange(5)
-    crowded = Crowded(np.ones(10, np.int64))
+    warning = ThrashWarning(np.ones(10, np.int64))
     for _ in range(2):
-        crowded.look(Plan(steps, 0 * steps, steps), rooms)
-    assert len(caplog.messages) == said
+        warning.check(Plan(steps, 0 * steps, steps), tier_budgets)
+    assert len(caplog.messages) == warnings
 
 
 @pytest.mark.parametrize(
-    ("extent_bytes", "told"),
+    ("extent_bytes", "text"),
     [
         (4096, "20 KiB are shuffled together, and the largest tier of the daemon holds 12 KiB:"),
         (400 << 10, "2,000 KiB are shuffled together, and the largest tier of the daemon holds 1,200 KiB:"),
@@ -57,14 +57,16 @@ def test_what_matters_is_the_largest_tier_unless_all_fit(
         (5 << 20, "25 MiB are shuffled together, and the largest tier of the daemon holds 15 MiB:"),
     ],
 )
-def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_bytes: int, told: str) -> None:
+def test_sizes_are_shown_exactly(caplog: pytest.LogCaptureFixture, extent_bytes: int, text: str) -> None:
     steps = np.arange(5)
-    Crowded(np.full(10, extent_bytes, np.int64)).look(Plan(steps, 0 * steps, steps), (3 * extent_bytes,))
-    assert caplog.messages[0].startswith(told)
+    ThrashWarning(np.full(10, extent_bytes, np.int64)).check(
+        Plan(steps, 0 * steps, steps), (3 * extent_bytes,)
+    )
+    assert caplog.messages[0].startswith(text)
 
 
 @pytest.mark.parametrize(
-    ("ram", "given", "said"),
+    ("ram", "given", "warnings"),
     [
         ("2MiB", {}, 1),
         ("2MiB", {"window": 4 * EXTENT}, 0),
@@ -72,13 +74,13 @@ def test_sizes_are_told_as_they_are(caplog: pytest.LogCaptureFixture, extent_byt
         ("8MiB", {"window": "all"}, 0),
     ],
 )
-def test_a_loader_says_it_once(
+def test_a_loader_warns_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     ram: str,
     given: dict[str, object],
-    said: int,
+    warnings: int,
 ) -> None:
     (tmp_path / "data.bin").write_bytes(np.random.default_rng(0).bytes(EXTENT * EXTENTS))
     caplog.set_level(logging.WARNING, "cachesvc")
@@ -90,7 +92,7 @@ def test_a_loader_says_it_once(
         for _ in range(2):
             assert sum(map(len, loader)) == len(data)
     lines = [line for line in caplog.messages if "shuffled together" in line]
-    assert len(lines) == said
+    assert len(lines) == warnings
     assert all(
         "4 MiB are shuffled together, and the largest tier of the daemon holds 2 MiB" in line
         for line in lines

@@ -1,4 +1,4 @@
-"""Reads that check what they read, over files that a fake grants: wrong once, always, or not yet described."""
+"""Verified reads of files that a fake grants: corrupt once, always, or without a footer yet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import Extent
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from loader.reading.file_reads import VERIFY_TRIES
-from loader.reading.reader import Reader
+from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, extent_bytes
 
@@ -41,7 +41,7 @@ class Files:
         extent = self._extent_of(index)
         body = bytearray(extent_bytes(extent))
         fd = os.memfd_create("test", os.MFD_CLOEXEC)
-        passing = Passing(len(body))
+        passing = StreamedChecksums(len(body))
         passing.add(0, memoryview(body))
         tail = footer.encode(extent.id, passing.checksums(fd))
         self.granted[index] = self.granted.get(index, 0) + 1
@@ -79,7 +79,7 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, dict[st
 
 def read_all(link: MemoryLink, files: dict[str, bytes], grants: Files) -> None:
     catalog = link.catalog()
-    reader = Reader(catalog, grants, suspect=grants.suspect)  # type: ignore[arg-type]
+    reader = ExtentReader(catalog, grants, suspect=grants.suspect)  # type: ignore[arg-type]
     order = np.random.default_rng(2).permutation(catalog.samples)
     addresses, lengths = catalog.locate(order)
     assert reader.read(addresses[:, 0], lengths[:, 0]) == [files[catalog.key(int(n))] for n in order]
@@ -98,7 +98,9 @@ def test_what_is_wrong_is_suspected_released_and_asked_for_again(
     assert not grants.leases
 
 
-def test_what_is_wrong_every_time_is_a_typed_error(blobs: tuple[MemoryLink, dict[str, bytes]]) -> None:
+def test_an_extent_that_is_always_corrupt_is_a_typed_error(
+    blobs: tuple[MemoryLink, dict[str, bytes]],
+) -> None:
     link, files = blobs
     with pytest.raises(CorruptData, match=f"in {VERIFY_TRIES} reads"):
         read_all(link, files, Files(link.catalog().extent, VERIFY_TRIES))
@@ -110,7 +112,7 @@ def test_threads_that_share_a_wrong_extent_each_get_it_right(
     link, files = blobs
     catalog = link.catalog()
     grants = Files(catalog.extent, 1)
-    reader = Reader(catalog, grants, suspect=grants.suspect)  # type: ignore[arg-type]
+    reader = ExtentReader(catalog, grants, suspect=grants.suspect)  # type: ignore[arg-type]
     everything = np.arange(catalog.samples)
     addresses, lengths = catalog.locate(everything)
     wanted = [files[catalog.key(int(n))] for n in everything]

@@ -1,4 +1,4 @@
-"""A process forked in mid-epoch: its parent's workers go on for the parent, and it has its own."""
+"""A process forked in mid-epoch: the parent keeps its workers, and the child gets its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers(batches: Iterator[Any] | DataLoader) -> list[int]:
 
 
 def in_child(work: Callable[[], bool]) -> int:
-    """Exit code of a forked child: 0 when `work` says so, a signal's below 0."""
+    """Return the exit code of a forked child: 0 if `work` succeeds, negative for a signal."""
     child = os.fork()
     if not child:
         signal.alarm(CHILD_S)
@@ -68,7 +68,7 @@ def test_parent_and_child_each_iterate_the_same_loader(link: MemoryLink, workers
 
 
 def collect(record: torch.Tensor) -> torch.Tensor:
-    """In a thread, whose memory is that of one which stayed with the trainer."""
+    """Collects garbage in a thread, whose memory comes from a thread that stayed with the trainer."""
     thread = threading.Thread(target=gc.collect)
     thread.start()
     thread.join()
@@ -76,7 +76,8 @@ def collect(record: torch.Tensor) -> torch.Tensor:
 
 
 def stores_in_garbage() -> None:
-    """What a failed `init_process_group` leaves: a store in an exception's frames. It joins its threads as it dies."""
+    """Leave what a failed `init_process_group` leaves: a store in the frames of an exception. A store joins its
+    threads when it dies."""
     caught: list[Exception] = []
     try:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=CHILD_S))
@@ -99,7 +100,7 @@ def test_a_worker_collects_no_garbage_of_its_trainer(link: MemoryLink, ours: boo
 
 
 class Collecting(Dataset[torch.Tensor]):
-    """A dataset of the user's own."""
+    """A user's own dataset."""
 
     def __len__(self) -> int:
         return COUNT
@@ -108,15 +109,15 @@ class Collecting(Dataset[torch.Tensor]):
         return collect(torch.tensor([index]))
 
 
-def test_a_child_that_is_no_worker_collects_what_it_inherited(link: MemoryLink) -> None:
+def test_a_child_process_collects_the_garbage_it_inherited(link: MemoryLink) -> None:
     gc.collect()
     assert numbers(DataLoader(in_memory(link), batch_size=5, num_workers=1)) == list(range(COUNT))
-    immortal = gc.get_freeze_count()  # Python 3.12's collector counts them with the frozen
+    immortal = gc.get_freeze_count()  # Python 3.12's collector counts immortal objects as frozen
     assert in_child(lambda: gc.get_freeze_count() == immortal) == 0
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_child_that_drops_the_loader_leaves_the_parents_workers(
+def test_a_child_that_drops_the_loader_leaves_the_parents_workers_running(
     link: MemoryLink, workers: dict[str, Any]
 ) -> None:
     held: dict[str, Any] = {"loader": DataLoader(in_memory(link), batch_size=5, timeout=CHILD_S, **workers)}
@@ -132,15 +133,15 @@ def test_a_child_that_drops_the_loader_leaves_the_parents_workers(
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_child_cannot_go_on_with_its_parents_iteration(link: MemoryLink, workers: dict[str, Any]) -> None:
+def test_a_child_cannot_continue_its_parents_iteration(link: MemoryLink, workers: dict[str, Any]) -> None:
     loader = DataLoader(in_memory(link), batch_size=5, timeout=CHILD_S, **workers)
     batches = iter(loader)
     next(batches)
 
-    def go_on() -> bool:
+    def continue_iteration() -> bool:
         with pytest.raises(InvalidInput, match="forked"):
             next(batches)
         return len(numbers(loader)) > 0
 
-    assert in_child(go_on) == 0
+    assert in_child(continue_iteration) == 0
     assert len(numbers(batches)) == COUNT - 5

@@ -1,4 +1,4 @@
-"""Ctrl-C at lines of ours throughout an epoch: the loader then goes on with every sample, and nobody hangs."""
+"""Ctrl-C at any line of the loader during an epoch: the loader then delivers every sample, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (loade
 
 
 class Interrupt:
-    """A trace function that raises KeyboardInterrupt at the n-th line of ours that this process runs."""
+    """A trace function that raises KeyboardInterrupt at the n-th line of the loader's code that this process runs."""
 
     def __init__(self, line: int) -> None:
         self._left, self._process = line, os.getpid()
@@ -41,14 +41,14 @@ class Interrupt:
         return None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        # A `with` is traced again as it ends, before it gives a lock back; signals are not heard there.
+        # The end of a `with` is traced again before it releases a lock; Python handles no signals there.
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and not line.strip().startswith("with "):
             self._pass(frame)
         return self._line
 
     def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
-        # A Condition's is Python code: here they are heard, and its lock is taken.
+        # A Condition's methods are Python code: signals are handled in them while the lock is taken.
         if event == "return":
             self._pass(frame)
         return self._entered
@@ -73,7 +73,8 @@ def numbers(batches: DataLoader) -> list[int]:
 
 
 def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
-    """Interrupt an epoch at its `line`-th line, then take two more; where it was, "" past the end."""
+    """Interrupt an epoch at its `line`-th line, then run two more. Returns the place of the interrupt, "" past the
+    end."""
     data = in_memory(link)
     batches, interrupt = DataLoader(data, batch_size=7, shuffle=True, **workers), Interrupt(line)
     sys.settrace(interrupt)
@@ -91,9 +92,8 @@ def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
     return interrupt.at
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # it may come in a finalizer too
+# the interrupt may be raised in a finalizer, too
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     ("workers", "step"),
     [
@@ -105,7 +105,7 @@ def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
         pytest.param({"num_workers": 1}, 67, marks=pytest.mark.slow),
     ],
 )
-def test_an_interrupt_at_any_line_leaves_a_loader_that_goes_on(
+def test_a_loader_works_after_an_interrupt_at_any_line(
     link: MemoryLink, workers: dict[str, Any], step: int
 ) -> None:
     for line in itertools.count(step, step):

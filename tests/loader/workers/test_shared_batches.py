@@ -1,4 +1,5 @@
-"""Batches of worker processes in shared memory: right, kept as long as they are used, gone with the processes."""
+"""Batches of worker processes in shared memory: they are equal, live as long as they are used, and end with the
+processes."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loader import DataLoader
-from loader.workers.index_pipe import Asks
-from loader.workers.shared_batches import FREE, MORE_SLOTS, SLOT_BYTES, Arena, Handed, packed
+from loader.workers.index_pipe import IndexPipe
+from loader.workers.shared_batches import EXTRA_SLOTS, FREE, SLOT_BYTES, Arena, SharedBatch, pack_into_slot
 from testbed import WAIT_S
 from testbed.node import open_files
 from tests.support import datasets
@@ -46,7 +47,7 @@ def loader(link: MemoryLink, **settings: Any) -> DataLoader:
     return DataLoader(in_memory(link), **(given | settings))
 
 
-def alone(link: MemoryLink, **settings: Any) -> list[list[int]]:
+def in_process(link: MemoryLink, **settings: Any) -> list[list[int]]:
     return [
         rows(batch) for batch in DataLoader(in_memory(link), **{"batch_size": 8, "shuffle": True} | settings)
     ]
@@ -57,7 +58,7 @@ def rows(batch: torch.Tensor) -> list[int]:
 
 
 class Pair(NamedTuple):
-    """A batch that a user made."""
+    """A user's own batch type."""
 
     left: Any
     right: Any
@@ -116,31 +117,31 @@ ARENA = Arena(1, 1)
 @settings(max_examples=100, deadline=None)
 @given(batches)
 @example(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
-def test_any_batch_comes_out_as_it_went_in_and_gives_its_slot_back(batch: Any) -> None:
+def test_any_batch_survives_the_slot_and_frees_it(batch: Any) -> None:
     arena = ARENA
     slot = arena.free_slot(0)
     assert slot is not None
-    found = arena.send(slot, packed(batch, slot)).open()
+    found = arena.send(slot, pack_into_slot(batch, slot)).open()
     assert same(found, batch)
     del found
     assert (arena._states == FREE).all()
 
 
-def test_a_batch_larger_than_a_slot_goes_as_it_is() -> None:
+def test_a_batch_larger_than_a_slot_is_not_packed() -> None:
     arena = Arena(1, 1)
     slot = arena.free_slot(0)
     assert slot is not None
     large = torch.empty(SLOT_BYTES + 1, dtype=torch.uint8)
-    assert packed(large, slot) is large
+    assert pack_into_slot(large, slot) is large
     assert slot.used == 0
 
 
-def test_a_nested_tensor_goes_as_it_is() -> None:
+def test_a_nested_tensor_is_not_packed() -> None:
     slot = Arena(1, 1).free_slot(0)
     assert slot is not None
     for layout in (torch.strided, torch.jagged):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
-        assert packed([nested], slot)[0] is nested
+        assert pack_into_slot([nested], slot)[0] is nested
 
 
 @pytest.mark.parametrize("out", [None, "int64"])
@@ -148,8 +149,8 @@ def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) 
     wanted = datasets.tokens(tmp_path / "t.bin", 3000)
     options: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1}
     link = compiled(tmp_path / "t.bin", tmp_path, **options)
-    alone = DataLoader(in_memory(link, out=out), batch_size=4)
-    feed = alone._prepared().feed
+    in_process = DataLoader(in_memory(link, out=out), batch_size=4)
+    feed = in_process._prepared().feed
     arena = Arena(1, 1)
     slot = arena.free_slot(0)
     assert slot is not None
@@ -160,49 +161,49 @@ def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) 
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_what_crosses_the_pipe_is_only_where_the_batch_lies(link: MemoryLink, context: str) -> None:
+def test_only_the_place_of_a_batch_crosses_the_pipe(link: MemoryLink, context: str) -> None:
     batches = loader(link, multiprocessing_context=context, num_workers=1)
     reading = iter(batches)
     first = next(reading)
-    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
+    arena = batches._supply._engine._dataset.arena  # type: ignore[union-attr]
     assert not first.is_shared(), "torch would have shared it by its own means"
     assert (arena._states != FREE).any()
-    assert [rows(batch) for batch in (first, *reading)] == alone(link)
+    assert [rows(batch) for batch in (first, *reading)] == in_process(link)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_batch_that_is_kept_is_never_overwritten(link: MemoryLink, persistent: bool) -> None:
     batches = loader(link, persistent_workers=persistent)
-    wanted = alone(link)
-    kept = list(batches)  # far more than there are slots
+    wanted = in_process(link)
+    kept = list(batches)  # far more batches than slots
     views = [batch[2:3] for batch in batches]
     for _ in batches:
         pass
     assert [rows(batch) for batch in kept] == wanted
-    again = alone(link, epochs=2)[len(wanted) :]
+    again = in_process(link, epochs=2)[len(wanted) :]
     assert [rows(view)[0] for view in views] == [batch[2] for batch in again if len(batch) > 2]
 
 
-def test_slots_come_back_when_iterations_are_abandoned(link: MemoryLink) -> None:
+def test_abandoned_iterations_free_their_slots(link: MemoryLink) -> None:
     batches = loader(link, persistent_workers=True)
-    for _ in range(4 * (2 + MORE_SLOTS)):
+    for _ in range(4 * (2 + EXTRA_SLOTS)):
         for _ in batches:
             break
     whole = [rows(batch) for batch in batches]
-    assert whole == alone(link)
+    assert whole == in_process(link)
     reading = iter(batches)
     handed = [next(reading) for _ in range(2)]
-    arena = batches._supply._engine._made_by.arena  # type: ignore[union-attr]
+    arena = batches._supply._engine._dataset.arena  # type: ignore[union-attr]
     at_home = [slot for slot in range(len(arena._states)) if arena._states[slot] == FREE]
     assert len(handed) == 2
     assert at_home, "every slot was lost to the abandoned iterations"
 
 
-def test_a_forked_child_gives_nothing_back() -> None:
+def test_a_forked_child_frees_no_slot() -> None:
     arena = Arena(1, 1)
     slot = arena.free_slot(0)
     assert slot is not None
-    batch = arena.send(slot, packed(torch.arange(9), slot)).open()
+    batch = arena.send(slot, pack_into_slot(torch.arange(9), slot)).open()
     child = os.fork()
     if child == 0:
         del batch
@@ -212,13 +213,13 @@ def test_a_forked_child_gives_nothing_back() -> None:
     assert batch.tolist() == list(range(9))
 
 
-def test_an_arena_leaves_no_descriptor_and_no_memory() -> None:
+def test_a_dropped_arena_leaves_no_descriptor_and_no_memory() -> None:
     before = len(os.listdir("/proc/self/fd"))
     arena = Arena(2, 2)
     slot = arena.free_slot(1)
     assert slot is not None
-    handed = arena.send(slot, packed(torch.ones(1000), slot))
-    assert isinstance(handed, Handed)
+    handed = arena.send(slot, pack_into_slot(torch.ones(1000), slot))
+    assert isinstance(handed, SharedBatch)
     batch = handed.open()
     del arena, slot
     assert batch.sum() == 1000
@@ -226,12 +227,12 @@ def test_an_arena_leaves_no_descriptor_and_no_memory() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_pinned_batches_are_right_too(link: MemoryLink) -> None:
-    assert [rows(batch) for batch in loader(link, pin_memory=True)] == alone(link)
+def test_pinned_batches_are_equal(link: MemoryLink) -> None:
+    assert [rows(batch) for batch in loader(link, pin_memory=True)] == in_process(link)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(
+def test_a_killed_worker_raises_torchs_error_and_the_next_iteration_works(
     link: MemoryLink, persistent: bool
 ) -> None:
     batches = loader(link, persistent_workers=persistent)
@@ -244,58 +245,58 @@ def test_a_killed_worker_is_torchs_error_and_the_next_iteration_works(
         for _ in reading:
             pass
     assert rows(kept) == before
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
-def once_asked(
+def call_at_next_send(
     patch: pytest.MonkeyPatch, act: Callable[[], None], during: str, late: bool
 ) -> threading.Event:
-    """Have `act` called where a worker is asked for a batch the next time, by code below that function: after the message
-    is out, or before. Set once it was."""
-    send, done = Asks.send, threading.Event()
+    """Call `act` at the next request to a worker that the function `during` causes, before or after (`late`) the
+    message is sent. The event is set once that has happened."""
+    send, done = IndexPipe.send, threading.Event()
 
-    def sent(asks: Asks) -> None:
+    def send_and_act(pipe: IndexPipe) -> None:
         frame, names = sys._getframe(1), []
         while frame.f_back is not None:
             names.append(frame.f_code.co_name)
             frame = frame.f_back
         now = names[0] == "put" and during in names and not done.is_set()
         if late or not now:
-            send(asks)
+            send(pipe)
         if now:
             done.set()
             act()
 
-    patch.setattr(Asks, "send", sent)
+    patch.setattr(IndexPipe, "send", send_and_act)
     return done
 
 
-def test_what_a_full_pipe_does_not_take_is_sent_later_and_in_order() -> None:
-    asks, got = Asks(multiprocessing.get_context()), []
+def test_messages_that_do_not_fit_the_pipe_are_sent_later_in_order() -> None:
+    pipe, got = IndexPipe(multiprocessing.get_context()), []
     for number in range(5_000):
-        asks.put((number, None))
+        pipe.put((number, None))
     while len(got) < 5_000:
-        asks.send()
+        pipe.send()
         with contextlib.suppress(queue.Empty):
             while True:
-                got.append(asks.get(0)[0])
+                got.append(pipe.get(0)[0])
     assert got == list(range(5_000))
-    asks.close()
+    pipe.close()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_more_batches_are_asked_for_than_a_pipe_takes(start: str, tmp_path: Path) -> None:
-    """65,536 bytes: some 1,000 of them."""
+def test_more_batches_may_be_requested_than_fit_into_a_pipe(start: str, tmp_path: Path) -> None:
+    """A pipe of 65,536 bytes holds about 1,000 messages."""
     datasets.array_file(tmp_path / "r.bin", np.arange(2_000 * 2, dtype="<u4"))
     data = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=8))
     batches = DataLoader(data, 1, num_workers=1, prefetch_factor=2_000, multiprocessing_context=start)
     assert [batch.numpy().view("<u4")[0, 0] // 2 for batch in batches] == list(range(2_000))
 
 
-def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
+def test_a_worker_that_dies_during_a_request_raises_torchs_error(
     link: MemoryLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's SIGCHLD handler would raise there."""
+    """torch's SIGCHLD handler would raise in the request."""
     batches = loader(link)
     reading = iter(batches)
     next(reading)
@@ -304,24 +305,24 @@ def test_a_worker_that_dies_while_another_batch_is_asked_for_is_that_error_too(
     def kill() -> None:
         os.kill(victim.pid, signal.SIGKILL)
         os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
-        time.sleep(0.01)  # Python hears the signal that came meanwhile
+        time.sleep(0.01)  # Python then handles the signal that has come
 
     with monkeypatch.context() as patch:
-        killed = once_asked(patch, kill, "put", late=False)
+        killed = call_at_next_send(patch, kill, "put", late=False)
         with pytest.raises(
             RuntimeError, match=f"DataLoader worker.*pid {victim.pid} is killed by signal: Killed"
         ):
             for _ in reading:
                 pass
     assert killed.is_set()
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_worker_that_dies_with_torchs_lock_is_that_error_too(
+def test_a_worker_that_dies_holding_torchs_lock_raises_torchs_error(
     link: MemoryLink, tmp_path: Path, persistent: bool
 ) -> None:
-    """As if it were killed while it looks whether its trainer wants it to end."""
+    """The worker dies as if it were killed while it checks the event that ends it."""
     died = tmp_path / "died"
 
     def dies(sample: torch.Tensor) -> torch.Tensor:
@@ -339,59 +340,59 @@ def test_a_worker_that_dies_with_torchs_lock_is_that_error_too(
     batches = DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=persistent)
     with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed"):
         list(batches)
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
-def pressed() -> None:
+def press_ctrl_c() -> None:
     raise KeyboardInterrupt
 
 
-def too_late() -> None:
+def raise_timeout() -> None:
     raise TimeoutError("too late")
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_while_a_worker_is_asked_leaves_a_loader_that_goes_on(
+def test_a_loader_works_after_ctrl_c_during_a_request(
     link: MemoryLink, persistent: bool, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = loader(link, persistent_workers=persistent)
     reading = iter(batches)
     next(reading)
     with monkeypatch.context() as patch:
-        once_asked(patch, pressed, "put", late)
+        call_at_next_send(patch, press_ctrl_c, "put", late)
         with pytest.raises(KeyboardInterrupt):
             list(reading)
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("during", ["_reset", "_process_data", "_mark_worker_as_unavailable"])
-def test_what_a_handler_raises_while_a_worker_is_asked_is_heard_whenever_it_comes(
+def test_an_error_of_a_signal_handler_during_a_request_is_raised(
     link: MemoryLink, persistent: bool, during: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An Exception, as of `signal.alarm`: while an epoch starts, goes on, and ends."""
+    """The handler raises an Exception, as one for `signal.alarm` may, while an epoch starts, runs, and ends."""
     batches = loader(link, persistent_workers=persistent)
     list(batches)
     with monkeypatch.context() as patch:
-        heard = once_asked(patch, too_late, during, late)
-        with contextlib.suppress(TimeoutError):  # a finalizer's is not raised
+        heard = call_at_next_send(patch, raise_timeout, during, late)
+        with contextlib.suppress(TimeoutError):  # an error in a finalizer is not raised
             list(batches)
     if not persistent or during != "_mark_worker_as_unavailable":
         assert heard.is_set()
     batches.set_epoch(0)
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
-def test_a_worker_that_dies_between_epochs_is_that_error_once(link: MemoryLink) -> None:
+def test_a_worker_that_dies_between_epochs_raises_torchs_error_once(link: MemoryLink) -> None:
     batches = loader(link, persistent_workers=True)
     list(batches)
     os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed"):
         list(batches)
     batches.set_epoch(0)
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
 def _text(sample: torch.Tensor) -> str:
@@ -399,11 +400,11 @@ def _text(sample: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize("timeout", [0, 100])
-def test_workers_that_die_in_the_midst_of_a_message_are_heard_at_once(link: MemoryLink, timeout: int) -> None:
+def test_workers_that_die_within_a_message_are_noticed_at_once(link: MemoryLink, timeout: int) -> None:
     batches = DataLoader(in_memory(link, transform=_text), 8, num_workers=2, timeout=timeout)
     reading = iter(batches)
     next(reading)
-    time.sleep(0.5)  # both fill the pipe, which holds less than a batch
+    time.sleep(0.5)  # both workers fill the pipe, which holds less than a batch
     for worker in batches._supply._engine._batches._workers:  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed") as raised:
@@ -412,9 +413,7 @@ def test_workers_that_die_in_the_midst_of_a_message_are_heard_at_once(link: Memo
     assert sum(map(len, batches)) == COUNT
 
 
-def test_a_timeout_while_persistent_workers_begin_an_epoch_leaves_a_loader_that_goes_on(
-    link: MemoryLink, tmp_path: Path
-) -> None:
+def test_a_loader_works_after_persistent_workers_time_out(link: MemoryLink, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
 
     def slowly(sample: torch.Tensor) -> torch.Tensor:
@@ -432,15 +431,15 @@ def test_a_timeout_while_persistent_workers_begin_an_epoch_leaves_a_loader_that_
             list(batches)
     slow.unlink()
     batches.set_epoch(0)
-    assert [rows(batch) for batch in batches] == alone(link)
+    assert [rows(batch) for batch in batches] == in_process(link)
 
 
-def test_an_error_that_was_caught_keeps_nothing(link: MemoryLink) -> None:
+def test_a_caught_error_keeps_no_memory_alive(link: MemoryLink) -> None:
     def fails(sample: torch.Tensor) -> torch.Tensor:
         raise ValueError("no sample")
 
     class Model:
-        """What lies in a caller's frame."""
+        """An object in the frame of a caller."""
 
     def trained() -> weakref.ref[Model]:
         model = Model()
@@ -466,7 +465,7 @@ from tests.support.training.loader_fakes import MemoryLink, in_memory
 link = MemoryLink(sys.argv[1], sys.argv[2])
 reading = iter(DataLoader(in_memory(link), batch_size=8, num_workers=2, multiprocessing_context="fork"))
 kept = next(reading)
-print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._supply._engine._batches._workers], flush=True)
+print(*[worker.pid for worker in reading._batches.gi_frame.f_locals["self"]._source._engine._batches._workers], flush=True)
 sys.stdin.read()
 """
 
@@ -493,7 +492,7 @@ def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) ->
 
 
 def _holds_batches(pid: int) -> bool:
-    """The file of the batches has no name: it is there while a process has it open."""
+    """Return whether a process has the batches' file open. The file has no name."""
     try:
         return any("cachesvc-batches" in name for name in open_files(pid))
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""Workers that are threads: the same batches, torch's manners, and nothing left behind."""
+"""Worker threads: the same batches as in the trainer, errors and arguments as in torch, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset, get_worker_info
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import InvalidInput, TierFailed
 from loader import DataLoader
-from loader.batches.feed import Turn
-from loader.reading.reader import Reader
+from loader.batches.feed import BatchKey
+from loader.reading.reader import ExtentReader
 from loader.workers.threads import ThreadEngine
 from testbed import WAIT_S
 from tests.support import datasets
@@ -35,8 +35,8 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_left_of_other_tests() -> None:
-    """Loaders that earlier tests of this process dropped in a cycle are collected before their threads count."""
+def collect_garbage() -> None:
+    """Collect loaders that earlier tests dropped in reference cycles, before threads are counted."""
     gc.collect()
     assert not workers()
 
@@ -46,15 +46,15 @@ def loader(link: MemoryLink, **settings: Any) -> DataLoader:
     return DataLoader(in_memory(link), worker_type="thread", **settings)
 
 
-def alone(link: MemoryLink, **settings: Any) -> list[list[int]]:
-    return seen(loader(link, num_workers=0, **settings))
+def in_process(link: MemoryLink, **settings: Any) -> list[list[int]]:
+    return epoch_of(loader(link, num_workers=0, **settings))
 
 
 def rows(batch: torch.Tensor) -> list[int]:
     return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
 
 
-def seen(batches: DataLoader) -> list[list[int]]:
+def epoch_of(batches: DataLoader) -> list[list[int]]:
     return [rows(batch) for batch in batches]
 
 
@@ -63,14 +63,14 @@ def workers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_threads_make_what_the_trainer_alone_would(link: MemoryLink, persistent: bool) -> None:
+def test_threads_make_the_same_batches_as_the_trainer(link: MemoryLink, persistent: bool) -> None:
     shared = loader(link, persistent_workers=persistent)
     single = loader(link, num_workers=0)
     for _ in range(3):
-        assert seen(shared) == seen(single)
+        assert epoch_of(shared) == epoch_of(single)
         assert len(workers()) == (3 if persistent else 0)
         assert sum(shared.stats().bytes_by_origin.values()) == COUNT * 2048
-    assert seen(loader(link, epochs=2)) == seen(loader(link, epochs=2, num_workers=0))
+    assert epoch_of(loader(link, epochs=2)) == epoch_of(loader(link, epochs=2, num_workers=0))
     del shared
     gc.collect()
     assert not workers()
@@ -86,7 +86,7 @@ def test_an_abandoned_iteration_leaves_no_thread_and_begins_anew(link: MemoryLin
     assert len(workers()) == 3
     del kept
     assert not workers()
-    assert seen(batches) == alone(link)
+    assert epoch_of(batches) == in_process(link)
 
 
 def test_an_older_iteration_that_ends_does_not_end_the_newer(link: MemoryLink) -> None:
@@ -96,33 +96,33 @@ def test_an_older_iteration_that_ends_does_not_end_the_newer(link: MemoryLink) -
     new = iter(batches)
     first = rows(next(new))
     del old
-    assert [first, *map(rows, new)] == alone(link)
+    assert [first, *map(rows, new)] == in_process(link)
 
 
-def test_the_state_counts_what_was_consumed_not_what_was_prefetched(link: MemoryLink) -> None:
-    whole = alone(link)
+def test_the_state_counts_consumed_batches_only(link: MemoryLink) -> None:
+    whole = in_process(link)
     batches = loader(link, prefetch_factor=4)
     reading = iter(batches)
     head = [rows(next(reading)) for _ in range(5)]
     state = batches.state_dict()
     again = loader(link, num_workers=1)
     again.load_state_dict(state)
-    assert head + seen(again) == whole
+    assert head + epoch_of(again) == whole
     batches.load_state_dict(state)
-    assert seen(batches) == whole[5:]
+    assert epoch_of(batches) == whole[5:]
     batches.set_epoch(0)
     batches.skip(3)
-    assert seen(batches) == whole[3:]
+    assert epoch_of(batches) == whole[3:]
 
 
-class Asked:
+class CountingMaker:
     """Counts the batches that were begun."""
 
     def __init__(self) -> None:
         self.turns: list[int] = []
         self.changed = threading.Condition()
 
-    def make(self, turn: Turn) -> int:
+    def make(self, turn: BatchKey) -> int:
         with self.changed:
             self.turns.append(turn.turn)
             self.changed.notify_all()
@@ -133,14 +133,14 @@ class Asked:
             assert self.changed.wait_for(lambda: len(self.turns) >= count, 10)
 
 
-def test_no_more_is_made_ahead_than_asked_for() -> None:
-    asked = Asked()
+def test_threads_make_at_most_prefetch_factor_batches_ahead() -> None:
+    asked = CountingMaker()
     engine = ThreadEngine(lambda: asked.make, workers=2, ahead=4)
     engine.start(0, 10, 30)
     asked.wait(4)
     assert engine.fetch((0, 10)) == 10
     asked.wait(WAIT_S)
-    engine.rest()  # joins: what is counted now is all there will be
+    engine.stop()  # joins the threads, so the count is final
     assert sorted(asked.turns) == [10, 11, 12, 13, 14]
 
 
@@ -154,7 +154,7 @@ def leaves(sample: torch.Tensor) -> torch.Tensor:
     raise SystemExit(3)
 
 
-def test_exceptions_are_raised_in_the_trainer_as_from_processes(link: MemoryLink) -> None:
+def test_exceptions_are_raised_as_from_worker_processes(link: MemoryLink) -> None:
     failing = DataLoader(
         in_memory(link, transform=broken), batch_size=16, num_workers=2, worker_type="thread"
     )
@@ -175,15 +175,15 @@ def test_worker_init_runs_in_each_thread_and_its_failure_is_raised(link: MemoryL
     def begin(worker: int) -> None:
         begun.append((worker, threading.get_ident(), get_worker_info()))
 
-    seen(loader(link, worker_init_fn=begin))
+    epoch_of(loader(link, worker_init_fn=begin))
     assert sorted(worker for worker, _, _ in begun) == [0, 1, 2]
     assert threading.get_ident() not in {ident for _, ident, _ in begun}
     assert {info for _, _, info in begun} == {None}
     with pytest.raises(ValueError, match="cannot begin"):
-        seen(loader(link, worker_init_fn=refuse))
+        epoch_of(loader(link, worker_init_fn=refuse))
 
 
-def test_a_timeout_is_torchs(link: MemoryLink) -> None:
+def test_a_timeout_raises_torchs_error(link: MemoryLink) -> None:
     stuck = threading.Event()
 
     def wait(sample: torch.Tensor) -> torch.Tensor:
@@ -199,12 +199,12 @@ def test_a_timeout_is_torchs(link: MemoryLink) -> None:
     stuck.set()
 
 
-def test_what_cannot_be_is_said_at_once(link: MemoryLink) -> None:
+def test_invalid_worker_settings_are_refused_at_once(link: MemoryLink) -> None:
     with pytest.raises(InvalidInput, match="thread"):
         DataLoader(in_memory(link), worker_type="fiber")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="meta"):
         DataLoader(in_memory(link), device="meta")
-    with pytest.raises(InvalidInput, match="no device"):
+    with pytest.raises(InvalidInput, match="is not a device"):
         DataLoader(in_memory(link), device="gpu")
     if not torch.cuda.is_available():
         with pytest.raises(InvalidInput, match="CUDA"):
@@ -214,14 +214,14 @@ def test_what_cannot_be_is_said_at_once(link: MemoryLink) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_batches_for_the_cpu_stay_there(link: MemoryLink, count: int) -> None:
+def test_device_cpu_leaves_batches_alone(link: MemoryLink, count: int) -> None:
     batches = loader(link, num_workers=count, device="cpu")
     assert batches.device == "cpu"
-    assert seen(batches) == alone(link)
+    assert epoch_of(batches) == in_process(link)
 
 
 class SlowGrants(MemoryGrants):
-    """Grants one extent only when told to."""
+    """Grants one extent at each permission."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -234,17 +234,17 @@ class SlowGrants(MemoryGrants):
         return super().acquire(extents, timeout_s)
 
 
-def gathered(reader: Reader, catalog: Any, samples: list[int]) -> list[int]:
+def gathered(reader: ExtentReader, catalog: Any, samples: list[int]) -> list[int]:
     slots = catalog.layout.slots(np.asarray(samples))
     first, last = reader.spans(slots * 2048, np.full(len(slots), 2048))
     return (reader.gather(slots, first, last).view("<u4").reshape(-1, 512)[:, 0] // 512).tolist()
 
 
 @pytest.mark.parametrize("origin", ["ram", "nvme"])
-def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: MemoryLink, origin: str) -> None:
+def test_a_thread_with_its_extents_at_hand_does_not_wait_for_a_fill(link: MemoryLink, origin: str) -> None:
     catalog = link.catalog()
     grants = SlowGrants(catalog.extent, origin)
-    reader = Reader(catalog, grants)
+    reader = ExtentReader(catalog, grants)
     assert gathered(reader, catalog, [0, 1]) == [0, 1]
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as again:
         waiting = pool.submit(gathered, reader, catalog, [36])
@@ -267,12 +267,12 @@ def test_who_needs_no_new_extent_does_not_wait_for_one_that_is_filled(link: Memo
 @pytest.mark.parametrize(
     ("origin", "limit", "room"), [("ram", 1 << 30, 4), ("ram", 20_000, 99), ("nvme", 0, 5)]
 )
-def test_many_threads_share_a_reader_that_has_little_room(
+def test_many_threads_share_a_reader_with_little_memory(
     link: MemoryLink, origin: str, limit: int, room: int
 ) -> None:
     catalog = link.catalog()
     grants = MemoryGrants(catalog.extent, origin, room)
-    reader = Reader(catalog, grants, limit)
+    reader = ExtentReader(catalog, grants, limit)
 
     def reads(seed: int) -> bool:
         rng = np.random.default_rng(seed)
@@ -289,18 +289,18 @@ def test_many_threads_share_a_reader_that_has_little_room(
     assert not any(grants.leases.values())
 
 
-def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
+def test_no_thread_waits_for_extents_of_an_interrupted_read(
     link: MemoryLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = link.catalog()
-    reader = Reader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
+    reader = ExtentReader(catalog, MemoryGrants(catalog.extent), 2 * 8192)
     assert gathered(reader, catalog, [0, 4]) == [0, 4]
 
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as making_room:
-        making_room.setattr(type(reader._leases.range), "unmap", interrupted)
+        making_room.setattr(type(reader._leases.held.range), "unmap", interrupted)
         with pytest.raises(KeyboardInterrupt):
             gathered(reader, catalog, [8, 12])
     with ThreadPoolExecutor(1) as pool:
@@ -308,8 +308,8 @@ def test_what_a_read_that_was_interrupted_asked_for_is_waited_for_by_nobody(
     reader.close()
 
 
-def test_a_file_cut_while_it_is_read_is_a_typed_error(link: MemoryLink, tmp_path: Path) -> None:
-    class Cut(MemoryGrants):
+def test_a_file_truncated_during_a_read_is_a_typed_error(link: MemoryLink, tmp_path: Path) -> None:
+    class TruncatedGrants(MemoryGrants):
         """Grants files that end too early."""
 
         def acquire(self, extents: Any, timeout_s: float) -> list[Granted | Refused]:
@@ -320,7 +320,7 @@ def test_a_file_cut_while_it_is_read_is_a_typed_error(link: MemoryLink, tmp_path
             return answers
 
     catalog = link.catalog()
-    reader = Reader(catalog, Cut(catalog.extent, "nvme"))
+    reader = ExtentReader(catalog, TruncatedGrants(catalog.extent, "nvme"))
     with pytest.raises(TierFailed, match="cut"):
         gathered(reader, catalog, [0, 1, 2, 3])
     addresses, lengths = catalog.locate(np.asarray([3]))

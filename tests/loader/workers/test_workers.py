@@ -1,4 +1,4 @@
-"""torch's workers under a feed: what a skip leaves out, what their own generators draw, what they raise."""
+"""torch's workers under a feed: skipped batches, the workers' own generators, and exceptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
 COUNT, EACH = 2000, 2
-"""Records, and records of a batch."""
+"""Records, and records per batch."""
 WORKERS: list[dict[str, Any]] = [
     {"pin_memory": True},
     {"num_workers": 2},
@@ -52,20 +52,20 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
     return [int(sample) for sample in samples]
 
 
-def alone(link: MemoryLink, **given: Any) -> list[list[int]]:
+def in_process(link: MemoryLink, **given: Any) -> list[list[int]]:
     return list(DataLoader(in_memory(link), EACH, shuffle=True, collate_fn=plain, **given))
 
 
 @pytest.mark.parametrize("given", WORKERS)
-def test_what_is_skipped_within_an_iteration_is_not_made(link: MemoryLink, given: dict[str, Any]) -> None:
-    counted, expected = Counted(), alone(link)
+def test_skipped_batches_are_not_made(link: MemoryLink, given: dict[str, Any]) -> None:
+    counted, expected = Counted(), in_process(link)
     loader = DataLoader(in_memory(link), EACH, shuffle=True, collate_fn=counted, **given)
-    for _ in range(2):  # the second iteration of workers that persist, too
+    for _ in range(2):  # also in the second iteration of persistent workers
         batches = iter(loader)
         found = [next(batches)]
         loader.skip(900)
         found += islice(batches, 3)
-        loader.skip(1)  # which workers have made already
+        loader.skip(1)  # workers have made that batch already
         found += batches
         assert found == [expected[0], *expected[901:904], *expected[905:]]
         loader.set_epoch(0)
@@ -73,10 +73,8 @@ def test_what_is_skipped_within_an_iteration_is_not_made(link: MemoryLink, given
 
 
 @pytest.mark.parametrize("given", WORKERS)
-def test_a_skip_within_an_iteration_may_reach_into_the_next_epoch(
-    link: MemoryLink, given: dict[str, Any]
-) -> None:
-    counted, expected = Counted(), alone(link, epochs=2)
+def test_a_skip_may_reach_into_the_next_epoch(link: MemoryLink, given: dict[str, Any]) -> None:
+    counted, expected = Counted(), in_process(link, epochs=2)
     loader = DataLoader(in_memory(link), EACH, shuffle=True, epochs=2, collate_fn=counted, **given)
     batches = iter(loader)
     assert next(batches) == expected[0]
@@ -85,7 +83,7 @@ def test_a_skip_within_an_iteration_may_reach_into_the_next_epoch(
     assert counted.made.value <= 520
 
 
-def test_a_worker_that_dies_before_a_skip_is_an_error_and_a_state_stands_behind_the_skip(
+def test_a_worker_that_dies_before_a_skip_is_an_error_and_the_state_includes_the_skip(
     link: MemoryLink,
 ) -> None:
     loader = DataLoader(in_memory(link), EACH, shuffle=True, num_workers=2, collate_fn=plain)
@@ -98,16 +96,16 @@ def test_a_worker_that_dies_before_a_skip_is_an_error_and_a_state_stands_behind_
         list(batches)
     resumed = DataLoader(in_memory(link), EACH, shuffle=True, num_workers=1, collate_fn=plain)
     resumed.load_state_dict(loader.state_dict())
-    assert list(resumed) == alone(link)[901:]
+    assert list(resumed) == in_process(link)[901:]
 
 
-def drawn(sample: torch.Tensor) -> list[float]:
-    """As transforms without an `rng` draw: from torch's, numpy's and Python's own generators."""
+def draw_from_global_generators(sample: torch.Tensor) -> list[float]:
+    """A transform without `rng`: it draws from the generators of torch, numpy and Python."""
     return [int(torch.randint(1 << 60, (1,))), np.random.random(), random.random()]
 
 
 def of_workers(link: MemoryLink, state: dict[str, Any] | None = None, **given: Any) -> DataLoader:
-    data = in_memory(link, transform=drawn)
+    data = in_memory(link, transform=draw_from_global_generators)
     loader = DataLoader(data, 500, shuffle=True, num_workers=1, collate_fn=list, **given)
     if state is not None:
         loader.load_state_dict(state)
@@ -119,16 +117,14 @@ def noise(batches: Any) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("generator", [0, 1, 2])
-def test_workers_own_generators_go_on_with_other_noise_where_a_run_is_resumed(
-    link: MemoryLink, generator: int
-) -> None:
+def test_workers_generators_draw_other_noise_after_a_resume(link: MemoryLink, generator: int) -> None:
     def of_it(batches: Any) -> list[float]:
         return [each[generator] for each in noise(batches)]
 
     loader = of_workers(link)
     first = of_it(loader)
     between = loader.state_dict()
-    loader.load_state_dict(between)  # as at every checkpoint that is read at once
+    loader.load_state_dict(between)  # a checkpoint that is loaded at once
     second = of_it(loader)
     batches = iter(loader)
     third = of_it(islice(batches, 2))
@@ -141,24 +137,24 @@ def test_workers_own_generators_go_on_with_other_noise_where_a_run_is_resumed(
     assert of_it(of_workers(link)) == first
 
 
-def test_a_generator_of_the_users_seeds_workers_as_in_torch(link: MemoryLink) -> None:
+def test_a_users_generator_seeds_workers_as_in_torch(link: MemoryLink) -> None:
     def epochs(kind: Any, **more: Any) -> list[list[tuple[float, ...]]]:
         given = {"num_workers": 1, "collate_fn": list, "generator": torch.Generator().manual_seed(5)}
-        loader = kind(in_memory(link, transform=drawn), 500, **given, **more)
+        loader = kind(in_memory(link, transform=draw_from_global_generators), 500, **given, **more)
         return [noise(loader) for _ in range(2)]
 
     assert epochs(DataLoader) == epochs(torch.utils.data.DataLoader)
 
 
-class Veiled(Exception):
-    """Shows nothing of what it was made with."""
+class HidesArguments(Exception):
+    """An exception whose text hides its arguments."""
 
     def __str__(self) -> str:
         return "nothing to see"
 
 
-class Worded(Exception):
-    """Makes its own words of what it is given."""
+class RewordsArguments(Exception):
+    """An exception that makes its own text of its arguments."""
 
     def __init__(self, path: object) -> None:
         super().__init__(f"cannot decode {path}")
@@ -166,16 +162,16 @@ class Worded(Exception):
 
 def fails_twice(sample: torch.Tensor) -> int:
     if int(sample) in (5, 9):
-        raise (Veiled if int(sample) == 5 else Worded)(5)
+        raise (HidesArguments if int(sample) == 5 else RewordsArguments)(5)
     return int(sample)
 
 
-def test_exceptions_of_their_own_words_leave_the_next_batch(link: MemoryLink) -> None:
+def test_the_next_batch_comes_after_exceptions_with_custom_texts(link: MemoryLink) -> None:
     data = in_memory(link, transform=fails_twice).take(16)
     batches, found = iter(DataLoader(data, 4, num_workers=1, collate_fn=list)), list[Any]()
     for _ in range(4):
         try:
             found.append(next(batches))
-        except (Veiled, Worded):
+        except (HidesArguments, RewordsArguments):
             found.append("raised")
     assert found == [[0, 1, 2, 3], "raised", "raised", [12, 13, 14, 15]]

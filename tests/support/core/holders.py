@@ -1,4 +1,4 @@
-"""Jobs on one node under a virtual clock, whose readers hold extents as real readers do."""
+"""Simulated jobs on one node under a virtual clock, whose readers hold extents as real ones do."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cachesvc.simulate.holding import RECALL_DELAY_S, Holding
 
 SIZE = 10
 CHECK_EVERY = 25
-"""Events between two checks of the invariants, each of which costs O(extents)."""
+"""Events between two checks of all invariants; a check visits all extents."""
 FILL_S, EVICT_S, COMMIT_S, PAUSE_S = 0.015, 0.0002, 0.005, 0.02
 NVME = TierName("nvme0")
 
 
 class Jobs:
-    """Jobs on a node with tiers of `ram` and `nvme` extents. The invariants are asserted at times."""
+    """Jobs on a node whose tiers hold `ram` and `nvme` extents. Asserts invariants every `CHECK_EVERY` events."""
 
     def __init__(self, ram: int, nvme: int = 0) -> None:
         specs = [TierSpec(RAM, ram * SIZE), *([TierSpec(NVME, nvme * SIZE)] if nvme else [])]
@@ -44,7 +44,7 @@ class Jobs:
         self.clock.after(delay_s, lambda: self.send(event))
 
     def wait(self, seconds: float) -> None:
-        """Let all jobs run for that long."""
+        """Run all jobs for `seconds` of virtual time."""
         until, over = self.clock.now + seconds, list[bool]()
         self.clock.after(seconds, lambda: over.append(True))
         while not over:
@@ -52,7 +52,7 @@ class Jobs:
         assert self.clock.now <= until + 1e-6
 
     def until(self, done: Callable[[], bool], most_s: float) -> float:
-        """Run until `done`; the seconds that it took, at most `most_s`."""
+        """Run all jobs until `done`, for at most `most_s`; return the seconds that it took."""
         began = self.clock.now
         while not done():
             assert self.clock.now <= began + most_s, f"not within {most_s} s"
@@ -79,7 +79,7 @@ class Jobs:
 
 
 class Reader:
-    """One rank of one job that reads all of its dataset, an extent a step, epoch after epoch; each in another order."""
+    """One rank of one job. It reads its whole dataset, one extent per step, in a new order each epoch."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Reader:
         self.holding = Holding[ExtentId]()
         self.epoch = self.step = self.refusals = 0
         self.epochs = 0
-        """Extents that are to be read before it is idle."""
+        """Epochs to read before the reader is idle."""
         self.stopped = False
-        """A stopped process: it does nothing, and answers no recall."""
+        """True for a reader that neither reads nor answers recalls."""
         self.began: list[float] = []
         self.waits: list[float] = []
         self._asked_at = 0.0
@@ -110,14 +110,14 @@ class Reader:
         jobs.send(ev.DatasetDeclared(number, self.dataset, rows, user, quota_bytes))
 
     def read(self, epochs: int) -> None:
-        """Read that many epochs more."""
-        resting = self.epoch >= self.epochs
+        """Read this many more epochs."""
+        idle = self.epoch >= self.epochs
         self.epochs += epochs
-        if resting:
+        if idle:
             self._begin()
 
     def end(self) -> None:
-        """End its process."""
+        """End the reader's process."""
         self.stopped = True
         self.jobs.send(ev.PlanEnded(self.number))
         self.jobs.send(ev.ReaderGone(self.number))
@@ -129,7 +129,7 @@ class Reader:
 
     @property
     def kept(self) -> float:
-        """Kept bytes of its dataset, in extents."""
+        """Bytes of its dataset that are kept, in extents."""
         return self.jobs.node.policy.shares.datasets[self.dataset].kept_bytes / SIZE
 
     @property

@@ -82,7 +82,7 @@ def node(unplanned_share: float, transitions: Mapping[tuple[Phase, CopyEvent], P
 
 
 class NodeMachine(RuleBasedStateMachine):
-    """A node and an executor that is late, fails, and loses tiers."""
+    """A node, and an executor of its commands that is late, fails, and loses tiers."""
 
     transitions: ClassVar[Mapping[tuple[Phase, CopyEvent], Phase]] = TRANSITIONS
 
@@ -119,9 +119,9 @@ class NodeMachine(RuleBasedStateMachine):
             assert command.extent in self.stored[command.tier]
             self.evictions.append(command)
         elif isinstance(command, Verify):
-            assert command.extent in self.stored[command.tier], "a check of nothing"
+            assert command.extent in self.stored[command.tier], "a check of an absent copy"
             assert command.tier == NVME
-            assert (command.extent, command.tier) not in self.commits, "a check of what is being committed"
+            assert (command.extent, command.tier) not in self.commits, "a check of an uncommitted copy"
             self.checks.append(command)
         elif isinstance(command, Recall):
             if command.wrong:
@@ -167,7 +167,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(Verified(check.extent, check.tier))
 
     @rule(tier=st.sampled_from([RAM, NVME]), part=st.floats(0, 1))
-    def others_take_room(self, tier: TierName, part: float) -> None:
+    def other_processes_take_room(self, tier: TierName, part: float) -> None:
         self.send(Resized(tier, int(part * BUDGETS[tier])))
 
     @rule(pick=picks, code=st.sampled_from([0, 4]))
@@ -202,10 +202,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(Evicted(gone.extent, gone.tier))
 
     @rule(again=st.booleans())
-    def the_last_grant_cannot_be_handed_over(self, again: bool) -> None:
+    def the_last_grant_cannot_be_delivered(self, again: bool) -> None:
         grant, self.last = self.last, None
         if grant is not None and (lease := (grant.reader, grant.extent, grant.tier)) in self.leases:
-            if again:  # its bytes are wrong
+            if again:  # the copy's bytes are wrong
                 self.corrupt(grant.extent, grant.tier)
             if lease in self.leases:
                 self.leases.remove(lease)
@@ -217,7 +217,7 @@ class NodeMachine(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         if self.leases:
             reader, extent, _ = self.leases[pick % len(self.leases)]
-            # The node ends a reader's latest lease of an extent first.
+            # The node releases a reader's latest lease of an extent first.
             latest = max(at for at, lease in enumerate(self.leases) if lease[:2] == (reader, extent))
             del self.leases[latest]
             self.send(Released(reader, extent))
@@ -225,11 +225,11 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(reader=readers)
     def reader_dies(self, reader: ReaderId) -> None:
         self.leases = [lease for lease in self.leases if lease[0] != reader]
-        self.open = {request: who for request, who in self.open.items() if who[0] != reader}
+        self.open = {request: asked for request, asked in self.open.items() if asked[0] != reader}
         self.send(ReaderGone(reader))
 
     @rule(reader=readers, extent=extents)
-    def release_what_is_not_leased(self, reader: ReaderId, extent: ExtentId) -> None:
+    def release_without_a_lease(self, reader: ReaderId, extent: ExtentId) -> None:
         if not any(lease[:2] == (reader, extent) for lease in self.leases):
             self.send(Released(reader, extent))
 
@@ -289,16 +289,16 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
     def corrupt(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
-        if tier != RAM:  # an open file can be unlinked, so its leases end here
+        if tier != RAM:  # a file can be removed while it is open, so its leases end here
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, Corrupt(extent, tier), leases)
 
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
-    def missing_objects_are_filled_again(self, extent: ExtentId, tier: TierName) -> None:
+    def a_copy_is_asked_for_again(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
         copy = self.node.copies.find(extent, self.node.policy.tiers[tier])
         if copy is None or not copy.usable:
-            leases = []  # no reader is asked twice
+            leases = []  # a reader is asked once only
         elif tier != RAM:
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, FillAgain(extent, tier), leases)
@@ -310,7 +310,7 @@ class NodeMachine(RuleBasedStateMachine):
         event: Event,
         leases: list[tuple[ReaderId, ExtentId, TierName]] | None = None,
     ) -> None:
-        """Send an event that dooms a copy: exactly its readers get a recall."""
+        """Send `event`, which must recall the wrong copy from its lessees, and from no reader of another copy."""
         had = {
             lease[0] for lease in (self.leases if leases is None else leases) if lease[1:] == (extent, tier)
         }
@@ -327,8 +327,8 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(TierLost(tier))
 
     @rule(held=st.sets(extents, max_size=12))
-    def the_lost_disk_is_another_one(self, held: set[ExtentId]) -> None:
-        """Replace the directory of a lost tier, after its fills and commits are answered; evictions never are."""
+    def the_lost_disk_is_replaced(self, held: set[ExtentId]) -> None:
+        """Fail all operations on the lost disk, except evictions, which are never answered; then renew the tier."""
         if not self.node.policy.tiers[NVME].lost:
             return
         for fill in [fill for fill in self.fills if NVME in (fill.tier, fill.from_tier)]:
@@ -356,10 +356,10 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8))
     def steps_go_on(self, count: int) -> None:
-        """Do steps of incremental work between other events."""
+        """Run some of the incremental work on large datasets and plans."""
         for _ in range(count):
             if self.node.work:
-                assert self.node.next_deadline() < math.inf, "a step that nobody calls for"
+                assert self.node.next_deadline() < math.inf, "a step without a deadline"
                 self.send(Tick())
                 self.node.check()
 
@@ -373,7 +373,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.check()
 
     def teardown(self) -> None:
-        """Complete all work and release all leases: then every waiter has been answered."""
+        """Complete all work and release all leases; every waiter must then have been answered."""
         self.tiers_are_back()
         for _ in range(400):
             busy = self.fills or self.commits or self.evictions or self.leases or self.open

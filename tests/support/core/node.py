@@ -32,7 +32,7 @@ def node_of(ram: int | None = None, nvme: int | None = None, **settings: int) ->
 
 
 def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
-    """Send events; the commands that followed, all together."""
+    """Send events; return the commands that followed, in order."""
     out = []
     for event in events:
         out += node.handle(event, now)
@@ -52,7 +52,7 @@ def declare(*extents: ExtentId, job: int = 1, dataset: DatasetId = DATASET) -> D
 
 
 def read(node: Node, *extents: ExtentId) -> list[Stay]:
-    """Read extents one by one, from the source where they are absent; how long each might be held."""
+    """Read extents one by one, filling absent ones; return for each how long the reader may hold it."""
     stays = []
     for extent in extents:
         todo: list[Command] = tell(node, Demanded(ONE, 0, extent, True, SIZE))

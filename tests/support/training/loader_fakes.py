@@ -1,25 +1,26 @@
-"""Holders of extents for the loader's tests: real descriptors, own failures."""
+"""Fake holders of extents for the loader's tests: real descriptors, chosen failures."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.client.protocol import Granted, Refused
-from cachesvc.core.errors import DaemonUnavailable
+from cachesvc.catalog.survey import survey
+from cachesvc.client.protocol import CLOSED, Granted, Refused
+from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.uri import canonical
 from loader.datasets.dataset import Dataset
-from loader.datasets.samples import Form
+from loader.datasets.samples import SampleSpec
 from loader.reading.direct_access import Access
-from loader.reading.opened_dataset import Opened
+from loader.reading.opened_dataset import OpenedDataset
 
 
 def extent_bytes(extent: Extent) -> bytes:
@@ -33,7 +34,7 @@ def extent_bytes(extent: Extent) -> bytes:
 
 
 class MemoryGrants:
-    """Extents in memfds, granted as a daemon's RAM tier grants them; at most `room` leased at once."""
+    """Grants extents in memfds, as a daemon's RAM tier does; at most `room` leased at once."""
 
     def __init__(self, extent_of: Callable[[int], Extent], origin: str = "ram", room: int = 1 << 30) -> None:
         self._extent_of, self._origin, self._room = extent_of, origin, room
@@ -41,23 +42,25 @@ class MemoryGrants:
         self._lock = threading.Lock()
         self.calls = 0
         self.steps: list[int] = []
-        self.alive = True
+        self.alive, self.closed = True, False
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         self.calls += 1
         assert min(extents) >= 0, "no such extent: a daemon's message has no room for that number"
+        if self.closed:
+            raise CacheError(CLOSED)
         if not self.alive:
             raise DaemonUnavailable("the fake daemon is down; start it again")
+        wanted = {index: self._extent_of(index) for index in extents}
         with self._lock:
-            return self._answers(extents)
+            return self._answers(wanted)
 
-    def _answers(self, extents: Sequence[int]) -> list[Granted | Refused]:
+    def _answers(self, extents: Mapping[int, Extent]) -> list[Granted | Refused]:
         answers: list[Granted | Refused] = []
-        for index in extents:
+        for index, extent in extents.items():
             if sum(self.leases.values()) >= self._room:
                 answers.append(Refused(index))
                 continue
-            extent = self._extent_of(index)
             fd = os.memfd_create("test", os.MFD_CLOEXEC)
             os.write(fd, extent_bytes(extent))
             self.leases[index] = self.leases.get(index, 0) + 1
@@ -66,7 +69,7 @@ class MemoryGrants:
 
     def release(self, extents: Sequence[int]) -> None:
         with self._lock:
-            for index in extents:
+            for index in () if self.closed else extents:
                 self.leases[index] -= 1
                 assert self.leases[index] >= 0, "released more often than granted"
 
@@ -74,6 +77,7 @@ class MemoryGrants:
         self.steps.append(step)
 
     def close(self) -> None:
+        self.closed = True
         self.leases.clear()
 
 
@@ -95,7 +99,7 @@ class MemoryLink:
 
 
 def _nothing(plan: Plan) -> None:
-    """Nobody looks ahead here."""
+    """Memory is filled on demand."""
 
 
 def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
@@ -110,4 +114,4 @@ def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
 
 def in_memory(link: MemoryLink, **form: object) -> Dataset:
     """A dataset of that link."""
-    return Dataset(Opened(link), Form(**form))  # type: ignore[arg-type]
+    return Dataset(OpenedDataset(link), SampleSpec(**form))  # type: ignore[arg-type]

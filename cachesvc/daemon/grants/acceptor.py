@@ -1,0 +1,106 @@
+"""Accepts connections to the grants socket, and refuses those beyond a limit with a typed error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from cachesvc.core import wire
+from cachesvc.core.errors import DaemonUnavailable
+from cachesvc.core.wire import Op
+from cachesvc.daemon.access.tenants import Peer, peer_of
+from cachesvc.daemon.access.user_cap import UserCap
+from cachesvc.daemon.grants.unix_sockets import bind, identity, remove
+from cachesvc.system import datagrams
+
+log = logging.getLogger(__name__)
+SEND_BUFFER_BYTES = 1 << 18
+"""The queue of answers to one reader, as far as the kernel allows (`wmem_max`, 208 KiB by default): 333 answers of 1.25
+KiB, which is what the kernel counts for one, twice over. The kernel's own default holds half."""
+
+
+class Acceptor:
+    """Owns the listening socket. One user other than the daemon's gets half of all connections."""
+
+    def __init__(
+        self,
+        path: str,
+        mode: int,
+        listener: socket.socket | None,
+        max_connections: int,
+        accepted: Callable[[socket.socket, Peer], None],
+    ) -> None:
+        """`listener`: one that another daemon has bound to `path`, with the connections that wait there.
+        `accepted` owns the socket that it is given."""
+        self._max_connections = max_connections
+        self._cap = UserCap(per_user=max_connections // 2)
+        self._accepted = accepted
+        self._path = path
+        self.listener = listener or bind(path, mode)
+        if listener is not None:
+            with suppress(FileNotFoundError):  # somebody removed it
+                os.chmod(path, mode)  # it was bound with the other daemon's mode
+        self._file = identity(path)
+        self._spare = _spare_descriptor()
+
+    def close(self) -> None:
+        """Close the listening socket and remove its file."""
+        self.listener.close()
+        os.close(self._spare)
+        remove(self._path, self._file)
+
+    def accept(self) -> None:
+        """Accept one connection, or refuse it."""
+        try:
+            channel, _ = self.listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._refuse_with_spare(error)
+            return
+        peer = peer_of(channel)
+        if self._cap.count >= self._max_connections:
+            log.warning("too many readers", extra={"limit": self._max_connections})
+            limit = f"{self._max_connections} readers, as many as its limit of open files allows"
+            _refuse(channel, f"the daemon has {limit}")
+        elif not self._cap.take(peer.uid):
+            log.warning("one user has half of all connections", extra={"peer_uid": peer.uid})
+            _refuse(channel, "this user has half of all connections to the daemon")
+        else:
+            channel.setblocking(False)
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._accepted(channel, peer)
+
+    def adopt(self, peer: Peer) -> None:
+        """Count a connection that another daemon accepted."""
+        self._cap.add(peer.uid)
+
+    def left(self, peer: Peer) -> None:
+        """Stop counting a connection that has ended."""
+        self._cap.give_back(peer.uid)
+
+    def _refuse_with_spare(self, error: OSError) -> None:
+        """No descriptor is left. Without an answer the client would retry, and the listener stay readable, for ever:
+        close the spare descriptor to accept the connection and refuse it."""
+        log.error("a reader cannot be accepted", extra={"error": error.strerror})
+        os.close(self._spare)
+        with suppress(OSError):
+            channel, _ = self.listener.accept()
+            _refuse(channel, "the daemon has as many files open as its limit allows")
+        self._spare = _spare_descriptor()
+
+
+def _refuse(channel: socket.socket, reason: str) -> None:
+    """Close a new connection; its client raises the error that is sent."""
+    text = f"{reason}; close readers, or raise the limit (LimitNOFILE=, ulimit -Hn)"
+    channel.setblocking(False)
+    with suppress(OSError):
+        channel.send(wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
+    datagrams.close(channel)
+
+
+def _spare_descriptor() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,54 @@
+"""Serves the metrics over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import threading
+from http import HTTPStatus
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import MetricsHandler
+
+from cachesvc.core.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+TIMEOUT_S = 5.0
+"""The timeout of one receive and of sending the answer. An idle connection is closed then, and its thread ends."""
+
+
+class ScrapeServer(ThreadingHTTPServer):
+    """Answers each connection on a thread of its own, until the process ends."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str) -> None:
+        """`address`: HOST:PORT. Raises InvalidInput when it cannot be bound."""
+        host, _, port = address.rpartition(":")
+        try:
+            self.address_family, _, _, _, where = socket.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM
+            )[0]
+            super().__init__((str(where[0]), int(port)), _Scrape)
+        except OSError as error:
+            raise InvalidInput(
+                f"--metrics {address} cannot be bound ({error.strerror}); choose an address that is free"
+            ) from None
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what broke a connection: a scraper that disconnects at debug level, anything else as an error."""
+        error = sys.exc_info()[1]
+        log.log(logging.DEBUG if isinstance(error, OSError) else logging.ERROR, "a scrape failed: %s", error)
+
+
+class _Scrape(MetricsHandler):
+    timeout = TIMEOUT_S
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0].rstrip("/") in ("", "/metrics"):
+            super().do_GET()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics")

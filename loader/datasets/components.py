@@ -1,0 +1,123 @@
+"""The components of a mixture: the interface that a mixture needs, and a plain dataset behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import numpy as np
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Touches, subset_first
+from cachesvc.core.order.run import Run
+from loader.datasets.collate import default_collate_into
+from loader.datasets.dataset import Dataset
+from loader.datasets.shape_mismatch import SampleName, name_by_place
+from loader.reading.reader import Ints
+
+
+class Component(Protocol):
+    """A dataset that is one run of spots per epoch. A spot is a number that names one sample of the component. `spec`
+    gives seed, window and shuffle; how batches are cut does not matter here."""
+
+    @property
+    def leaf(self) -> Dataset: ...
+
+    def __len__(self) -> int: ...
+
+    def run(self, spec: OrderSpec, epoch: int) -> Run: ...
+
+    def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]: ...
+
+    def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any: ...
+
+
+class ViewLayout(NamedTuple):
+    """The places of a view's samples in extents.
+
+    `extent_first`: the first ordinal of each extent. `index_of`: the index of each ordinal, None where they are
+    equal. `extents_known`: the extents are those of the catalog.
+    """
+
+    extent_first: Ints
+    index_of: Ints | None
+    extents_known: bool
+
+
+def view_layout(dataset: Dataset, shuffle: bool) -> ViewLayout:
+    """Return where the samples of a view lie. Without shuffle, indices that do not ascend count as one extent."""
+    first, ids = dataset.catalog.extent_first, dataset.ids
+    if ids is None:
+        return ViewLayout(first, None, True)
+    if len(ids) < 2 or (ids[1:] >= ids[:-1]).all():
+        return ViewLayout(subset_first(first, ids), None, True)
+    if not shuffle:
+        return ViewLayout(np.asarray([0, len(ids)], np.int64), None, False)
+    index_of = np.argsort(ids, kind="stable")
+    return ViewLayout(subset_first(first, ids[index_of]), index_of, True)
+
+
+def refuse_subsets(made: str) -> Callable[..., NoReturn]:
+    """Return the replacement for a method that makes a subset, for datasets that `made` makes. It raises
+    InvalidInput."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise InvalidInput(
+            f"{made}() draws its samples anew in each epoch, so it has no subsets of its own: apply where(), select(), "
+            f"take() or split() to the datasets first, then {made}() to the parts"
+        )
+
+    return refuse
+
+
+def component_spec(spec: OrderSpec) -> OrderSpec:
+    """Return the spec of a component's own run, which is not dealt to ranks."""
+    return replace(spec, global_batch=1, canonical_nodes=1, last="drop")
+
+
+class _DatasetRun:
+    """One epoch of a plain dataset. Its spots are indices."""
+
+    def __init__(self, layout: ViewLayout, spec: OrderSpec, epoch: int) -> None:
+        self._layout = layout
+        self._order = EpochOrder(component_spec(spec), layout.extent_first, epoch)
+
+    @property
+    def size(self) -> int:
+        return self._order.samples
+
+    def at(self, positions: Ints) -> Ints:
+        found = self._order.at(positions)
+        return found if self._layout.index_of is None else self._layout.index_of[found]
+
+    def touches(self) -> list[Touches]:
+        if self._layout.extents_known:
+            return [self._order.touches()]
+        return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
+
+
+class DatasetComponent:
+    """A plain dataset as a component."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.leaf = dataset
+        self._layouts: dict[bool, ViewLayout] = {}
+
+    def __len__(self) -> int:
+        return len(self.leaf)
+
+    def run(self, spec: OrderSpec, epoch: int) -> Run:
+        """Return the order of one epoch of the dataset."""
+        if spec.shuffle not in self._layouts:
+            self._layouts[spec.shuffle] = view_layout(self.leaf, spec.shuffle)
+        return _DatasetRun(self._layouts[spec.shuffle], spec, epoch)
+
+    def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
+        """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""
+        leaf = self.leaf
+        return leaf.samples.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
+
+    def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
+        """Collate as torch does by default."""
+        return default_collate_into(None, samples, len(samples), name)

@@ -1,0 +1,129 @@
+"""A loader's membership in its job: its topology, and the agreement of all ranks on what they are about to read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from cachesvc.core.errors import CacheError
+from loader.batches.feed import Feed
+from loader.job.agreement import Store, agree, job_store, tell_failure
+from loader.job.checkpoint import EpochPosition
+from loader.job.rank_drift import watch_drift
+from loader.job.rank_failures import Agreement, RankFailureWatch, warn_of_state, watch_for
+from loader.job.topology import Topology, check_unchanged
+from loader.order_setup import OrderArguments
+
+_log = logging.getLogger("cachesvc")
+
+
+class JobMembership:
+    """One loader's part in its job, in one process. Methods take the loader's arguments as they are now."""
+
+    def __init__(self) -> None:
+        self._topology: Topology | None = None
+        self._agreement: Agreement | None = None
+        self._headline_logged = False
+
+    def topology(self, given: OrderArguments) -> Topology:
+        """This process's place in the job, resolved at the first use. Raises InvalidInput."""
+        if self._topology is None:
+            self._topology = given.topology()
+        return self._topology
+
+    def check_topology(self, given: OrderArguments) -> None:
+        """Raise StateMismatch where the place that was used has changed since."""
+        if self._topology is not None:
+            check_unchanged(self._topology, given.topology())
+
+    def compare_again(self) -> None:
+        """Have the ranks compare at the next iteration, since this loader was moved: one that is moved alone is found."""
+        self._agreement = None
+
+    def agree(
+        self,
+        given: OrderArguments,
+        identity: str,
+        feed: Feed,
+        place: EpochPosition,
+        via: str,
+        prefetch: int,
+        drift_s: float,
+    ) -> Agreement:
+        """The agreement for an iteration that begins. The ranks compare where none is in force; rank 0 logs the first.
+
+        `identity` names the data, `via` how it is read. Ranks may be `prefetch` batches apart; being further apart for
+        `drift_s` is logged. Raises as `agreement.agree`.
+        """
+        if not self._is_agreed():
+            topology, store = self.topology(given), self._store(given)
+            facts = facts_of(identity, feed, place.epoch, place.turn)
+            name = "alone" if store is None else agree(topology, facts, store)
+            if not self._headline_logged and topology.rank == 0:
+                _log.info("%s", headline(topology, facts, via))
+            self._headline_logged = True
+            drift = watch_drift(store, topology, name, prefetch, feed.share.accumulate, drift_s)
+            self._agreement = Agreement(name, drift)
+        assert self._agreement is not None, "the ranks have agreed"
+        return self._agreement
+
+    def watch(
+        self, given: OrderArguments, agreement: Agreement, peer_failure_s: float
+    ) -> RankFailureWatch | None:
+        """A watch on other ranks for one iteration; None for a single process."""
+        return watch_for(self._store(given), self.topology(given), agreement, peer_failure_s)
+
+    def warn_of_state(self) -> None:
+        """Warn, when a state is saved, of another rank at another place."""
+        warn_of_state(self._agreement)
+
+    @contextmanager
+    def failures_told(self, given: OrderArguments) -> Iterator[None]:
+        """Tell the other ranks of an error in this block, unless the ranks have agreed already: they would wait for this
+        one in vain."""
+        try:
+            yield
+        except Exception as error:
+            if not self._is_agreed():
+                with suppress(CacheError):  # no place in the job, say
+                    store = self._store(given)
+                    if store is not None:
+                        tell_failure(self.topology(given), f"{type(error).__name__}: {error}", store)
+            raise
+
+    def _is_agreed(self) -> bool:
+        return self._agreement is not None and not self._agreement.over.is_set()
+
+    def _store(self, given: OrderArguments) -> Store | None:
+        """The job's store; None for a loader of a single process."""
+        return job_store() if given.shard and self.topology(given).processes > 1 else None
+
+
+def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str | int]:
+    """The facts that must be equal on every rank of a job: all that defines the order, and the place in it."""
+    spec, share = feed.spec, feed.share
+    return {
+        "version": identity,
+        "seed": spec.seed,
+        "shuffle": spec.shuffle,
+        "batch_size": share.batch_size,
+        "global_batch": spec.global_batch,
+        "window_extents": spec.window_extents,
+        "canonical_nodes": spec.canonical_nodes,
+        "last": spec.last,
+        "epoch": epoch,
+        "batches already consumed": turn,
+        "steps": feed.order(epoch).steps,
+    }
+
+
+def headline(topology: Topology, facts: Mapping[str, Any], via: str) -> str:
+    """The line that rank 0 logs when a job starts."""
+    each, whole = facts["batch_size"], facts["global_batch"]
+    return (
+        f"{topology.world_size} ranks ({topology.source}), {each} x {whole // each} = {whole} a step, "
+        f"epoch {facts['epoch']}, version {facts['version'][:4]}, seed {facts['seed']}, {facts['steps']:,} steps, "
+        f"{facts['last']}, via {via}"
+    )

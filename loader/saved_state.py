@@ -1,0 +1,136 @@
+"""Saved states -> the order that continues them, and back. Each check raises StateMismatch for a state that this loader
+cannot continue."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cachesvc.core.errors import StateMismatch
+from cachesvc.core.order.epoch_order import Last, OrderSpec
+from cachesvc.core.safe_text import printable
+from loader.batches.feed import Feed
+from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until
+from loader.job.checkpoint import STATE_VERSION, LoaderState
+
+MAX_SHOWN = 200
+"""Characters of a dataset's identity in an error: that of a mixture has every component in it."""
+
+
+def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], world_size: int) -> LoaderState:
+    """The state at a place (epoch, turn)."""
+    spec, share, epoch = feed.spec, feed.share, place[0]
+    step, micro = divmod(place[1], share.accumulate)
+    return LoaderState(
+        version=STATE_VERSION,
+        dataset=identity_until(identity, epoch, bool(place[1]))
+        if len(identity) > MAX_IDENTITY_CHARS
+        else identity,
+        samples=samples,
+        epoch=epoch,
+        step=step,
+        micro=micro,
+        steps=feed.steps(epoch),
+        seed=spec.seed,
+        global_batch=spec.global_batch,
+        batch_size=share.batch_size if micro else 0,
+        world_size=world_size if micro else 0,
+        window_extents=spec.window_extents,
+        canonical_nodes=spec.canonical_nodes,
+        shuffle=spec.shuffle,
+        last=spec.last,
+    )
+
+
+def turn_of(state: LoaderState, feed: Feed) -> int:
+    """The turn at which a state continues: the batches of its epoch that are consumed, as the epoch is cut now."""
+    return state.step * feed.share.accumulate + state.micro
+
+
+def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> OrderSpec:
+    """The spec that continues a saved run: the saved one, with the values of `spec` that were `given` where an epoch
+    begins. Raises StateMismatch, with the numbers, where a given value contradicts the state."""
+    for name in ("seed", "shuffle"):
+        if getattr(state, name) != getattr(spec, name):
+            raise StateMismatch(
+                f"the state has {name}={getattr(state, name)}, the loader {getattr(spec, name)}; they must agree"
+            )
+    # Under "error" no samples are left over, so only the other side's `last` has a meaning.
+    both_have_rest = state.last != "error" and spec.last != "error"
+    changed = {name for name in given if getattr(state, name) != getattr(spec, name)}
+    if state.step or state.micro:
+        _check_unchanged(state, spec, changed if both_have_rest else changed - {"last"})
+    batch = spec.global_batch if "global_batch" in changed else state.global_batch
+    last: Last = spec.last if "last" in changed or not both_have_rest else state.last  # type: ignore[assignment]
+    window, nodes = state.window_extents, state.canonical_nodes
+    if "window_extents" in changed:  # window="all" has one canonical node
+        window, nodes = spec.window_extents, spec.canonical_nodes
+    return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last)
+
+
+def _check_unchanged(state: LoaderState, spec: OrderSpec, changed: Collection[str]) -> None:
+    """Raise StateMismatch for changed values that may change between epochs only."""
+    texts = {
+        "global_batch": "global_batch_size={}",
+        "window_extents": "a window of {} extents (0: all)",
+        "last": "last={!r}",
+    }
+    for name in sorted(changed):
+        saved, wanted = (texts[name].format(getattr(one, name)) for one in (state, spec))
+        raise StateMismatch(
+            f"the state stands at step {state.step} of {state.steps} with {saved}, the loader has {wanted}; it may "
+            "change between epochs only: leave it out to go on with the saved one, or load a state of an epoch's beginning"
+        )
+
+
+def check_data(state: LoaderState, identity: str, samples: int) -> None:
+    """Raise StateMismatch for a state of another version, subset or mixture; the weights of a mixture may differ from the
+    next epoch on."""
+    mid_epoch = bool(state.step or state.micro)
+    try:
+        saved, own = (identity_until(one, state.epoch, mid_epoch) for one in (state.dataset, identity))
+    except ValueError:  # weights that no mixture has
+        saved, own = state.dataset, identity
+    if saved != own or state.samples != samples:
+        theirs, ours = _shortened(state.dataset, identity)
+        raise StateMismatch(
+            f"the state belongs to version {printable(theirs)} with {state.samples:,} samples, the loader has {ours} "
+            f"with {samples:,}; open that version, with the same filter and weights, or start anew"
+        )
+
+
+def check_place(state: LoaderState, feed: Feed) -> None:
+    """Raise StateMismatch for a place that its epoch does not have. At an epoch's beginning a mixture's weights may have
+    changed since the state was saved, and the epoch's length with them."""
+    if feed.weight_changes and not (state.step or state.micro):
+        return
+    samples = feed.samples(state.epoch)
+    if state.version < STATE_VERSION and state.micro and state.step == samples // state.global_batch:
+        raise StateMismatch(
+            f"the state stands inside the last step of epoch {state.epoch}, which is not full, and an earlier version of "
+            "this program saved it: that step's batches are cut differently now; load a state of another step"
+        )
+    steps = samples // state.global_batch if state.last == "drop" else -(-samples // state.global_batch)
+    if state.steps != steps or 0 < steps < state.step + (state.micro > 0):
+        raise StateMismatch(
+            f"no loader saved this state: it stands at step {state.step} of {state.steps}, and an epoch of {samples:,} "
+            f"samples in global batches of {state.global_batch} has {steps} ({state.last})"
+        )
+
+
+def check_micro_batches(state: LoaderState, batch_size: int, world_size: int) -> None:
+    """Raise StateMismatch for a state between the micro-batches of a step that is cut differently now."""
+    if state.micro and (state.batch_size, state.world_size) != (batch_size, world_size):
+        raise StateMismatch(
+            f"the state stands inside step {state.step}, after {state.micro} batches of {state.batch_size} on each of "
+            f"{state.world_size} ranks; go on with the same numbers, not {world_size} x {batch_size}, or save "
+            "after a whole step"
+        )
+
+
+def _shortened(*identities: str) -> list[str]:
+    """The identities; long ones from shortly before the first difference."""
+    if max(map(len, identities)) <= MAX_SHOWN:
+        return list(identities)
+    differ = (at for at, letters in enumerate(zip(*identities, strict=False)) if len(set(letters)) > 1)
+    begin = max(0, next(differ, min(map(len, identities))) - MAX_SHOWN // 4)
+    return [("..." if begin else "") + each[begin : begin + MAX_SHOWN] + "..." for each in identities]

@@ -1,0 +1,101 @@
+"""The loaded datasets of a daemon: limits, unloading, and the dataset of an extent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.datasets import (
+    MAX_CACHED_EXTENTS,
+    MAX_UNUSED,
+    MAX_UNUSED_EXTENTS,
+    Datasets,
+    ServedDataset,
+)
+from tests.support.served_datasets import dataset
+
+
+def test_catalogs_loaded_for_callers_that_left_are_released(tmp_path: Path) -> None:
+    anything: Any = None
+    sealed: list[int] = []
+
+    def read(_: Callable[[DatasetId], ServedDataset], wanted: DatasetId) -> Future[ServedDataset]:
+        found: Future[ServedDataset] = Future()
+        found.set_result(dataset(int(wanted, 16)))
+        sealed.append(found.result().catalog_fd)
+        return found
+
+    executor: Any = SimpleNamespace(submit=read)
+    datasets = Datasets(str(tmp_path), anything, anything, anything, executor)
+    for number in range(100):
+        datasets.load(DatasetId(f"{number:032x}"))
+    assert len(set(sealed)) <= 3, "each was closed, and its number given away again"
+    datasets.close()
+
+
+def test_an_extent_of_an_unloaded_dataset_is_found_in_a_later_one(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    datasets.claimed, datasets.used = lambda _: False, lambda _: False
+    old, new = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))  # of one extent
+    datasets.admit(old)
+    for number in range(MAX_UNUSED + 1):
+        datasets.admit(dataset(2 + number))
+    assert datasets.known(old.id) is None
+    datasets.admit(new)
+    assert datasets.dataset_with(new.extent_ids[0]) == (new, 0)
+    datasets.close()
+
+
+def test_large_unused_datasets_are_unloaded_before_the_limit_of_datasets(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    datasets.claimed, datasets.used = lambda _: False, lambda _: False
+    large = [replace(dataset(number), sizes=(1,) * (MAX_UNUSED_EXTENTS // 2)) for number in range(1, 5)]
+    for each in large:
+        datasets.admit(each)
+    assert datasets.all() == large[1:], "the latest, and as many extents before it"
+    datasets.close()
+
+
+def test_datasets_with_cached_extents_are_unloaded_beyond_their_own_limit(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    large = [replace(dataset(number), sizes=(1,) * (MAX_CACHED_EXTENTS // 4)) for number in range(1, 8)]
+    datasets.claimed, datasets.used = lambda each: each is large[0], lambda _: True
+    for each in large:
+        datasets.admit(each)
+    assert datasets.all() == [large[0], *large[2:]], (
+        "what is claimed, the latest, and as many extents before it"
+    )
+    datasets.close()
+
+
+def test_an_extent_is_found_in_a_claimed_dataset_first(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    opened, read = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))
+    datasets.claimed = lambda each: each is read
+    datasets.admit(opened)
+    datasets.admit(read)
+    assert datasets.dataset_with(read.extent_ids[0]) == (read, 0)
+    datasets.close()
+
+
+def test_an_extent_is_found_in_an_indexed_dataset_first(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    unindexed: Any = SimpleNamespace(samples=0)
+    provisional, indexed = replace(dataset(1), catalog=unindexed), replace(dataset(1), id=DatasetId("f" * 32))
+    extent = indexed.extent_ids[0]
+    assert datasets.dataset_with(extent) is None
+    datasets.admit(provisional)
+    assert datasets.dataset_with(extent) == (provisional, 0)
+    datasets.admit(indexed)
+    assert datasets.dataset_with(extent) == (indexed, 0)
+    datasets.close()

@@ -1,0 +1,37 @@
+"""Datasets that several tests of reading share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, dict[str, bytes]]:
+    """Files of 0 to 20 KB in extents of 8 KB: some span several extents, some are empty."""
+    root = tmp_path_factory.mktemp("blobs")
+    rng = np.random.default_rng(1)
+    files = {f"{n:03d}.bin": rng.bytes(int(rng.integers(0, 20_000)) if n % 9 else 0) for n in range(60)}
+    datasets.write_files(root / "data", files)
+    return compiled(root / "data", root, format="files", extent_bytes=8192), files
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, np.ndarray]:
+    """Overlapping token sequences in extents that cut them."""
+    root = tmp_path_factory.mktemp("tokens")
+    stream = datasets.tokens(root / "t.bin", 40_000)
+    wanted = np.lib.stride_tricks.sliding_window_view(stream, 101)[::100]
+    options = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1, "extent_bytes": 8192}
+    return compiled(root / "t.bin", root, **options), wanted

@@ -1,0 +1,72 @@
+"""Direct reads while the daemon is gone or has no room."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from cachesvc.client.protocol import Granted
+from cachesvc.core.errors import (
+    DaemonUnavailable,
+    NotAllowed,
+)
+from loader.reading.failover import FailoverGrants
+from tests.support.training.loader_fakes import MemoryGrants, MemoryLink
+
+
+def test_direct_reads_replace_a_dead_daemon_until_it_is_back(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    catalog = sequences[0].catalog()
+    daemon, around = MemoryGrants(catalog.extent), MemoryGrants(catalog.extent, "direct")
+    both = FailoverGrants(daemon, around)
+
+    def origin(index: int) -> str:
+        [answer] = both.acquire([index], 5)
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+        return answer.origin
+
+    assert origin(0) == "ram"
+    daemon.alive = False
+    assert origin(1) == "direct"
+    assert both.fallback_bytes == 8192
+    asked = daemon.calls
+    assert origin(2) == "direct"
+    assert daemon.calls == asked, "a daemon that is down is not knocked at for every extent"
+    daemon.alive, both._probe_at = True, 0.0
+    assert origin(3) == "ram"
+    both.release([0, 1, 2, 3])
+    assert not any(daemon.leases.values())
+    assert not any(around.leases.values())
+
+
+class Forbidden(MemoryGrants):
+    """A source without credentials."""
+
+    def acquire(self, extents, timeout_s):  # type: ignore[no-untyped-def]
+        raise NotAllowed("no credentials for this bucket; set them")
+
+
+def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
+    sequences: tuple[MemoryLink, np.ndarray],
+) -> None:
+    catalog = sequences[0].catalog()
+    daemon = MemoryGrants(catalog.extent)
+    daemon.alive = False
+    with pytest.raises(DaemonUnavailable, match="no direct reads: the fake daemon is down; start it again"):
+        FailoverGrants(daemon, Forbidden(catalog.extent)).acquire([0], 0.3)
+    with pytest.raises(DaemonUnavailable):
+        FailoverGrants(daemon, None).acquire([0], 0.3)
+
+
+def test_extents_that_the_daemon_refuses_are_read_directly(sequences: tuple[MemoryLink, np.ndarray]) -> None:
+    catalog = sequences[0].catalog()
+    both = FailoverGrants(MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct"))
+    answers = both.acquire([0, 1], 5)
+    assert [a.origin for a in answers if isinstance(a, Granted)] == ["ram", "direct"]
+    for answer in answers:
+        if isinstance(answer, Granted):
+            os.close(answer.fd)

@@ -1,0 +1,282 @@
+"""Iterations of one loader: a newer one takes over, exceptions end none, threads share one."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cachesvc.core.errors import (
+    CacheError,
+    InvalidInput,
+    SourceUnavailable,
+)
+from loader import DataLoader
+from testbed import WAIT_S
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    root = tmp_path_factory.mktemp("records")
+    datasets.array_file(root / "r.bin", np.arange(100 * 4, dtype="<f4").reshape(100, 4))
+    return compiled(root / "r.bin", root, format="records", dtype="(4,)f4")
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
+def test_the_older_of_two_iterations_raises(link: MemoryLink, more: dict[str, Any]) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10, **more)
+    first = iter(loader)
+    next(first)
+    assert len(list(loader)) == 10
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(first)
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        list(zip(loader, loader, strict=True))
+    assert len(list(loader)) == 10
+
+
+def test_an_iteration_has_the_length_of_its_loader_when_it_began(link: MemoryLink) -> None:
+    for loader_type in (torch.utils.data.DataLoader, DataLoader):
+        batches = iter(loader_type(in_memory(link), 7, drop_last=True))
+        assert (len(batches), len(list(islice(batches, 3))), len(batches)) == (14, 3, 14)  # type: ignore[arg-type]
+    loader = DataLoader(in_memory(link), 7, epochs=2)
+    loader.skip(5)
+    batches = iter(loader)
+    assert len(batches) == len(loader) == 30  # type: ignore[arg-type]
+    assert len(list(batches)) == 25
+    assert len(iter(DataLoader(in_memory(link), 7, epochs=None))) == 15  # type: ignore[arg-type]
+    empty = iter(DataLoader(in_memory(link), 1000, drop_last=True))
+    assert len(empty) == 0  # type: ignore[arg-type]
+    assert list(empty) == []
+
+
+class SpoiltOnce:
+    """A transform that fails for the first record that it sees."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __call__(self, record: torch.Tensor) -> int:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("spoilt this once")
+        return int(record[0]) // 4
+
+
+def test_an_older_iteration_takes_no_batch_from_the_newer_one(
+    link: MemoryLink,
+) -> None:
+    loader = DataLoader(in_memory(link, transform=SpoiltOnce()), batch_size=10)
+    older = iter(loader)
+    with pytest.raises(ValueError, match="spoilt this once"):
+        next(older)
+    newer = iter(loader)
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(older)
+    assert torch.cat(list(newer)).tolist() == list(range(100))
+
+
+def test_an_iteration_first_used_after_a_newer_one_disturbs_nothing(link: MemoryLink) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10)
+    older, newer = iter(loader), iter(loader)
+    for _ in range(4):
+        next(newer)
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(older)
+    assert loader.stats().steps == 4
+    assert len(list(newer)) == 6
+
+
+@pytest.mark.parametrize("newer_takes", [0, 4, 10])
+def test_an_older_iteration_raises_at_any_place_of_the_newer_one(link: MemoryLink, newer_takes: int) -> None:
+    loader = DataLoader(in_memory(link), batch_size=10)
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    assert len(list(islice(newer, newer_takes))) == newer_takes
+    with pytest.raises(InvalidInput, match="a newer iteration"):
+        next(older)
+
+
+class Spoilt:
+    """A transform that fails for some records."""
+
+    def __call__(self, record: torch.Tensor) -> int:
+        number = int(record[0]) // 4
+        if number in (3, 4, 61):
+            raise ValueError(f"record {number} is spoilt")
+        return number
+
+
+MADE_BY: list[dict[str, Any]] = [
+    {},
+    {"pin_memory": True},
+    {"num_workers": 2},
+    {"num_workers": 2, "worker_type": "thread"},
+]
+
+
+@pytest.mark.parametrize("given", MADE_BY)
+def test_iterating_on_after_an_exception_gives_the_next_batch_as_in_torch(
+    link: MemoryLink, given: dict[str, Any]
+) -> None:
+    def gone_on(loader: Any) -> list[list[int]]:
+        found, batches = [], iter(loader)
+        while True:
+            try:
+                found.append(next(batches).tolist())
+            except StopIteration:
+                return found
+            except ValueError:
+                found.append([])
+
+    data = in_memory(link, transform=Spoilt())
+    loader = DataLoader(data, 10, **given)
+    expected = gone_on(torch.utils.data.DataLoader(data, 10))
+    assert gone_on(loader) == expected
+    assert loader.epoch == 1
+    assert sum(not batch for batch in expected) == 2
+    batches = iter(loader)
+    with pytest.raises(ValueError, match="record 3 is spoilt"):
+        next(batches)
+    resumed = DataLoader(data, 10, **given)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="record 3 is spoilt"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("given", MADE_BY)
+def test_a_skip_over_failing_batches_loses_no_other(link: MemoryLink, given: dict[str, Any]) -> None:
+    """The failing batches are those of records 3 and 4, which workers have prefetched."""
+    loader = DataLoader(
+        in_memory(link, transform=Spoilt()), 2, prefetch_factor=4 if "num_workers" in given else None, **given
+    )
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    loader.skip(2)
+    assert next(batches).tolist() == [6, 7]
+    assert next(batches).tolist() == [8, 9]
+
+
+@pytest.mark.parametrize("given", MADE_BY)
+def test_a_batch_is_retried_after_its_source_was_unavailable(
+    link: MemoryLink, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    def away(record: torch.Tensor) -> int:
+        if int(record[0]) // 4 == 33 and not (tmp_path / "back").exists():
+            (tmp_path / "back").touch()
+            raise SourceUnavailable("away for a moment")
+        return int(record[0]) // 4
+
+    batches = iter(DataLoader(in_memory(link, transform=away), 10, **given))
+    found = [next(batches) for _ in range(3)]
+    with pytest.raises(SourceUnavailable, match="away"):
+        next(batches)
+    found += list(batches)
+    assert torch.cat(found).tolist() == list(range(len(in_memory(link))))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_of_hanging_workers_are_not_lost(link: MemoryLink, persistent: bool) -> None:
+    def slow(record: torch.Tensor) -> int:
+        number = int(record[0]) // 4
+        time.sleep(8 if number == 25 else 0)
+        return number
+
+    loader = DataLoader(
+        in_memory(link, transform=slow), 10, num_workers=1, timeout=4, persistent_workers=persistent
+    )
+    batches = iter(loader)
+    assert [next(batches)[0].item() for _ in range(2)] == [0, 10]
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(batches)
+    with pytest.raises(CacheError, match="has ended with an error"):
+        next(batches)
+    assert loader.state_dict()["step"] == 2
+
+
+def test_dropping_an_iteration_after_an_exception_ends_it_at_once(link: MemoryLink) -> None:
+    given_up = []
+
+    class Held:
+        pass
+
+    def trained() -> weakref.ref[Held]:
+        held = Held()
+        data = in_memory(link, transform=Spoilt())
+        loader = DataLoader(data, 10)
+        feed = loader._prepared().feed
+        given_up_before = feed.given_up
+        feed.given_up = lambda: (given_up.append(1), given_up_before())  # type: ignore[method-assign]
+        try:
+            for _ in loader:
+                pass
+        except ValueError:
+            return weakref.ref(held)
+        raise AssertionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = trained()
+        assert given_up
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
+def test_threads_that_share_an_iteration_get_each_batch_once(link: MemoryLink, more: dict[str, Any]) -> None:
+    batches = iter(DataLoader(in_memory(link), batch_size=5, shuffle=True, **more))
+    seen: list[list[float]] = []
+
+    def take() -> None:
+        seen.extend(batch[:, 0].tolist() for batch in batches)
+
+    with ThreadPoolExecutor(4) as pool:
+        for taken in [pool.submit(take) for _ in range(4)]:
+            taken.result(WAIT_S)
+    assert sorted(value for batch in seen for value in batch) == [4.0 * number for number in range(100)]
+
+
+def test_a_second_thread_waits_for_a_batch_and_a_reentrant_call_raises(
+    link: MemoryLink,
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(samples: list[Any]) -> int:
+        inside.set()
+        assert go_on.wait(WAIT_S)
+        return len(samples)
+
+    batches = iter(DataLoader(in_memory(link), batch_size=50, collate_fn=slow))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(next, batches)
+        assert inside.wait(WAIT_S)
+        second = pool.submit(next, batches)
+        with pytest.raises(FutureTimeout):
+            second.result(0.2)
+        go_on.set()
+        assert (first.result(WAIT_S), second.result(WAIT_S)) == (50, 50)
+    batches = iter(DataLoader(in_memory(link), batch_size=50, collate_fn=lambda _: next(batches)))
+    with pytest.raises(ValueError, match="already executing"):
+        next(batches)
