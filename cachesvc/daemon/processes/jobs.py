@@ -85,7 +85,8 @@ class JobDone:
     """The end of a job.
 
     `code` is 0 for success, else a code of `core/errors.py` with a `message` of one line. `lost`: the process ended
-    without an answer. `holes`: ranges of objects that a successful fill left out, in the format of grants;
+    without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had this job
+    alone. `holes`: ranges of objects that a successful fill left out, in the format of grants;
     `hole_code` and `message` are the error of the first.
     """
 
@@ -99,6 +100,7 @@ class JobDone:
     peer_bytes: int = 0
     dataset: str = ""
     lost: bool = False
+    crashed: bool = False
     holes: str = ""
     hole_code: int = 0
 
