@@ -234,6 +234,18 @@ def test_every_decision_is_in_the_index() -> None:
     assert [path.name for path in folder.glob("20*.md") if f"({path.name})" not in index] == []
 
 
+def test_code_cites_no_document_that_is_not_here() -> None:
+    text = "\n".join(
+        path.read_text()
+        for folder in ("cachesvc", "loader", "bench", "testbed", "proto", "deploy")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".proto", ".yaml", ".service", ".env")
+    )
+    cited = set(re.findall(r"(?<![\w/.])(?:docs/[\w/.-]+|[A-Z]+)\.md\b", text))
+    assert [name for name in cited if not (ROOT / name).exists()] == []
+    assert re.findall(r"[Dd]esign,? (?:section \d+|D\d+)", text) == []
+
+
 def test_every_verb_and_every_option_of_serve_is_documented() -> None:
     assert isinstance(cli, click.Group)
     assert [verb for verb in cli.commands if f"`{verb}`" not in TEXT] == []
