@@ -18,7 +18,8 @@ from cachesvc.core.node.snapshot import best_first, protecting_first, replay
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.takeover import state as takeover_state
 from cachesvc.v1 import takeover_pb2
-from tests.support.core.machine import BUDGETS, DATASETS, NVME, SIZES, NodeMachine, picks
+from tests.support.core.machine import NodeMachine
+from tests.support.core.small_node import BUDGETS, DATASETS, NVME, SIZES, picks
 
 HELD = TierName("memory that only its readers have")
 A, B, C = (ExtentId(bytes([number]) * 16) for number in range(3))
