@@ -228,6 +228,14 @@ def test_every_folder_is_a_room_of_the_architecture() -> None:
     assert [str(room) for room in rooms if str(room) != "." and f"| `{room}/` |" not in page] == []
 
 
+def test_the_architecture_draws_the_layers_that_are_enforced() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    layers = re.findall(r"^layers = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert len(layers) == 2
+    named = [name for line in layers for name in re.findall(r'"([^"]+)"', line)]
+    assert [name for name in named if not re.search(rf"(^| ) *{re.escape(name)}( |$)", page, re.M)] == []
+
+
 def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()
