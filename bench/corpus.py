@@ -1,4 +1,4 @@
-"""Real data that every machine has: the standard library's sources as byte tokens, scikit-learn's digits."""
+"""Real data that every machine has: the standard library's sources as byte tokens, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 
 def library_tokens(limit_bytes: int) -> np.ndarray:
-    """The sources of the standard library, in path order, as uint8 tokens: at most `limit_bytes` of them."""
+    """The standard library's sources in path order as uint8 tokens, cut to `limit_bytes`."""
     texts: list[bytes] = []
     total = 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
@@ -27,7 +27,7 @@ def library_tokens(limit_bytes: int) -> np.ndarray:
 
 
 def digit_images() -> Iterator[tuple[str, bytes]]:
-    """(key, PNG bytes) of the 1,797 digits, in a folder a class."""
+    """(key, PNG bytes) of the 1,797 digits, one folder per class."""
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target)):
         buffer = io.BytesIO()
@@ -36,5 +36,5 @@ def digit_images() -> Iterator[tuple[str, bytes]]:
 
 
 def say(event: str, **fields: object) -> None:
-    """One line of JSON on standard output, in one write: several ranks share the pipe."""
+    """Print one line of JSON to standard output in one write, since several ranks share the pipe."""
     os.write(1, (json.dumps({"event": event, **fields}) + "\n").encode())

@@ -1,4 +1,4 @@
-"""JPEGs decoded in two workers, against the decoder alone on the same two cores, in turn."""
+"""JPEGs decoded in two workers, alternating with the decoder alone on the same two cores."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bench.peers.peer import Job
 from bench.warm import RUNS, Figure, rate
 
 IMAGES = 3_200
-"""Epochs of 1.7 s: one costs 25 ms to begin and to end, which is not decoding."""
+"""An epoch takes 1.7 s, so that its 25 ms of start and end hardly count."""
 WORKERS = 2
 ASKED = 0.95
 
 
 def write_data(folder: Path) -> Job:
-    """The images, and the tars of them that are to be uploaded from `job.folder`."""
+    """Write the images, and tars of them into `job.folder` for the upload."""
     job = Job(
         "cachesvc",
         "images",
@@ -36,8 +36,8 @@ def write_data(folder: Path) -> Job:
 
 
 def measure(job: Job) -> list[Figure]:
-    """Whole epochs, so that nothing counts that was made before the clock began. The limit is the decoder in as many
-    processes, for our threads too: the cores can do that much."""
+    """Time whole epochs, so that no batch was made before the clock started. The limit is the decoder in as many
+    processes; it also bounds our threads, since it shows what the cores can do."""
     found = []
     with _on_cores(WORKERS):
         alone = limit.batches(replace(job, remote=""))
@@ -45,7 +45,7 @@ def measure(job: Job) -> list[Figure]:
             batches = ours.batches(replace(job, threads=threads))
             figure = Figure(f"JPEGs of 500 x 375, two {name}", [], [], ASKED)
             for each in (batches, alone):
-                rate(iter(each), job.samples)  # not counted: workers start
+                rate(iter(each), job.samples)  # untimed: workers start
             for _ in range(RUNS):
                 figure.ours.append(rate(iter(batches), job.samples))
                 figure.limit.append(rate(iter(alone), job.samples))
@@ -55,7 +55,7 @@ def measure(job: Job) -> list[Figure]:
 
 @contextmanager
 def _on_cores(count: int) -> Iterator[None]:
-    """This thread, and what it starts, on so many cores."""
+    """Confine this thread, and what it starts, to `count` cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:count])
     try:

@@ -1,5 +1,5 @@
-"""`make demo`: the main job on real input. A real S3 server, a daemon, `cachesvc prefetch` of one dataset, and
-two DDP ranks that train on both for two epochs. Nothing here is scripted output."""
+"""`make demo`: the main job on real input: an S3 server, a daemon, `cachesvc prefetch` of one of two datasets, and
+two DDP ranks that train on both for two epochs. No output is scripted."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STDLIB_BYTES = 16 << 20
 EPOCHS = 2
 RANKS = 2
 LIMIT_S = 600.0
-"""Limit of the prefetch, and of the training."""
+"""Time limit of the prefetch, and of the training."""
 console = Console(width=120)
 
 
 def main() -> int:
-    """Run the demo; 0 only when every claim that it prints was found true."""
+    """Run the demo; return 0 only when every printed claim was checked and holds."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cachesvc-demo-") as folder:
         root = Path(folder)
@@ -48,7 +48,7 @@ def main() -> int:
             with Daemon(root / "node", options, s3.env()) as daemon:
                 good = job(root, daemon)
     console.print(
-        f"[bold]{'all of it holds' if good else 'SOMETHING ABOVE IS NOT TRUE'}[/] after "
+        f"[bold]{'every check passed' if good else 'A CHECK ABOVE FAILED'}[/] after "
         f"{time.monotonic() - started:.0f} s"
     )
     return 0 if good else 1
@@ -68,7 +68,7 @@ def pack(s3: SeaweedFS) -> None:
 
 
 def job(root: Path, daemon: Daemon) -> bool:
-    """Prefetch, train, and check what both said."""
+    """Prefetch and train; return whether the output of both keeps the promises."""
     env = {**os.environ, **daemon.env, "OMP_NUM_THREADS": "1", "CACHESVC": "require"}
     if run([sys.executable, "-m", "cachesvc", "prefetch", "s3://demo/digits/"], env) is None:
         return False
@@ -80,15 +80,15 @@ def job(root: Path, daemon: Daemon) -> bool:
     command += ["--epochs", str(EPOCHS), "--ledger", str(ledger)]
     printed = run(command, env, stdout=subprocess.PIPE)
     if printed is None:
-        console.print(f"the daemon said:\n{daemon.log}")
+        console.print(f"the daemon's log:\n{daemon.log}")
         return False
     said = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return report(said, ratios(said, before, daemon), ledger)
 
 
 def run(command: list[str], env: Mapping[str, str], stdout: int | None = None) -> str | None:
-    """Run one step and return what it printed (empty where `stdout` is not a pipe). None, with one line that says why,
-    when the step fails or takes longer than `LIMIT_S`; its processes have ended in every case."""
+    """Run one step and return its output ("" where `stdout` is not a pipe). Returns None, and prints the reason, when
+    the step fails or takes longer than `LIMIT_S`. Its processes have ended in every case."""
     with subprocess.Popen(command, env=env, stdout=stdout, text=True) as process:
         try:
             printed, _ = process.communicate(timeout=LIMIT_S)
@@ -109,7 +109,7 @@ def run(command: list[str], env: Mapping[str, str], stdout: int | None = None) -
 def ratios(
     said: list[dict[str, Any]], before: dict[str, int], daemon: Daemon
 ) -> dict[tuple[str, int], float]:
-    """Source bytes over stored bytes of each epoch, from what the daemon had counted `before` and after each."""
+    """Source bytes / stored bytes of each epoch, from the daemon's counts `before` the training and after each epoch."""
     with Control(daemon.socket_dir) as control:
         stored = {Path(found.dataset.uri).name: found.dataset.stored_bytes for found in control.list()}
     found: dict[tuple[str, int], float] = {}
@@ -122,7 +122,7 @@ def ratios(
 
 
 def report(said: list[Mapping[str, Any]], ratios: dict[tuple[str, int], float], ledger: Path) -> bool:
-    """Print a row for each epoch; True when there is a row for each and it says what the README promises."""
+    """Print a row per epoch; return True when no row is missing and each keeps the README's promises."""
     table = Table(
         "dataset", "epoch", "samples/s", "stall", "bytes by tier", "S3 / dataset", "exactly once", "loss"
     )

@@ -1,4 +1,4 @@
-"""The tables of `python -m bench peers`, out of its results."""
+"""Tables of `python -m bench peers`, made from its results."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ KIND_TITLES = {
     "tokens": "Warm, sequences of 2,048 x uint16, batch 64",
     "blobs": "Warm, blobs of 55 to 165 KB, batch 32",
     "images": "Warm, JPEGs of 500 x 375 decoded by Pillow and cut to 224 x 224, batch 32, on two cores",
-    "rows": "Warm, as many samples as ImageNet has, 128 bytes each, batch 256; beside those who take the least memory",
+    "rows": "Warm, as many samples as ImageNet has, 128 bytes each, batch 256; only loaders that take little memory",
 }
 LIMITS = {"varied": "a plain join of slices", DECODED_KIND: "the decoder alone"}
 
 
 def grids(results: Results) -> list[Grid]:
-    """A warm table for each kind, the cold one, and resuming."""
+    """A warm table per kind, the cold table and the resume table."""
     warm = [_warm(results, kind) for kind in KIND_TITLES]
     return [*warm, _cold(results), _resume(results)]
 
@@ -50,14 +50,14 @@ def _median(answer: dict[str, Any], what: str) -> float:
 def _warm(results: Results, kind: str) -> Grid:
     shared = results.shared_bytes.get(kind, 0) / 1e6
     title = (
-        f"{KIND_TITLES[kind]}, {results.sizes[kind] / 1e6:,.0f} MB. Memory is what trainer and workers hold for"
-        f" themselves; apart from it, once a node, the daemon and its tier hold {shared:,.0f} MB"
+        f"{KIND_TITLES[kind]}, {results.sizes[kind] / 1e6:,.0f} MB. Memory is that of trainer and workers;"
+        f" the daemon and its tier hold {shared:,.0f} MB more, once per node"
     )
     return Grid(title, WARM_HEAD, list(_warm_rows(results, kind)))
 
 
 def _limits(results: Results, kind: str) -> Iterator[float]:
-    """Its rates, one for each way in which it was run."""
+    """Rates of the limit, one per worker set-up."""
     for key, answer in results.warm.items():
         if key.startswith(f"{kind}/{LIMIT}/") and "runs" in answer:
             yield _median(answer, "samples_s")

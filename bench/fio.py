@@ -1,4 +1,4 @@
-"""What `fio` reads from the same files: the limit of reading from a disk, where the program is installed."""
+"""Rates of `fio` over the same files: the limit of reading from a disk, where fio is installed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ PATTERNS = {
     "fio, two jobs": ["--ioengine=psync", "--numjobs=2", "--size=50%", "--offset_increment=50%"],
     "fio, a batch at a time": ["--ioengine=io_uring", "--iodepth={batch}"],
 }
-"""By the reads that are outstanding. Our reader announces a whole batch at once."""
+"""fio options by the number of outstanding reads. Our reader announces a whole batch at once."""
 
 
 def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Callable[[], float]]:
-    """Bytes a second of one pass over `files`, by pattern: reads of `read_bytes`, at random, each place once, through
-    the page cache. Empty without fio; without the patterns that this kernel refuses (io_uring, in most containers)."""
+    """Functions by pattern name; each makes one pass over `files` and returns bytes per second. A pass reads
+    `read_bytes` at a time in random order, each offset once, through the page cache. The dict is empty without fio,
+    and leaves out patterns that the kernel refuses (io_uring in most containers)."""
     program = shutil.which("fio")
     if program is None:
         return {}
@@ -36,5 +37,5 @@ def _runs(command: Sequence[str]) -> bool:
 
 def _rate(command: Sequence[str]) -> float:
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (job,) = json.loads(said[said.index("{") :])["jobs"]  # warnings may stand before it
+    (job,) = json.loads(said[said.index("{") :])["jobs"]  # warnings may precede the JSON
     return float(job["read"]["bw_bytes"])

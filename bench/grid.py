@@ -1,4 +1,4 @@
-"""A table that a terminal and a README both take."""
+"""A table that renders for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Grid:
-    """`rows` as wide as `head`; a row of two, (name, what went wrong), spans the rest."""
+    """A table with a title. Rows shorter than `head`, such as (name, error), are padded with empty cells."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        """With its title as a line above."""
+        """Render as Markdown, below a line with the title."""
         lines = [list(self.head), ["---"] + ["---:"] * (len(self.head) - 1), *map(self._full, self.rows)]
         return f"**{self.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
     def rich(self) -> Table:
-        """For a terminal."""
+        """Render for a terminal."""
         table = Table(title=self.title, title_justify="left")
         for number, name in enumerate(self.head):
             table.add_column(name, justify="right" if number else "left")

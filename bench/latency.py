@@ -1,7 +1,7 @@
-"""How long a grant takes while fills run at full rate: one reader asks again and again for a resident extent.
+"""Latency of a grant while fills run at full rate: one reader repeatedly asks for a resident extent.
 
-Between two grants it asks a bare echo process for a descriptor: what two processes and a socket cost on the
-same cores at the same time, whatever else runs there (fillers, the S3 server).
+Between grants the reader asks a bare echo process for a descriptor. The echo is the limit: the cost of two
+processes and a socket on the same cores, beside the same fillers and S3 server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from cachesvc.core.model import DatasetId
 from testbed.memory import settle
 
 SAMPLES = 4_000
-"""At least so many: the 99th percentile of 1,000 is ten of them, and one moment of the machine's decides it."""
+"""Least number of timed grants. With 1,000, ten grants decide the 99th percentile, and one stall of the machine
+can hold them all."""
 PAUSE_S = 0.0002
 
 _ECHO = """
@@ -55,18 +56,18 @@ with Control(sys.argv[1]) as control:
 
 @dataclass
 class Latency:
-    """Seconds of each grant, and of each echo."""
+    """Times of all grants and echoes, in seconds."""
 
     grants: list[float] = field(default_factory=list)
     echoes: list[float] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        """Under 100 us at the median and 1 ms at the 99th percentile."""
+        """True when the median is under 100 us and the 99th percentile under 1 ms."""
         return _at(self.grants, 0.5) < 100e-6 and _at(self.grants, 0.99) < 1e-3
 
     def rows(self, filled_from: str) -> list[tuple[str, ...]]:
-        """For the table."""
+        """Table rows: the grants, and the echo as their limit."""
         grants = f"one extent, granted and released; fills from {filled_from}"
         named = {grants: self.grants, "the limit: a bare echo": self.echoes}
         met = ("yes" if self.good else "NO", "")
@@ -78,7 +79,7 @@ class Latency:
 
 
 def measure(socket_dir: str, resident_uri: str, cold_uri: str, options: Options) -> Latency:
-    """Grants of one resident extent while the cold dataset is filled, some times over."""
+    """Time grants of one resident extent while the cold dataset is filled, evicted and filled again."""
     found = Latency()
     with Control(socket_dir) as control, _echo() as echo, _filler(socket_dir) as filler:
         warm = control.open_dataset([resident_uri], options)
@@ -112,7 +113,7 @@ def _while_filling(
         assert isinstance(answer, Granted)
         os.close(answer.fd)
         grants.release([0])
-        time.sleep(PAUSE_S)  # a reader asks now and then; this is no contest for the core
+        time.sleep(PAUSE_S)  # a real reader asks now and then and does not compete for the core
         found.echoes.append(_ask(echo))
         time.sleep(PAUSE_S)
     _expect(filler.stdout, "filled")
@@ -120,13 +121,13 @@ def _while_filling(
 
 def _expect(lines: IO[bytes], wanted: str) -> None:
     if (said := lines.readline().decode().strip()) != wanted:
-        raise RuntimeError(f"the process that prefetches said {said!r}, not {wanted!r}")
+        raise RuntimeError(f"the prefetching process printed {said!r} instead of {wanted!r}")
 
 
 @contextmanager
 def _filler(socket_dir: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own, as any job that fills is: in ours it would take turns with the reader at one interpreter.
-    Its lines are not read ahead, since `select` would not see them."""
+    """A separate process that prefetches, as another job would: in this process it would share one interpreter with
+    the reader. Its output is unbuffered, because `select` does not see lines that were read ahead."""
     command = [sys.executable, "-c", _FILL, socket_dir]
     with subprocess.Popen(command, 0, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process

@@ -1,4 +1,4 @@
-"""Shuffled batches out of the NVMe tier with the page cache cold, against fio over the same files, or where it is not
+"""Shuffled batches from the NVMe tier with a cold page cache, against fio over the same files; where fio is not
 installed, against a plain loop of reads in the same order."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ASKED = 0.9
 
 @dataclass(frozen=True)
 class Cold:
-    """Rates in bytes a second, runs in turn; `against` names the limit."""
+    """Rates of alternating runs in bytes per second; `against` names the limit."""
 
     against: str
     ours: list[float]
@@ -32,11 +32,11 @@ class Cold:
 
     @property
     def ratio(self) -> float:
-        """Median of the ratios of neighbouring runs."""
+        """Median of the ratios of paired runs."""
         return statistics.median(a / b for a, b in zip(self.ours, self.limit))
 
     def row(self) -> tuple[str, ...]:
-        """For the table."""
+        """Cells of the table row."""
         ratios = [a / b for a, b in zip(self.ours, self.limit)]
         return (
             self.against,
@@ -49,22 +49,22 @@ class Cold:
 
 
 def write_data(path: Path) -> None:
-    """One file of records on the disk that the tier is on: what is uploaded, and what the limit reads."""
+    """Write one file of records on the tier's disk. It is uploaded as the dataset, and the limit reads it."""
     path.parent.mkdir(parents=True)
     np.random.default_rng(5).integers(0, 256, RECORDS * RECORD_BYTES, np.uint8).tofile(path)
 
 
-def forget(files: Sequence[Path]) -> None:
-    """Have the page cache drop these files."""
+def drop_page_cache(files: Sequence[Path]) -> None:
+    """Drop these files from the page cache."""
     for path in files:
         fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)  # what is not on the disk yet cannot be dropped
+        os.fsync(fd)  # dirty pages cannot be dropped
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
 
 
 def measure(uri: str, local: Path, tier: Path) -> list[Cold]:
-    """Epochs of ours and of each limit in turn, each cold."""
+    """Alternate cold epochs of ours and of each limit."""
     dataset = open_dataset(uri, format="records", record_bytes=RECORD_BYTES)
     batches = DataLoader(dataset, batch_size=BATCH, shuffle=True, drop_last=True)
     order: list[np.ndarray] = []
@@ -76,13 +76,13 @@ def measure(uri: str, local: Path, tier: Path) -> list[Cold]:
     found = {name: Cold(name, [], []) for name in limits}
     for _ in range(RUNS):
         batches.set_epoch(0)
-        forget(extents)
+        drop_page_cache(extents)
         started = time.perf_counter()
         for _ in batches:
             pass
         took = time.perf_counter() - started
         for name, rate in limits.items():
-            forget([*extents, local])
+            drop_page_cache([*extents, local])
             found[name].ours.append(size / took)
             found[name].limit.append(rate())
     assert batches.stats().bytes_by_origin["nvme"] == size, "the tier did not hold the dataset"
@@ -91,8 +91,8 @@ def measure(uri: str, local: Path, tier: Path) -> list[Cold]:
 
 
 def _bare(local: Path, order: Sequence[np.ndarray]) -> float:
-    """Bytes a second of the same records in the same batches from one file, announced to the kernel in the order of
-    the disk and read with preadv, and nothing else."""
+    """Bytes per second of a loop that reads the same batches from one file: it announces each batch to the kernel in
+    disk order, reads it with preadv, and does nothing else."""
     fd = os.open(local, os.O_RDONLY)
     started = time.perf_counter()
     for indices in order:

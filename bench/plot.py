@@ -1,4 +1,4 @@
-"""`python -m bench.plot RESULTS.json PLOT.png`: warm rates of every loader. Run in `.venv-peers`, where matplotlib is."""
+"""`python -m bench.plot RESULTS.json PLOT.png`: plot the warm rates of every loader. Needs `.venv-peers` (matplotlib)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ TITLES = {
     "images": "decoded JPEGs",
     "rows": "1,281,167 records of 128 bytes",
 }
-TOOK = {"0": "#1f6f8b", "2": "#99a8b2", "2 threads": "#e8a33d"}
+COLORS = {"0": "#1f6f8b", "2": "#99a8b2", "2 threads": "#e8a33d"}
+"""By the workers of a run."""
 
 
 def main() -> None:
-    """Horizontal bars, a panel a kind, on a logarithmic axis; lines show the range of the runs."""
+    """Draw horizontal bars on a logarithmic axis, one panel per kind; a line shows the range of the runs."""
     results: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     figure, panels = pyplot.subplots(1, len(TITLES), figsize=(26, 6), layout="constrained")
     for panel, (kind, title) in zip(panels, TITLES.items()):
@@ -40,7 +41,7 @@ def _bars(panel: Any, answers: dict[str, Any]) -> None:
         _, peer, workers = key.split("/")
         rates = [run["samples_s"] for run in answer["runs"]]
         middle = statistics.median(rates)
-        panel.barh(place, middle, color="#444444" if peer == "limit" else TOOK[workers])
+        panel.barh(place, middle, color="#444444" if peer == "limit" else COLORS[workers])
         panel.plot([min(rates), max(rates)], [place, place], color="black", linewidth=1)
         labels.append("the limit" if peer == "limit" else f"{peer}, {workers}")
     panel.set_xscale("log")

@@ -1,15 +1,15 @@
-"""`python -m bench shuffle`: how well a window shuffles, against numpy's permutation of everything.
+"""`python -m bench shuffle`: shuffle quality of each window, against numpy's permutation of the whole dataset.
 
-A synthetic dataset, no bytes: 256 extents of 2,000 samples, global batches of 256. Three questions, asked of an epoch:
+The dataset is synthetic and has no bytes: 256 extents of 2,000 samples, global batches of 256. Measures of one epoch:
 
-    position    where do samples go? Samples of each 256th of the dataset, counted in each 256th of the epoch;
-                chi-square over its degrees of freedom (Pearson's statistic; 1.0 is a random permutation)
-    neighbours  how far apart are samples that lay side by side in the source? The median distance in the epoch as a share
-                of what a random permutation gives, (1 - 1/sqrt(2)) N
-    classes     how mixed is a batch when the source is sorted by class? Mean number of distinct classes among 256
-                samples of 256 classes that lie together, as a share of the 162 that a random batch has
+    position    Where do samples go? Counts the samples of each 256th of the dataset in each 256th of the epoch.
+                Chi-square over its degrees of freedom (Pearson's statistic; 1.0 is a random permutation).
+    neighbours  How far apart are neighbours of the source? The median distance in the epoch, as a share of the
+                (1 - 1/sqrt(2)) N of a random permutation.
+    classes     How mixed is a batch when the source is sorted by class? The mean number of distinct classes among 256
+                samples, with 256 classes in all, as a share of the 162 of a random batch.
 
-Seeded, so that the table is the same everywhere; docs/training.md has it, and a test compares.
+The seed is fixed, so the table is the same everywhere. A test compares it with the table in docs/training.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Order = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of one order; 1.0 is a random permutation in each."""
+    """Measures of one order; a random permutation has 1.0 in each."""
 
     position: float
     neighbours: float
@@ -51,19 +51,19 @@ class Quality:
 
 
 def quality(order: Order) -> Quality:
-    """Of `order[position] = sample`, a permutation of [0, N)."""
+    """Measure `order[position] = sample`, a permutation of [0, N)."""
     return Quality(_position(order), _neighbours(order), _classes(order))
 
 
 def epoch(window_extents: int, epoch: int = 0, seed: int = SEED) -> Order:
-    """The whole order of the synthetic dataset."""
+    """The order of one whole epoch of the synthetic dataset."""
     first = np.arange(EXTENTS + 1) * EXTENT_SAMPLES
     order = EpochOrder(OrderSpec(seed, BATCH, window_extents), first, epoch)
     return order.slots(0, order.full_steps, 0, BATCH).reshape(-1)
 
 
 def grid() -> Grid:
-    """A row a window, the mean of three epochs, and numpy's permutation."""
+    """A row per window, each the mean of three epochs, and a row for numpy's permutation."""
     rows = [_row(window, [quality(epoch(window, one)) for one in range(EPOCHS)]) for window in WINDOWS]
     draw = np.random.default_rng(SEED)
     numpy = [quality(draw.permutation(EXTENTS * EXTENT_SAMPLES)) for _ in range(EPOCHS)]

@@ -1,4 +1,4 @@
-"""The command behind `python -m bench peers`."""
+"""Command line of `python -m bench peers`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ RESULTS = Path("bench/results")
 @click.option(
     "--quick",
     is_flag=True,
-    help="Small data, one short run each: does everything work? Figures mean nothing.",
+    help="Try whether everything runs: small data, one short run each. The figures mean nothing.",
 )
-@click.option("--markdown", is_flag=True, help="Print the tables as README.md has them.")
-@click.option("--peer", "peers", multiple=True, help="Only these, by name, beside ours and the limit.")
+@click.option("--markdown", is_flag=True, help="Print the tables as docs/measured.md has them.")
+@click.option(
+    "--peer", "peers", multiple=True, help="Measure only this peer (repeatable) beside ours and the limit."
+)
 def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
-    """Measure every loader over the same data. Single runs and a plot go to bench/results."""
+    """Measure every loader over the same data. Writes single runs and a plot to bench/results."""
     console, started = Console(width=150), time.monotonic()
     RESULTS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +43,7 @@ def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
 
 
 def _plot() -> str:
-    """Drawn where matplotlib is; says where, or why not."""
+    """Draw the plot where `.venv-peers` exists; return where it is, or the reason for none."""
     if not shutil.which(compare.PEERS_PYTHON):
         return f"NO PLOT: no {compare.PEERS_PYTHON}"
     made = RESULTS / "peers.png"

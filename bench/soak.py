@@ -1,11 +1,11 @@
-"""`make soak`: many readers for a long time; what the daemon holds must not grow.
+"""`make soak`: many readers for a long time; the daemon's resources must not grow.
 
     python -m bench.soak SECONDS [READERS]
 
-Readers connect, take random extents, release them or simply go, plan, list and evict. RAM and NVMe together
-hold half of the data, so fills and evictions never end. The first third warms up; over the rest the daemon's
-memory must stay within 5 % all the time, its descriptors and threads and its fillers' memory must end as they
-began, and its memfds stay within what the RAM tier holds.
+Readers connect, take random extents, and release them or just disconnect; the main thread plans, asks for status
+and evicts. RAM and NVMe together hold half of the data, so fills and evictions never end. The first third warms up.
+Over the rest the daemon's memory must always stay within 5 %, its descriptors and threads and its fillers' memory
+must end as they began, and its memfds must not exceed the extents of the RAM tier and a few more.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ EXTENTS = 256
 GROWTH = 0.05
 SAMPLES = 60
 MOST_MEMFDS = EXTENTS // 4 + 16
-"""The extents of the RAM tier, fills that run, and catalogs."""
+"""Extents in the RAM tier, plus running fills and catalogs."""
 RECONNECT = 0.02
-"""Share of the steps at which a reader goes and comes again: half of them without releasing anything."""
+"""Share of the steps after which a reader reconnects, half of the time without releasing anything."""
 
 
 class Readers:
-    """Threads of this process, each with a connection of its own, until `stop`."""
+    """Threads that read until `stop`, each with its own connection."""
 
     def __init__(self, directory: str, dataset: DatasetId, count: int) -> None:
         self._directory, self._dataset = directory, dataset
         self._ended = threading.Event()
         self.reads = self.reconnects = 0
         self.errors: list[str] = []
-        """Each ends its reader."""
+        """Each error ended its reader."""
         self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Readers:
 
 
 def soak(root: Path, seconds: float, readers: int) -> tuple[Table, bool]:
-    """Run, and judge by the second and third thirds."""
+    """Run, and judge by the last two thirds of the run; return the table and whether it passed."""
     data, nvme = root / "data", root / "nvme"
     for folder in (data, nvme):
         folder.mkdir()
@@ -136,7 +136,7 @@ def _judged(found: Sequence[Held], end: Held, crowd: Readers) -> tuple[Table, bo
     for name in Held.__slots__:
         values = [getattr(each, name) for each in found]
         first, last = (sorted(part)[len(part) // 2] for part in (values[:10], values[-10:]))
-        if name == "memfds":  # as many as the RAM tier has extents, and they come and go
+        if name == "memfds":  # one per extent in the RAM tier, so the number varies
             asked, met = f"at most {MOST_MEMFDS}", max(values) <= MOST_MEMFDS
         elif name == "rss_kb":
             middle = sorted(values)[len(values) // 2]
@@ -153,7 +153,7 @@ def _judged(found: Sequence[Held], end: Held, crowd: Readers) -> tuple[Table, bo
 
 
 def main() -> int:
-    """Print the table; 1 when something grew."""
+    """Print the table; return 1 when something grew."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 1800.0
     readers = int(sys.argv[2]) if len(sys.argv) > 2 else 64
     with tempfile.TemporaryDirectory() as folder:

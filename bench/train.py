@@ -1,4 +1,4 @@
-"""The demo's training script, as a user would write it: run by torchrun, two ranks, one import swapped."""
+"""The demo's training script, as a user would write it: torchrun, two ranks, one import swapped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loader import DataLoader, open_dataset
 
 
 class Digits(nn.Sequential):
-    """An 8 x 8 image -> ten scores."""
+    """Model: an 8 x 8 image -> ten scores."""
 
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -49,7 +49,7 @@ def to_tensor(sample: tuple[object, int]) -> tuple[torch.Tensor, int]:
 
 
 def train_digits(uri: str, epochs: int, ledger: Path) -> None:
-    """Images by class, decoded in two workers a rank."""
+    """Train on images by class, decoded in two workers per rank."""
     train = open_dataset(uri, transform=to_tensor, image_mode="L")
     batches = DataLoader(train, batch_size=32, shuffle=True, num_workers=2)
     model = DistributedDataParallel(Digits())
@@ -67,7 +67,7 @@ def train_digits(uri: str, epochs: int, ledger: Path) -> None:
 
 
 def train_bytes(uri: str, epochs: int, ledger: Path) -> None:
-    """Token sequences, gathered in process."""
+    """Train on token sequences, gathered in process."""
     tokens = open_dataset(uri, format="tokens", dtype="uint8", seq_len=512, overlap=1, targets="shifted")
     batches = DataLoader(tokens, batch_size=32, shuffle=True, window=4 << 20)
     model = DistributedDataParallel(Bytes())
@@ -85,14 +85,14 @@ def train_bytes(uri: str, epochs: int, ledger: Path) -> None:
 
 
 def source_bytes(directory: str | None = None) -> dict[str, int]:
-    """Bytes that a daemon has read from the source so far, by the name of each dataset's folder. `directory`: the
-    daemon's sockets; None finds them as clients do."""
+    """Bytes that a daemon has read from the source so far, by dataset folder name. `directory` holds the daemon's
+    sockets; None finds them as clients do."""
     with Control(directory) as control:
         return {Path(found.dataset.uri).name: found.source_bytes for found in control.list()}
 
 
 def run(name: str, batches: DataLoader, epochs: int, step: object, ledger: Path) -> None:
-    """The loop everyone writes, plus a ledger of the samples that this rank saw and of the source's bytes."""
+    """The usual training loop, plus a ledger of the samples that this rank saw and of source bytes."""
     rank = dist.get_rank()
     for epoch in range(batches.epoch, epochs):
         started, seen, loss = time.perf_counter(), [], torch.zeros(())
@@ -120,7 +120,7 @@ def run(name: str, batches: DataLoader, epochs: int, step: object, ledger: Path)
 
 
 def main() -> None:
-    """Two datasets, one after the other."""
+    """Train on two datasets, one after the other."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = argparse.ArgumentParser()
     options.add_argument("--digits", required=True)

@@ -1,4 +1,4 @@
-"""Warm epochs, in process, through the daemon, against the bare limit over the same bytes in the same order."""
+"""Warm epochs through the daemon, without workers, against the bare copy of the same bytes in the same order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARDS = 8
 
 @dataclass(frozen=True)
 class Figure:
-    """One comparison: ours and the limit's rates (samples/s), runs in turn."""
+    """One comparison: rates of ours and of the limit in samples/s, from alternating runs."""
 
     name: str
     ours: list[float]
@@ -37,11 +37,11 @@ class Figure:
 
     @property
     def ratio(self) -> float:
-        """Median of the ratios of neighbouring runs."""
+        """Median of the ratios of paired runs."""
         return statistics.median(a / b for a, b in zip(self.ours, self.limit))
 
     def row(self) -> tuple[str, ...]:
-        """For the table."""
+        """Cells of the table row."""
         return (
             self.name,
             f"{statistics.median(self.ours):,.0f}/s",
@@ -54,7 +54,7 @@ class Figure:
 
 
 def write_data(folder: Path, samples: int = 150_000, blobs: int = 4_000, varied: int = 60_000) -> None:
-    """Fixed 3 KB records, uint16 tokens, and in tar shards blobs of about 110 KB and records of about 3 KB."""
+    """Write fixed 3 KB records, uint16 tokens, and tar shards of blobs (about 110 KB) and of records (about 3 KB)."""
     rng = np.random.default_rng(0)
     for name in ("records", "tokens", "blobs", "varied"):
         (folder / name).mkdir(parents=True)
@@ -74,7 +74,7 @@ def _write_tars(folder: Path, rng: np.random.Generator, sizes: np.ndarray) -> No
 
 
 def rate(batches: Iterator[object], samples: int) -> float:
-    """Samples a second of one pass."""
+    """Samples per second of one pass."""
     started = time.perf_counter()
     for _ in batches:
         pass
@@ -82,7 +82,7 @@ def rate(batches: Iterator[object], samples: int) -> float:
 
 
 def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.ndarray], None]) -> Figure:
-    """Runs in turn; the order that ours delivered is the order that the limit reads."""
+    """Alternate runs of ours and the limit, which reads in the order that ours delivered."""
     order: list[np.ndarray] = []
     for _ in batches:
         order.append(batches.indices.copy())
@@ -95,7 +95,7 @@ def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.nd
 
 
 def measure(bucket: str, folder: Path) -> list[Figure]:
-    """The four kinds."""
+    """Measure the four kinds of data, and the cost of the stall clock."""
     common = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     records = open_dataset(f"{bucket}/records/", format="records", record_bytes=RECORD_BYTES)
     flat = np.memmap(folder / "records" / "records.bin", np.uint8, "r").reshape(-1, RECORD_BYTES)
@@ -125,11 +125,11 @@ def measure(bucket: str, folder: Path) -> list[Figure]:
 
     as_bytes = DataLoader(varied, collate_fn=list, **common)
     fourth = compare("records of 1.5 to 4.5 KB", 0.4, as_bytes, join)
-    return [first, unclocked(first), second, third, fourth]
+    return [first, without_stall_clock(first), second, third, fourth]
 
 
-def unclocked(timed: Figure) -> Figure:
-    """The same runs, against what they would have reached without the stall clock."""
+def without_stall_clock(timed: Figure) -> Figure:
+    """Compare the same runs with the rates that they would have reached without the stall clock."""
     account = EpochReport(has_reports=False, has_workers=False)
 
     def step() -> None:
@@ -141,7 +141,7 @@ def unclocked(timed: Figure) -> Figure:
 
 
 def packed(data: Dataset) -> tuple[memoryview, list[int], list[int]]:
-    """Every sample end to end, and where each begins and ends."""
+    """All samples end to end, and the offsets where each begins and ends."""
     each = [one[0] if isinstance(one, tuple) else one for one in (data[i] for i in range(len(data)))]
     ends = np.cumsum([len(one) for one in each])
     return memoryview(b"".join(each)), [0, *ends[:-1].tolist()], ends.tolist()

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from cachesvc.core.errors import StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 from loader.batches.feed import Feed
 from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until
 from loader.job.checkpoint import STATE_VERSION, LoaderState

@@ -1,12 +1,12 @@
-"""What tests and benches share: real daemons, S3 servers and proxies as processes, and readings of what processes use.
+"""Shared by tests and benches: real daemons, S3 servers and proxies as processes, and readings of process resources.
 
-Tests and benches import it; it imports the product alone. It is not installed.
+Tests and benches import it. It imports only the product. It is not installed.
 """
 
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The repository."""
+"""Root folder of the repository."""
 
 WAIT_S = 100.0
-"""The seconds that a test waits for what must come: enough for a machine a hundred times as slow as an idle one."""
+"""Time limit of a wait for an event that must come, enough for a machine that is a hundred times slower than idle."""

@@ -1,4 +1,4 @@
-"""What a daemon and its children hold at one moment: memory, descriptors, threads."""
+"""Memory, descriptors and threads that a daemon and its children hold at one moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.node import open_files
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the daemon's processes hold at one moment."""
+    """Resources of the daemon's processes. `children_rss_kb` is the memory of its fillers and builder."""
 
     rss_kb: int
     descriptors: int
@@ -23,7 +23,7 @@ class Held:
 
 
 def held(pid: int) -> Held:
-    """Read from /proc: of the daemon, and the memory of its fillers and builder."""
+    """Read from /proc what the daemon `pid` and its children hold now."""
     names = open_files(pid)
     children = psutil.Process(pid).children(recursive=True)
     return Held(

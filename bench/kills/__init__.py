@@ -1,1 +1,1 @@
-"""`make kills`: trainers, workers, fillers and the daemon, killed at random moments, over and over."""
+"""`make kills`: kill trainers, workers, fillers and the daemon at random moments, and audit what training saw."""

@@ -2,7 +2,7 @@
 
 import sys
 
-if __name__ == "__main__":  # every trainer imports this module under another name: it must cost nothing then
+if __name__ == "__main__":  # every trainer imports this module under another name, at no cost
     from bench.kills.command import main
 
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Exactly once, with the right bytes, in the same order: what each run's ledger must show, however often it died."""
+"""Check each run's ledger: every sample exactly once, with the right bytes, in the same order, whatever was killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.kills.ledger import Entry, digest
 
 @dataclass(slots=True)
 class Audit:
-    """Of one run. `truth[i]` is the digest of sample i; what differs is in `faults`."""
+    """Audit of one run. `truth[i]` is the digest of sample i; every violation goes to `faults`."""
 
     run: str
     truth: Sequence[str]
@@ -18,11 +18,11 @@ class Audit:
     samples: int = 0
     faults: list[str] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)
-    """Of each epoch that is complete, a digest of its samples as they came."""
+    """A digest of the sample order of each complete epoch."""
     _order: list[int] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
-        """The next batch that the run committed."""
+        """Check the next batch that the run committed."""
         if entry.epoch != self.epoch:
             self._fault(f"went to epoch {entry.epoch} after {len(self._order):,} samples")
             self.epoch, self._order = entry.epoch, []
@@ -36,7 +36,7 @@ class Audit:
 
     @property
     def between_epochs(self) -> bool:
-        """Whether nothing of an unfinished epoch was consumed."""
+        """True when no sample of an unfinished epoch was consumed."""
         return not self._order
 
     def _end_epoch(self) -> None:
@@ -52,7 +52,7 @@ class Audit:
 
 
 def differing(audits: Sequence[Audit]) -> list[str]:
-    """Runs of one seed see the same order, whoever was killed when: a fault for each epoch in which they differ."""
+    """One fault for each epoch whose order differs between runs. Runs of one seed must see the same order."""
     faults = []
     for epoch in range(max(len(audit.orders) for audit in audits)):
         seen = {audit.orders[epoch] for audit in audits if epoch < len(audit.orders)}

@@ -1,4 +1,4 @@
-"""`make kills KILLS=1000 SEED=1`: the drill, and its table.
+"""`make kills KILLS=1000 SEED=1`: run the drill and print its table.
 
 python -m bench.kills [KILLS] [SEED]
 """
@@ -18,7 +18,7 @@ from testbed.servers import SeaweedFS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when anything was lost, doubled, wrong, or left behind, 2 when it was late only."""
+    """Print the table; return 1 when anything was lost, duplicated, wrong or left behind, 2 when only late."""
     kills = int(arguments[0]) if arguments else 1000
     seed = int(arguments[1]) if len(arguments) > 1 else 1
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, SeaweedFS() as s3:

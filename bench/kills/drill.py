@@ -1,7 +1,7 @@
-"""The drill: some training runs over one daemon, one of the parties killed at a time, or two, at random moments.
+"""The drill: several training runs over one daemon, whose processes are killed at random moments.
 
 Everything is real: an S3 server, a daemon whose RAM and NVMe tiers together are smaller than the data, trainers that
-keep a ledger. The seed decides who is killed and how each life works; when a kill strikes is the machine's own matter.
+keep a ledger. The seed decides what is killed and how each life works. The exact moment of a kill depends on the machine.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.kills import remains
+from bench.kills import leftovers
 from bench.kills.audit import Audit, differing
 from bench.kills.clock import Clock
 from bench.kills.ledger import digest
+from bench.kills.leftovers import Orphans
 from bench.kills.node import Node
-from bench.kills.remains import Doomed
 from bench.kills.run import Run
 from bench.kills.trainer import RECORD, Life
 from cachesvc.catalog.build import Options
@@ -33,23 +33,23 @@ EXTENT = PER_EXTENT * RECORD
 FILES = 40
 SAMPLES = FILES * PER_EXTENT - 7
 RUNS = min(4, max(2, os.cpu_count() or 1))
-"""Side by side, of each kind one at least. More than cores, and a start waits for the others' turns: a trainer
-and its two spawned workers import torch each."""
+"""Parallel runs: at least one of each kind (`require` and `auto`). With more runs than cores, a start waits for the
+others, since a trainer and its two spawned workers each import torch."""
 RAM, NVME = 12 * EXTENT, 12 * EXTENT
-"""Of 40 extents: each epoch streams some 40 % of its bytes from the source."""
+"""24 of 40 extents fit, so each epoch streams about 40 % of its bytes from the source."""
 ANY_MOMENT = 0.3
-"""The share of kills that do not wait until the victim serves."""
+"""Share of the kills that do not wait until the victim serves."""
 PAUSE_S = 0.6
 """The longest pause before a kill."""
 TICK_S = 0.01
 STUCK_S = 120.0
-"""Whoever does not serve by then never will."""
+"""A process that does not serve within this time is stuck."""
 WEIGHTS = {"trainer": 45, "worker": 20, "daemon": 22, "filler": 13}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a drill has shown. It is passed when nothing is left, at fault, or late."""
+    """Result of a drill. It has passed when `left`, `faults` and `late` are empty."""
 
     clock: Clock
     audits: list[Audit]
@@ -61,32 +61,32 @@ class Report:
 
 
 def drill(root: Path, s3: SeaweedFS, kills: int, seed: int) -> Report:
-    """Kill so often, end every run at the end of an epoch, then look what is left. `root` becomes the drill's."""
+    """Kill `kills` times, let every run end at the end of an epoch, then look for leftovers. Writes below `root`."""
     started, token = time.monotonic(), secrets.token_hex(8)
     temporary, nvme = root / "tmp", root / "nvme"
     for folder in (temporary, nvme):
         folder.mkdir()
-    os.environ |= {"PYTHONWARNINGS": "ignore:resource_tracker"}  # it cleans up behind those that were killed
-    os.environ |= {remains.TOKEN: token, "TMPDIR": str(temporary), "AWS_EC2_METADATA_DISABLED": "true"}
+    os.environ |= {"PYTHONWARNINGS": "ignore:resource_tracker"}  # it cleans up after killed processes
+    os.environ |= {leftovers.TOKEN: token, "TMPDIR": str(temporary), "AWS_EC2_METADATA_DISABLED": "true"}
     shared_memory = set(os.listdir("/dev/shm"))
     uri, truth = _uploaded(s3, seed)
     options = ["--ram", str(RAM), "--nvme", f"{nvme}={NVME}", "--extent-bytes", str(EXTENT)]
     with Daemon(root / "node", [*options, "--allow", uri, "--fillers", "2"], s3.env()) as daemon:
-        stage = _Stage(root, daemon, s3, uri, truth, seed)
-        stage.play(kills)
+        processes = _Processes(root, daemon, s3, uri, truth, seed)
+        processes.run(kills)
         with Control(daemon.socket_dir) as control:
-            # A daemon that was killed after all trainers had ended knows of no dataset yet.
+            # A daemon that was killed after all trainers had ended knows no dataset yet.
             control.open_dataset([uri], Options(format="records", record_bytes=RECORD, extent_bytes=EXTENT))
-        left = [*remains.in_daemon(daemon)]
+        left = [*leftovers.in_daemon(daemon)]
         if (code := daemon.stop()) != 0:
             left.append(f"the daemon's exit code is {code}")
-        living, late = remains.processes(token)
-        left += [*living, *remains.files(daemon, nvme, temporary, shared_memory)]
-    return stage.report(left, late, time.monotonic() - started)
+        living, late = leftovers.processes(token)
+        left += [*living, *leftovers.files(daemon, nvme, temporary, shared_memory)]
+    return processes.report(left, late, time.monotonic() - started)
 
 
 def _uploaded(s3: SeaweedFS, seed: int) -> tuple[str, list[str]]:
-    """The dataset's URI, and the digest of each sample."""
+    """Upload the dataset; return its URI and the digest of each sample."""
     body = random.Random(seed).randbytes(SAMPLES * RECORD)
     bucket = s3.create_bucket(f"kills-{secrets.token_hex(4)}")
     client = s3.client()
@@ -97,36 +97,36 @@ def _uploaded(s3: SeaweedFS, seed: int) -> tuple[str, list[str]]:
     return f"s3://{bucket}/data/", truth
 
 
-class _Stage:
-    """The parties of one drill."""
+class _Processes:
+    """The training runs and the daemon of one drill, and the choice of the next victim."""
 
     def __init__(
         self, root: Path, daemon: Daemon, s3: SeaweedFS, uri: str, truth: list[str], seed: int
     ) -> None:
         self._draw = random.Random(seed)
-        self._clock, self._doomed = Clock(), Doomed()
+        self._clock, self._orphans = Clock(), Orphans()
         self._stop, self._faults = root / "stop", list[str]()
-        self._node = Node(daemon, self._clock, self._doomed, seed)
+        self._node = Node(daemon, self._clock, self._orphans, seed)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["loader", "bench.kills.trainer"])
-        first = context.Process(target=int)  # when it has ended, torch is imported
+        first = context.Process(target=int)  # once it has ended, the fork server has imported torch
         first.start()
         first.join()
         self._runs = []
         for number in range(RUNS):
-            around = number % 2 == 1  # half of the runs may read past a dead daemon, half must wait for it
-            env = {**daemon.env, "CACHESVC": "auto" if around else "require", "CACHESVC_TIMEOUT_S": "60"}
-            env |= {"XDG_CACHE_HOME": str(root / f"cache{number}")} | (s3.env() if around else {})
+            direct = number % 2 == 1  # half of the runs may read S3 while the daemon is down, half must wait
+            env = {**daemon.env, "CACHESVC": "auto" if direct else "require", "CACHESVC_TIMEOUT_S": "60"}
+            env |= {"XDG_CACHE_HOME": str(root / f"cache{number}")} | (s3.env() if direct else {})
             name = f"run {number}"
             ledger, log = str(root / f"{number}.ledger"), str(root / f"{number}.log")
             life = Life(uri, EXTENT, ledger, log, str(self._stop), 0, "none", False, env)
             audit = Audit(name, truth)
             self._runs.append(
-                Run(context, life, audit, self._node, self._clock, self._doomed, seed * RUNS + number)
+                Run(context, life, audit, self._node, self._clock, self._orphans, seed * RUNS + number)
             )
 
-    def play(self, kills: int) -> None:
-        """Start the runs, kill, let every run end its epoch. Whoever gets stuck is a fault, and ends the drill."""
+    def run(self, kills: int) -> None:
+        """Start the runs, kill, let every run end its epoch. A stuck process is a fault and ends the drill."""
         try:
             for run in self._runs:
                 run.start()
@@ -136,7 +136,7 @@ class _Stage:
             self._faults.append(str(error))
         finally:
             for run in self._runs:
-                run.abandon()
+                run.end()
 
     def _kill(self, kills: int) -> None:
         self._until(lambda: all(run.serving for run in self._runs))
@@ -154,7 +154,7 @@ class _Stage:
                 self._faults.append(f"{run.audit.run} ended in mid-epoch")
 
     def report(self, left: list[str], late: list[str], seconds: float) -> Report:
-        """What was found."""
+        """The result of the drill."""
         audits = [run.audit for run in self._runs]
         torn = sum(run.torn for run in self._runs)
         found = [fault for each in (*self._runs, self._node) for fault in each.faults]
@@ -165,30 +165,30 @@ class _Stage:
             torn,
             left,
             found + self._faults,
-            self._clock.late + self._doomed.late + late,
+            self._clock.late + self._orphans.late + late,
             seconds,
         )
 
     def _kill_one(self) -> bool:
         (kind,) = self._draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        run, now = self._draw.choice(self._runs), self._draw.random() < ANY_MOMENT
+        run, at_once = self._draw.choice(self._runs), self._draw.random() < ANY_MOMENT
         if kind == "worker":
             run = next((each for each in self._runs if each.workers()), run)
-        party = run if kind in ("trainer", "worker") else self._node
-        self._until(lambda: now or party.serving)
+        victim = run if kind in ("trainer", "worker") else self._node
+        self._until(lambda: at_once or victim.serving)
         if kind == "worker":
             return run.kill_worker()
         if kind == "filler":
             return self._node.kill_filler()
-        party.kill()
+        victim.kill()
         return True
 
     def _until(self, reached: Callable[[], bool]) -> None:
-        """Go on until then; raises TimeoutError for whoever is stuck."""
+        """Poll all processes until `reached`. Raises TimeoutError, naming the stuck runs, after `STUCK_S`."""
         deadline = time.monotonic() + STUCK_S
         while True:
-            for party in (*self._runs, self._node, self._doomed):
-                party.poll()
+            for each in (*self._runs, self._node, self._orphans):
+                each.poll()
             if reached():
                 return
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""What a training run has consumed and where it stands: one line a batch, both in one write.
+"""The ledger of a training run: each line holds one consumed batch and the loader's state after it, in one write.
 
-A line is a checksum and its JSON, between two line ends. A writer that was killed in mid-write leaves a line that
-does not match its checksum; the next writer begins with a line end, so nothing has to be cleaned up.
+A line is a checksum and JSON, between two line ends. A writer killed in mid-write leaves a line that does not match its
+checksum. The next writer begins with a line end, so no clean-up is needed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import xxhash
 
 TAIL_BYTES = 1 << 16
-"""The last whole line lies in it: a line of 16 samples has 2 KB."""
+"""Bytes at the end of the file that surely hold a whole line: a line of 16 samples has 2 KB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One consumed batch: its samples, the SHA-256 of what each held, and the loader's state after it."""
+    """One consumed batch: its samples, the SHA-256 of each sample's bytes, and the loader's state after it."""
 
     epoch: int
     indices: list[int]
@@ -31,25 +31,25 @@ class Entry:
 
 
 def digest(record: bytes) -> str:
-    """What stands for a sample's bytes."""
+    """SHA-256 of a sample's bytes."""
     return sha256(record).hexdigest()
 
 
 class Writer:
-    """The run's end of its ledger. One process at a time."""
+    """Appends to a ledger; one process at a time."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def latest(self) -> Entry | None:
-        """The last batch that was committed; None for a run that has consumed nothing."""
+        """The last committed batch; None when the run has consumed nothing."""
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, TAIL_BYTES, max(0, size - TAIL_BYTES))
         entries = [entry for entry in map(_parsed, tail.split(b"\n")) if entry is not None]
         return entries[-1] if entries else None
 
     def commit(self, entry: Entry) -> None:
-        """The batch is consumed, once this returns or is killed in the very act: all of it or nothing."""
+        """Append one consumed batch. A kill during the write leaves either the whole entry or none."""
         body = json.dumps(asdict(entry)).encode()
         line = b"\n%s %s\n" % (xxhash.xxh3_64_hexdigest(body).encode(), body)
         written = os.write(self._fd, line)
@@ -57,11 +57,11 @@ class Writer:
 
 
 class Reader:
-    """Whoever audits the run: what was committed since the last look."""
+    """Reads a ledger while it grows: each iteration yields the entries committed since the last one."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
-        self._file = open(path, "rb")  # noqa: SIM115  (open as long as the audit)
+        self._file = open(path, "rb")  # noqa: SIM115  (open during the whole audit)
         self._rest = b""
         self.torn = 0
 
@@ -80,7 +80,7 @@ class Reader:
 
 
 def _parsed(line: bytes) -> Entry | None:
-    """None for a line that its writer did not end."""
+    """The entry of a line; None for a line whose write was cut short."""
     checksum, _, body = line.partition(b" ")
     if xxhash.xxh3_64_hexdigest(body).encode() != checksum:
         return None

@@ -1,4 +1,4 @@
-"""The daemon of a drill, over its lives: started again as it is, with all that the dead one left."""
+"""The daemon of a drill: killed, and started again over all that the dead one left."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ import time
 import psutil
 
 from bench.kills.clock import Clock
-from bench.kills.remains import Doomed
+from bench.kills.leftovers import Orphans
 from testbed.node import Daemon
 
-LOOK_EVERY_S = 0.05
-"""Asking whether it answers costs a few milliseconds."""
+POLL_INTERVAL_S = 0.05
+"""Pause between two checks whether the daemon answers. A check takes a few milliseconds."""
 
 
 class Node:
-    """`faults` are deaths that nobody caused."""
+    """The daemon, polled and killed by the drill. `faults` are ends that no kill caused."""
 
-    def __init__(self, daemon: Daemon, clock: Clock, doomed: Doomed, seed: int) -> None:
+    def __init__(self, daemon: Daemon, clock: Clock, orphans: Orphans, seed: int) -> None:
         self.daemon = daemon
-        self._clock, self._doomed = clock, doomed
+        self._clock, self._orphans = clock, orphans
         self._draw = random.Random(seed)
-        self._since: float | None = None
-        self._look_at = 0.0
+        self._started_at: float | None = None
+        """Start of a daemon that does not answer yet."""
+        self._poll_at = 0.0
         self.away_until = 0.0
         self.faults: list[str] = []
 
     def start(self) -> None:
-        """Start it; `poll` sees when it serves."""
-        self._since = time.monotonic()
+        """Start the daemon without waiting; `poll` notices when it serves."""
+        self._started_at = time.monotonic()
         self.daemon.launch()
 
     @property
     def serving(self) -> bool:
-        """Whether the present one has answered."""
-        return self._since is None
+        """True once the running daemon has answered."""
+        return self._started_at is None
 
     def was_away_since(self, moment: float) -> bool:
-        """Whether there was no daemon at some time since then."""
-        return self._since is not None or self.away_until >= moment
+        """True when no daemon served at some time since `moment`."""
+        return self._started_at is not None or self.away_until >= moment
 
     def poll(self) -> None:
-        """Ask it, while it starts."""
+        """Restart a daemon that has ended; ask a starting one whether it serves."""
         assert self.daemon.process is not None
         if self.daemon.process.poll() is not None:
             tail = self.daemon.log.splitlines()[-1:]
@@ -51,27 +52,27 @@ class Node:
             )
             self.start()
         now = time.monotonic()
-        if self._since is not None and now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
+        if self._started_at is not None and now >= self._poll_at:
+            self._poll_at = now + POLL_INTERVAL_S
             if self.daemon.ready():
-                self._clock.served("daemon", time.monotonic() - self._since)
-                self._since, self.away_until = None, time.monotonic()
+                self._clock.served("daemon", time.monotonic() - self._started_at)
+                self._started_at, self.away_until = None, time.monotonic()
 
     def kill(self) -> None:
-        """SIGKILL; fillers and builder are to end by themselves."""
+        """Kill the daemon and start the next; fillers and builder must end by themselves."""
         self._clock.killed("daemon", self.serving)
-        self._doomed.add(self._children())
+        self._orphans.add(self._children())
         self.daemon.kill()
         self.start()
 
     def kill_filler(self) -> bool:
-        """SIGKILL to a filler, or the builder; False where there is none just now."""
+        """Kill a filler or the builder; return False when there is none now."""
         victims = self._children()
         if not victims:
             return False
         try:
             self._draw.choice(victims).kill()
-        except psutil.NoSuchProcess:  # it has ended by itself since
+        except psutil.NoSuchProcess:  # it ended by itself meanwhile
             return False
         self._clock.killed("filler, builder", True)
         return True

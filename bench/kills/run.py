@@ -1,4 +1,4 @@
-"""A training run: one ledger, and as many lives as it takes."""
+"""A training run: one ledger, and a new trainer process (a life) after each kill."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import psutil
 from bench.kills.audit import Audit
 from bench.kills.clock import Clock
 from bench.kills.ledger import Reader
+from bench.kills.leftovers import Orphans
 from bench.kills.node import Node
-from bench.kills.remains import Doomed
 from bench.kills.trainer import NO_DAEMON, WORKER_LOST, Life, Workers, train
 
 PREFETCHED = 8
-"""Batches that may come after a worker died without having been made after it."""
+"""Batches that may arrive after a worker's death although they were made before it."""
 WEIGHTS: dict[Workers, int] = {"none": 3, "thread": 4, "fork": 5, "spawn": 2}
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """What a run is to show: so many more batches, since then."""
+    """A start or loss whose recovery is being timed: it ends when `batches` more batches were committed."""
 
     kind: str
     since: float
     batches: int
     daemons: int
-    """That had been killed by then."""
+    """Daemons that had been killed before it."""
 
 
 class Run:
-    """Draws how each of its lives works. `faults` are deaths that nobody caused, and starts that never end."""
+    """A training run; draws at random how each of its lives works. `faults` are ends that no kill caused."""
 
     def __init__(
         self,
@@ -45,29 +45,29 @@ class Run:
         audit: Audit,
         node: Node,
         clock: Clock,
-        doomed: Doomed,
+        orphans: Orphans,
         seed: int,
     ) -> None:
-        self._context, self._life, self._clock, self._doomed = context, life, clock, doomed
-        self._node, self._born = node, 0.0
+        self._context, self._life, self._clock, self._orphans = context, life, clock, orphans
+        self._node, self._started_at = node, 0.0
         self._draw = random.Random(seed)
         self._reader = Reader(Path(life.ledger))
         self._process: BaseProcess | None = None
         self._awaited: _Awaited | None = None
-        self._bereaved = False
+        self._worker_killed = False
         self.audit = audit
         self.faults: list[str] = []
         self.ended = False
 
     def start(self, again: _Awaited | None = None) -> None:
-        """A new life: no clean-up, another kind of workers perhaps. `again`: it is the next try of that start."""
+        """Start a new life without any clean-up, with a newly drawn kind of workers. `again`: the start it retries."""
         draw = self._draw
         (workers,) = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
         self._life = replace(
             self._life, workers=workers, forgiving=draw.random() < 0.5, seed=draw.randrange(1 << 30)
         )
-        self._bereaved, self._born = False, time.monotonic()
-        since, daemons = (again.since, again.daemons) if again else (self._born, self._daemons())
+        self._worker_killed, self._started_at = False, time.monotonic()
+        since, daemons = (again.since, again.daemons) if again else (self._started_at, self._daemons_killed())
         self._awaited = _Awaited(self.kind, since, 1, daemons)
         process = self._context.Process(target=train, args=(self._life,))
         process.start()
@@ -75,12 +75,12 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """The name of this life's row."""
+        """Name of the table row of this life."""
         return f"trainer, {self._life.workers}"
 
     @property
     def serving(self) -> bool:
-        """Whether batches have come since the latest start or loss."""
+        """True when enough batches have come since the latest start or loss of a worker."""
         return self._awaited is None
 
     @property
@@ -89,7 +89,7 @@ class Run:
         return self._reader.torn
 
     def poll(self) -> None:
-        """Read the ledger; start again what a lost worker has ended."""
+        """Read the ledger; start a new life when the trainer has ended, unless the run is complete."""
         code = None if self._process is None else self._process.exitcode
         for entry in self._reader:
             self.audit.add(entry)
@@ -101,18 +101,18 @@ class Run:
         if code == 0:
             self.ended = True
             return
-        if code == NO_DAEMON and self._awaited and self._node.was_away_since(self._born):
+        if code == NO_DAEMON and self._awaited and self._node.was_away_since(self._started_at):
             self.start(again=self._awaited)
             return
-        if not (code == WORKER_LOST and self._bereaved):
+        if not (code == WORKER_LOST and self._worker_killed):
             self.faults.append(f"{self.audit.run} ended by itself with code {code}: {self.log_end()}")
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL to the trainer; its workers are to end by themselves."""
+        """Kill the trainer and start the next life; its workers must end by themselves."""
         assert self._process is not None
         self._clock.killed(self.kind, self.serving)
-        self._doomed.add(_family(self._process))
+        self._orphans.add(_family(self._process))
         self._process.kill()
         self._process.join()
         self._process = None
@@ -120,35 +120,35 @@ class Run:
         self.start()
 
     def kill_worker(self) -> bool:
-        """SIGKILL to one of its worker processes; False where there is none just now."""
+        """Kill one worker process; return False when there is none now."""
         victims = self.workers()
         if not victims:
             return False
         try:
             self._draw.choice(victims).kill()
-        except psutil.NoSuchProcess:  # it has ended by itself since
+        except psutil.NoSuchProcess:  # it ended by itself meanwhile
             return False
         kind = f"worker, {self._life.workers}"
         self._clock.killed(kind, self.serving)
-        self._bereaved = True
-        self._awaited = _Awaited(kind, time.monotonic(), PREFETCHED + 1, self._daemons())
+        self._worker_killed = True
+        self._awaited = _Awaited(kind, time.monotonic(), PREFETCHED + 1, self._daemons_killed())
         return True
 
     def workers(self) -> Sequence[psutil.Process]:
-        """Worker processes that live."""
+        """The living worker processes."""
         if self._process is None or self._life.workers not in ("fork", "spawn"):
             return []
-        return [child for child in _family(self._process)[1:] if not _tracks(child)]
+        return [child for child in _family(self._process)[1:] if not _is_resource_tracker(child)]
 
     def log_end(self) -> str:
-        """The last line of what its lives wrote."""
+        """Last line of the log that all lives share."""
         lines = Path(self._life.log).read_text(errors="replace").splitlines()
         return lines[-1] if lines else "(no log)"
 
-    def abandon(self) -> None:
-        """End it, at the end of the drill."""
+    def end(self) -> None:
+        """End the run with the drill, killing a trainer that still runs."""
         if self._process is not None:
-            self._doomed.add(_family(self._process))
+            self._orphans.add(_family(self._process))
             self._process.kill()
             self._process.join()
             self._process = None
@@ -160,15 +160,16 @@ class Run:
         self._awaited.batches -= 1
         if self._awaited.batches <= 0:
             took_s = time.monotonic() - self._awaited.since
-            self._clock.served(self._awaited.kind, took_s, self._daemons() - self._awaited.daemons)
+            daemons = self._daemons_killed() - self._awaited.daemons
+            self._clock.served(self._awaited.kind, took_s, daemons)
             self._awaited = None
 
-    def _daemons(self) -> int:
+    def _daemons_killed(self) -> int:
         return self._clock.row("daemon").kills
 
 
 def _family(process: BaseProcess) -> list[psutil.Process]:
-    """A process and all below it; empty when it is gone."""
+    """A process and its descendants; empty when it is gone."""
     try:
         parent = psutil.Process(process.pid)
         return [parent, *parent.children(recursive=True)]
@@ -176,8 +177,8 @@ def _family(process: BaseProcess) -> list[psutil.Process]:
         return []
 
 
-def _tracks(process: psutil.Process) -> bool:
-    """Python's own tracker of semaphores is no worker; it ends with those it serves."""
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """True for Python's resource tracker, which is no worker and ends with the processes it serves."""
     try:
         return "resource_tracker" in " ".join(process.cmdline())
     except psutil.NoSuchProcess:

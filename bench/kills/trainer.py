@@ -1,6 +1,6 @@
-"""One life of a training run: goes on where its ledger ends, until it is killed or told to stop.
+"""One life of a training run: resumes where its ledger ends, and trains until it is killed or told to stop.
 
-Forked from a process that has imported torch, so that a start costs what it costs a job, and not the import.
+The fork server has imported torch, so that a timed start does not include that import.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Workers = Literal["none", "thread", "fork", "spawn"]
 RECORD = 4096
 BATCH = 16
 STEP_S = 0.02
-"""The longest pretended training step: kills hit reads, hand-over and steps alike."""
+"""Longest simulated training step, so that kills hit reads, hand-over and steps alike."""
 WORKER_LOST = 70
-"""The exit code of a life that a killed worker ends."""
+"""Exit code when a worker was killed."""
 NO_DAEMON = 71
-"""The exit code of a life that was to begin while the daemon was away for longer than `require` waits."""
+"""Exit code when the daemon was away for longer than `require` waits at the start."""
 _LOADING: dict[Workers, dict[str, Any]] = {
     "none": {},
     "thread": {"num_workers": 2, "worker_type": "thread"},
@@ -33,8 +33,8 @@ _LOADING: dict[Workers, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What a trainer is given. `forgiving`: it goes on by itself when a worker died. A file named `stop` ends the
-    run after its epoch."""
+    """Settings of one trainer process. `forgiving`: it continues by itself after a worker's death. When the file
+    `stop` exists, the run ends after its epoch."""
 
     uri: str
     extent_bytes: int
@@ -48,13 +48,13 @@ class Life:
 
 
 def train(life: Life) -> None:
-    """Run epochs; exits with `WORKER_LOST`, or with a traceback in the log."""
+    """Train until the stop file exists. Exits with `WORKER_LOST`, `NO_DAEMON`, or with a traceback in the log."""
     log = os.open(life.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(life.env)
     ledger = Writer(life.ledger)
-    from cachesvc.core.errors import DaemonUnavailable  # after the log is there
+    from cachesvc.core.errors import DaemonUnavailable  # imported here, so that a failure is in the log
 
     try:
         batches = _loader(life)
@@ -76,7 +76,7 @@ def train(life: Life) -> None:
 
 
 def _loader(life: Life) -> Any:
-    import torch  # here: whoever starts trainers needs no torch
+    import torch  # imported here, since the drill itself needs no torch
 
     from loader import DataLoader, open_dataset
 
@@ -93,7 +93,7 @@ def _epoch(batches: Any, ledger: Writer, draw: random.Random, parent: int) -> No
         state = batches.state_dict()
         ledger.commit(Entry(batches.epoch, batches.indices.tolist(), digests, state))
         if os.getppid() != parent:
-            sys.exit("nobody is left to read the ledger")
+            sys.exit("the drill has ended")
         time.sleep(draw.uniform(0, STEP_S))
 
 

@@ -1,2 +1,2 @@
-"""Other loaders over the same data, each behind the same small Protocol (`peer.Peer`), each measured in a process
-of its own by `python -m bench.peers`. Nothing here imports what only one of them needs, but that one's module."""
+"""Loaders over the same data, each behind one small Protocol (`peer.Peer`) and measured in its own process by
+`python -m bench.peers`. A peer's packages are imported by its module only."""

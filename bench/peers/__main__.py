@@ -1,6 +1,6 @@
-"""`python -m bench.peers write|warm|cold|resume JOB`: one measurement of one peer, its result as a line of JSON.
+"""`python -m bench.peers write|warm|cold|resume JOB`: take one measurement of one peer, print it as a line of JSON.
 
-Run by `bench.compare`, in the virtual environment where the peer is installed. Imports are done before a clock starts.
+`bench.compare` runs it in the virtual environment where the peer is installed. Imports end before a clock starts.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _now = time.perf_counter
 
 @dataclass
 class Seen:
-    """What batches held."""
+    """Count of samples and bytes in batches."""
 
     samples: int = 0
     bytes: int = 0
 
     def add(self, batch: Any) -> None:
-        """Count one, in the forms that `peer.Batches` names."""
+        """Count one batch, in either form that `peer.Batches` names."""
         if isinstance(batch, tuple):
             self.samples += len(batch[1]) - 1
             self.bytes += batch[0].nbytes
@@ -62,15 +62,15 @@ def _first_values(batch: Any) -> int:
 
 
 class Passes:
-    """Epoch after epoch; a timed run goes on where the last one stopped. `workers` make their first batches at one
-    time, so that the clock of an epoch begins when all of these are there."""
+    """Epochs, one after another; a timed run continues where the last one stopped. The clock of an epoch starts when
+    each of the `workers` has delivered its first batch, since they make these at the same time."""
 
     def __init__(self, batches: Batches, workers: int = 0) -> None:
         self._batches, self._first = batches, max(1, workers)
         self._at: Iterator[Any] | None = None
 
     def run(self, seconds: float, watched: tuple[int, ...]) -> dict[str, float]:
-        """Rates over `seconds` of batches, from each epoch's first ones on; CPU over all of it."""
+        """Rates over `seconds` of batches, without the first ones of each epoch; CPU time over all batches."""
         pids = [*family(os.getpid()), *watched]
         busy, began, spent = cpu_s(pids), _now(), 0.0
         timed, all_of_it = Seen(), Seen()
@@ -97,7 +97,7 @@ class Passes:
         }
 
     def memory(self, batches: int) -> int:
-        """Peak of anonymous memory and page tables at a few points of one more epoch, bytes."""
+        """Peak of anonymous memory and page tables, in bytes, at a few points of one more epoch."""
         found, points = 0, {batches * point // MEMORY_POINTS for point in range(MEMORY_POINTS)}
         self._at = None
         deadline = _now() + MEMORY_S
@@ -112,21 +112,21 @@ class Passes:
 def _warm(peer: Peer, job: Job) -> dict[str, Any]:
     """Time to the first batch, then runs, then memory."""
     if job.kind == "images":
-        # Where there are more cores, a trainer beside its workers must not have one more than the decoder alone.
+        # Even with more cores, the trainer beside its workers must not have more cores than the decoder alone.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.workers])
     began = _now()
     batches = peer.batches(job)
     next(iter(batches))
     first_s = _now() - began
     passes = Passes(batches, job.workers)
-    passes.run(job.seconds / 2, job.watched)  # not counted: pages are mapped, allocators grown
+    passes.run(job.seconds / 2, job.watched)  # untimed: maps pages, grows allocators
     runs = [passes.run(job.seconds, job.watched) for _ in range(job.runs)]
     memory = passes.memory(job.samples // job.batch_size)
     return {"first_s": first_s, "runs": runs, "memory_bytes": memory, **_ledger(batches, job)}
 
 
 def _ledger(batches: Batches, job: Job) -> dict[str, Any]:
-    """Whether one epoch holds each sample once, as far as counts and a sum can tell."""
+    """{"exact": True} when one epoch holds each sample once, as far as a count and a sum can tell; {} if not asked."""
     if not job.thorough:
         return {}
     seen, total = Seen(), 0
@@ -137,7 +137,7 @@ def _ledger(batches: Batches, job: Job) -> dict[str, Any]:
 
 
 def _cold(peer: Peer, job: Job) -> dict[str, Any]:
-    """One whole epoch from the opening on."""
+    """Time one whole epoch, opening included."""
     settle()
     began, first_s, seen = _now(), 0.0, Seen()
     for batch in peer.batches(job):
@@ -147,7 +147,7 @@ def _cold(peer: Peer, job: Job) -> dict[str, Any]:
 
 
 def _resume(peer: Peer, job: Job) -> dict[str, Any]:
-    """Seconds until the first batch of a new epoch, and of one that goes on at 50 %; turn by turn."""
+    """Seconds to the first batch of a new epoch and of one resumed at 50 %, in alternating runs."""
     start, half = [], []
     for _ in range(job.runs):
         began = _now()
@@ -161,7 +161,7 @@ def _resume(peer: Peer, job: Job) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`write` takes several jobs of one peer, so that imports are paid once."""
+    """Run the jobs on the command line. `write` takes several jobs of one peer, so that it imports once."""
     mode, jobs = sys.argv[1], [Job.parsed(text) for text in sys.argv[2:]]
     peer: Peer = importlib.import_module(f"bench.peers.{MODULES[jobs[0].peer]}")
     does: dict[str, Callable[[Peer, Job], Any]] = {

@@ -1,8 +1,7 @@
-"""The same collation for every peer that lets us choose one, so that loaders are compared and not their glue.
+"""One collation for every peer that accepts one, so that the loaders are compared and not their collation.
 
-The fastest that we know: fixed samples are stacked by numpy (torch's own stack is slower); uneven ones
-are joined to one flat tensor, which is quicker than padding them, by numpy or torch. Images are decoded here: it is
-run where samples are made.
+It is the fastest that we know: numpy stacks fixed samples (torch's own stack is slower), and uneven samples are joined
+to one flat tensor, which is faster than padding. Images are decoded here, because collation runs in the workers.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ def stacked(samples: Sequence[np.ndarray[Any, Any]]) -> torch.Tensor:
 
 
 def joined(samples: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes of any size -> uint8[sum of sizes], where each begins and the last ends."""
+    """Bytes of any size -> uint8[sum of sizes], and int64[n + 1] bounds of the samples in it."""
     values = torch.frombuffer(bytearray().join(samples), dtype=torch.uint8)
     return values, torch.tensor([0, *itertools.accumulate(map(len, samples))])
 
 
-def developed(samples: Sequence[bytes]) -> torch.Tensor:
+def decoded(samples: Sequence[bytes]) -> torch.Tensor:
     """JPEGs -> uint8[n, 224, 224, 3]."""
     return stacked([pictures.decoded(one) for one in samples])
 
 
-def chosen(job: Job) -> Callable[[Sequence[Any]], Any]:
-    """What this job's batches are made by."""
+def collate_of(job: Job) -> Callable[[Sequence[Any]], Any]:
+    """The collation of this job's batches."""
     if job.kind in corpus.DTYPE:
         return default_collate if job.peer == UNTUNED else stacked
     if job.kind == "images":
-        return developed
+        return decoded
     return joined

@@ -1,11 +1,11 @@
-"""The data that every peer gets, made once: six kinds, from a seed.
+"""The data that every peer gets, made once from a seed: six kinds.
 
 records   3,072 random bytes each: small images, rows of features
 varied    1.5 to 4.5 KB, 3 KB in the mean: rows of text, compressed small images
 tokens    2,048 x uint16: sequences for a language model
 blobs     55 to 165 KB, 110 KB in the mean: as large as JPEGs at ImageNet size
 images    JPEGs of 500 x 375, to be decoded
-rows      128 random bytes each, as many as ImageNet has pictures: what does an index of samples take?
+rows      128 random bytes each, as many as ImageNet has pictures: shows the memory that an index of samples takes
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROW_BYTES = 128
 KINDS: tuple[Kind, ...] = ("records", "varied", "tokens", "blobs", "images", "rows")
 BATCH: dict[Kind, int] = {"records": 64, "varied": 64, "tokens": 64, "blobs": 32, "images": 32, "rows": 256}
 DTYPE = {"records": np.uint8, "tokens": np.uint16, "rows": np.uint8}
-"""Of the kinds whose samples are arrays of one size; of the others they are bytes."""
+"""Dtypes of the kinds whose samples are arrays of one size. Samples of the other kinds are bytes."""
 WIDTH = {"records": RECORD_BYTES, "tokens": SEQ_LEN, "rows": ROW_BYTES}
 HIGHEST = {"records": 256, "tokens": 50_000, "rows": 256}
 MEAN_BYTES = {"varied": 3_000, "blobs": 110_000}
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 
 
 def write(folder: Path, counts: dict[Kind, int]) -> None:
-    """`KIND.bin`, samples end to end; of uneven ones the bounds of each too, in `KIND.npy`."""
+    """Write `KIND.bin`, samples end to end, and for uneven kinds their bounds to `KIND.npy`."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind, count in counts.items():
         draw = np.random.default_rng(KINDS.index(kind))
@@ -43,7 +43,7 @@ def write(folder: Path, counts: dict[Kind, int]) -> None:
             draw.integers(0, HIGHEST[kind], count * WIDTH[kind], DTYPE[kind]).tofile(folder / f"{kind}.bin")
             continue
         if kind == "images":
-            images = list(pictures.made(draw, count))
+            images = list(pictures.jpegs(draw, count))
             sizes, body = np.array([len(image) for image in images]), b"".join(images)
         else:
             sizes = draw.integers(MEAN_BYTES[kind] // 2, MEAN_BYTES[kind] * 3 // 2, count)
@@ -73,12 +73,12 @@ def each(job: Job) -> Iterator[Array]:
 
 
 def size_bytes(corpus: Path, kind: Kind) -> int:
-    """Of the samples alone."""
+    """Bytes of all samples of a kind."""
     return (corpus / f"{kind}.bin").stat().st_size
 
 
 def first_bytes(job: Job) -> int:
-    """The sum of the first value of every sample: an epoch that has each once has the same."""
+    """Sum of the first value of every sample. An epoch that holds each sample once has the same sum."""
     if job.kind == "images":
         return sum(int(pictures.decoded(sample)[0, 0, 0]) for sample in each(job))
     return sum(int(sample[0]) for sample in each(job))

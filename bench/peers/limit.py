@@ -1,7 +1,7 @@
-"""What no loader can beat: the same samples in a random order out of the page cache, and nothing else.
+"""The limit that no loader can beat: only copy the same samples, in a random order, from the page cache.
 
-Fixed samples by one numpy gather a batch; varied ones by a join of slices, blobs by a plain loop of copies. Images
-are decoded and dropped, in a process or thread for each worker. Cold: `s5cmd cp` to memory alone.
+Fixed samples take one numpy gather per batch, `varied` a join of slices, `blobs` a plain loop of copies. Images are
+decoded and dropped, in one process or thread per worker. The cold limit is `s5cmd cp` into memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bench.peers.peer import Batches, Job, Kind, replayed
 
 
 def write(job: Job) -> None:
-    """The corpus itself, as `s5cmd` gets it."""
+    """Copy the corpus itself, for `s5cmd` to fetch."""
     shutil.copy(Path(job.corpus, f"{job.kind}.bin"), job.folder)
 
 
 def batches(job: Job) -> Batches:
-    """A new order each epoch."""
+    """Copy every sample once per epoch, in a new order each time."""
     if job.remote:
         return _Copied(job)
     made: dict[Kind, Callable[[Job], Batches]] = {"varied": _Joined, "blobs": _Looped, "images": _Decoded}
@@ -36,7 +36,7 @@ def batches(job: Job) -> Batches:
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """There is nothing to keep."""
+    """Replay half an epoch: the limit has no state."""
     return replayed(lambda: batches(job), job.samples // job.batch_size // 2)
 
 
@@ -51,7 +51,7 @@ class _Gathered:
 
 
 class _Joined:
-    """A copy into memory of its own a batch."""
+    """Joins each batch into new memory."""
 
     def __init__(self, job: Job) -> None:
         flat, bounds = corpus.uneven(job.corpus, job.kind)
@@ -71,7 +71,7 @@ class _Joined:
 
 
 class _Looped:
-    """Into one buffer that every batch reuses, which no loader may do."""
+    """Copies into one buffer that every batch reuses, which no loader may do."""
 
     def __init__(self, job: Job) -> None:
         flat, bounds = corpus.uneven(job.corpus, job.kind)
@@ -95,25 +95,24 @@ class _Looped:
 
 
 class _Decoded:
-    """The decoder alone, out of memory, on so many cores. One value of each image comes back, shown as a batch of
-    the shape that a loader would hand over."""
+    """Runs the decoder alone, from memory, in `workers` processes or threads. Only one value of each image comes back,
+    expanded to the shape of a real batch."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._draw = job, np.random.default_rng(0)
-        self._crew: Executor = (ThreadPoolExecutor if job.threads else ProcessPoolExecutor)(
-            max(1, job.workers)
-        )
+        pool = ThreadPoolExecutor if job.threads else ProcessPoolExecutor
+        self._pool: Executor = pool(max(1, job.workers))
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         order, size = self._draw.permutation(self._job.samples), self._job.batch_size
         shares = [order[start : start + size] for start in range(0, len(order), size)]
-        for firsts in self._crew.map(_first_values, itertools.repeat(self._job), shares):
+        for firsts in self._pool.map(_first_values, itertools.repeat(self._job), shares):
             shape = (-1, pictures.CUT, pictures.CUT, 3)
             yield torch.from_numpy(firsts).reshape(-1, 1, 1, 1).expand(shape)
 
 
 def _first_values(job: Job, chosen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Decodes these images."""
+    """Decode these images; return the first value of each."""
     flat, bounds = _images(job)
     images = (pictures.decoded(flat[bounds[one] : bounds[one + 1]]) for one in chosen)
     return np.array([image[0, 0, 0] for image in images], np.uint8)
@@ -121,12 +120,12 @@ def _first_values(job: Job, chosen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
 
 @functools.cache
 def _images(job: Job) -> tuple[corpus.Array, corpus.Array]:
-    """Once a process."""
+    """The images of a job, mapped once per process."""
     return corpus.uneven(job.corpus, job.kind)
 
 
 class _Copied:
-    """One batch: everything that s5cmd brought."""
+    """Copies everything with s5cmd; yields it as one batch."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

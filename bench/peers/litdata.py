@@ -1,8 +1,8 @@
 """litData: StreamingDataset and StreamingDataLoader over `optimize`d chunks.
 
-As its guide has it: chunks of 64 MB; tokens with TokensLoader (chunks of whole sequences), the other kinds with the
-default loader, samples as arrays or bytes; `batch_decode` whichever was the faster here; persistent workers. Cold
-from S3 into an empty cache folder.
+Set up as its guide says: chunks of 64 MB; tokens with TokensLoader (chunks of whole sequences), the other kinds with
+the default loader, samples as arrays or bytes; persistent workers. `batch_decode` is the setting that was faster here.
+The cold run reads from S3 into an empty cache folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # else it asks PyPI, at import and at every opening
+os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # else it queries PyPI at import and at every opening
 
 from litdata import StreamingDataLoader, StreamingDataset, TokensLoader, optimize
 from litdata.streaming import downloader
@@ -29,7 +29,7 @@ CHUNK_SEQUENCES = CHUNK_BYTES // (2 * SEQ_LEN)
 
 
 def write(job: Job) -> None:
-    """By one process: the corpora are small."""
+    """Convert the corpus in one process, since it is small."""
     more: dict[str, Any] = {"chunk_bytes": CHUNK_BYTES}
     if job.kind == "tokens":
         more = {"chunk_size": CHUNK_SEQUENCES * SEQ_LEN, "item_loader": TokensLoader()}
@@ -37,12 +37,12 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """The cache folder is named in a cold run only."""
+    """Open the dataset; only a cold run names a cache folder."""
     return _loader(job)
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Its state knows what was yielded, so half an epoch is read first (not timed); then a new loader."""
+    """Read half an epoch (untimed), since litData's state counts what was yielded; then load it into a new loader."""
     before = _loader(job)
     at = replayed(lambda: before, job.samples // job.batch_size // 2)()
     next(at)
@@ -57,7 +57,7 @@ def halfway(job: Job) -> Callable[[], Iterator[Any]]:
 
 
 class _Made:
-    """What `optimize` calls for each of its inputs (there is one)."""
+    """Callable that `optimize` calls for each of its inputs; there is one."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -78,8 +78,8 @@ def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _decoded_together(job: Job) -> int | str:
-    """Its default decodes 256 neighbours at once: good for small samples in one process, bad for large ones and
-    for workers, which decode the same neighbours again."""
+    """Value of `batch_decode`. The default decodes 256 neighbours at once, which is good for small samples in one
+    process, and bad for large samples and for workers, each of which decodes the same neighbours."""
     return 1 if job.kind in ("blobs", "images") or job.workers else "auto"
 
 
@@ -87,7 +87,7 @@ def _loader(job: Job) -> Any:
     torch.set_num_threads(1)
     where: dict[str, Any] = {"input_dir": job.folder}
     if job.remote:
-        # Its copier refuses an endpoint without TLS otherwise, and has no option for it.
+        # litData has no option for an endpoint without TLS, which it refuses by default.
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
         where = {
             "input_dir": job.remote,
@@ -103,5 +103,5 @@ def _loader(job: Job) -> Any:
         batch_size=job.batch_size,
         num_workers=job.workers,
         persistent_workers=job.workers > 0,
-        collate_fn=_stacked if job.kind == "tokens" else collate.chosen(job),
+        collate_fn=_stacked if job.kind == "tokens" else collate.collate_of(job),
     )

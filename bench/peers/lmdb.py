@@ -1,7 +1,7 @@
-"""What people write by hand for small records: a Dataset over LMDB.
+"""A hand-written Dataset over LMDB, as people use it for small records.
 
-As its documentation and the well-known ImageNet recipes have it: read-only, lock=False, readahead off (reads are
-random), meminit off, one environment a process, opened lazily (it must not cross a fork), one long read
+Set up as its documentation and the well-known ImageNet recipes say: read-only, lock=False, readahead off (reads are
+random), meminit off, one environment per process, opened lazily (it must not cross a fork), one long read
 transaction, and buffers=True, so that values are views of the map.
 """
 
@@ -25,7 +25,7 @@ _COMMIT_EVERY = 10_000
 
 
 def write(job: Job) -> None:
-    """One environment of one file, keys are big-endian numbers."""
+    """Write one environment of one file; keys are big-endian numbers."""
     room = 2 * corpus.size_bytes(Path(job.corpus), job.kind) + (64 << 20)
     environment = lmdb.open(str(Path(job.folder, "data.lmdb")), subdir=False, map_size=room, sync=False)
     transaction = environment.begin(write=True)
@@ -40,18 +40,18 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """Nothing is opened before the first read."""
+    """Read samples by number. The environment is opened by the first read."""
     return plain.loader(job, _Values(local(job) / "data.lmdb", job))
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """As any plain DataLoader."""
+    """Replay half an epoch: a plain DataLoader has no state."""
     return plain.halfway(job, batches)
 
 
 @functools.cache
 def _opened(path: str, pid: int) -> Any:
-    """LMDB opens a file once a process, however many loaders read it."""
+    """Open an environment once per process, as LMDB requires, however many loaders read it."""
     return lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, meminit=False)
 
 

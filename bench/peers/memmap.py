@@ -1,4 +1,4 @@
-"""What people write by hand for packed data: a Dataset over np.memmap, as nanoGPT and Megatron read tokens."""
+"""A hand-written Dataset over np.memmap for packed data, as nanoGPT and Megatron read tokens."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from bench.peers.peer import Batches, Job
 
 
 def write(job: Job) -> None:
-    """The corpus itself."""
+    """Link the corpus itself."""
     for path in Path(job.corpus).glob(f"{job.kind}.*"):
         os.link(path, Path(job.folder, path.name))
 
 
 def batches(job: Job) -> Batches:
-    """The mapping is made before workers fork, and shared by them."""
+    """Map the corpus before workers fork, so that they share the mapping."""
     folder = str(local(job))
     return plain.loader(job, _Fixed(folder, job) if job.kind in corpus.DTYPE else _Uneven(folder, job))
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """As any plain DataLoader."""
+    """Replay half an epoch: a plain DataLoader has no state."""
     return plain.halfway(job, batches)
 
 
 class _Fixed(Dataset[Any]):
-    """Rows are handed out as views and copied once, by the stacking. As plain arrays: slicing a memmap costs more."""
+    """Yields rows as views, which collation copies once. Slices a plain array, since slicing a memmap costs more."""
 
     def __init__(self, folder: str, job: Job) -> None:
         self._flat = np.asarray(corpus.fixed(folder, job.kind))

@@ -1,8 +1,8 @@
 """MosaicML Streaming: StreamingDataset and StreamingDataLoader over MDS shards.
 
-As its guide has it: shards of 64 MB (its default is 67 MB), uncompressed; `batch_size` given to the dataset too;
-fixed-shape `ndarray` columns, which cost no header a sample; the default shuffle (py1e); persistent workers; stale
-shared memory of earlier runs cleaned first. Cold, `remote` and `local` both given, `predownload` left at its default.
+Set up as its guide says: shards of 64 MB (its default is 67 MB), uncompressed; `batch_size` given to the dataset too;
+fixed-shape `ndarray` columns, which need no header per sample; the default shuffle (py1e); persistent workers; stale
+shared memory of earlier runs removed first. The cold run gives both `remote` and `local`, and the default `predownload`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bench.peers.peer import Batches, Job
 
 
 def _define_operators() -> None:
-    """It imports torchvision, whose CUDA build does not import beside a CPU build of torch unless the names of
-    its operators are known. None of them is called here."""
+    """Declare torchvision's operators, none of which is called. Streaming imports torchvision, whose CUDA build fails
+    to import beside a CPU build of torch unless they are declared."""
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -39,7 +39,7 @@ SHARD_BYTES = 64_000_000
 
 
 def write(job: Job) -> None:
-    """One column, x."""
+    """Write shards with one column, `x`."""
     with MDSWriter(
         out=job.folder, columns={"x": COLUMN.get(job.kind, "bytes")}, size_limit=SHARD_BYTES
     ) as writer:
@@ -48,12 +48,12 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """Needs the endpoint in a variable of its own."""
+    """Open the shards, from S3 when `job.remote` is given."""
     return _loader(job)
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Its own state of half an epoch, loaded into a new loader."""
+    """Load Streaming's own state at half an epoch into a new loader."""
     state = _loader(job).dataset.state_dict(job.samples // 2, True)
 
     def go_on() -> Iterator[Any]:
@@ -77,15 +77,15 @@ def _loader(job: Job) -> Any:
         batch_size=job.batch_size,
         num_workers=job.workers,
         persistent_workers=job.workers > 0,
-        collate_fn=_Column(collate.chosen(job)),
+        collate_fn=_Column(collate.collate_of(job)),
     )
 
 
 class _Column:
-    """Rows of one column -> a batch."""
+    """Collates the one column of the rows."""
 
-    def __init__(self, made: Callable[[Sequence[Any]], Any]) -> None:
-        self._made = made
+    def __init__(self, collate_fn: Callable[[Sequence[Any]], Any]) -> None:
+        self._collate = collate_fn
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> Any:
-        return self._made([row["x"] for row in rows])
+        return self._collate([row["x"] for row in rows])

@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def write(job: Job) -> None:
-    """The raw files as they are; uneven samples in tars."""
+    """Link the raw files as they are; write uneven samples into tars."""
     if job.kind in DTYPE:
         os.link(Path(job.corpus, f"{job.kind}.bin"), Path(job.folder, f"{job.kind}.bin"))
     else:
@@ -31,12 +31,12 @@ def write(job: Job) -> None:
 
 
 def batches(job: Job) -> Batches:
-    """Fixed samples come as gathered tensors, bytes as jagged ones; pixels are collated by default."""
+    """Gather fixed samples into tensors, bytes into jagged tensors; pixels take the default collation."""
     return _loader(job)
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """state_dict in the middle, load_state_dict into a new loader."""
+    """Load the state_dict of the middle of an epoch into a new loader."""
     before = _loader(job)
     before.skip(job.samples // job.batch_size // 2)
     state = before.state_dict()

@@ -1,4 +1,4 @@
-"""What a loader must offer to be measured, and what it is told."""
+"""The Protocol of a measured loader, and the job that it is given."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Literal, Protocol
 
 Kind = Literal["records", "varied", "tokens", "blobs", "images", "rows"]
 Batches = Iterable[Any]
-"""May be iterated again for the next epoch. A batch is one tensor [n, ...] of fixed samples or of decoded images; of
-other uneven samples one flat tensor and the n + 1 bounds in it: see `collate.joined`."""
+"""Iterated once per epoch. A batch of fixed samples or decoded images is one tensor [n, ...]; a batch of other uneven
+samples is a flat tensor and its n + 1 bounds, see `collate.joined`."""
 UNTUNED = "DataLoader, memmap, default collate"
-"""As most people write it: fixed samples go through torch's own stack, one tensor each."""
+"""The usual code of users: torch's own stack collates fixed samples, one tensor each."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement. `corpus`: folder of the raw data. `folder`: of the peer's own format of it. `remote`: the same
-    as an S3 prefix, "" when it is read from `folder`. `cache`: an empty folder that the peer may fill.
-    `endpoint`: of the S3 server. `seconds`: how long a timed run lasts. `watched`: processes besides this one
-    and its children whose work counts (a daemon). `thorough`: compare a whole epoch with the corpus."""
+    """One measurement. `corpus`: folder of the raw data. `folder`: the same data in the peer's format. `remote`: an S3
+    prefix with the contents of `folder`, "" to read `folder` itself. `cache`: an empty folder that the peer may fill.
+    `endpoint`: URL of the S3 server. `seconds`: length of a timed run. `watched`: further processes whose CPU time
+    counts (a daemon's). `thorough`: compare a whole epoch with the corpus."""
 
     peer: str
     kind: Kind
@@ -39,34 +39,34 @@ class Job:
     thorough: bool = False
 
     def as_json(self) -> str:
-        """For the command line of the process that does it."""
+        """JSON for the command line of the measuring process."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def parsed(text: str) -> Job:
-        """The inverse of `as_json`."""
+        """Inverse of `as_json`."""
         found = json.loads(text)
         return Job(**{**found, "watched": tuple(found["watched"])})
 
 
 class Peer(Protocol):
-    """A loader, shuffled, used as its own documentation recommends; how, is said in its module."""
+    """A shuffling loader, set up as its own documentation recommends; its module names the settings."""
 
     def write(self, job: Job) -> None:
         """Convert the corpus to this peer's format, into `job.folder`."""
         ...
 
     def batches(self, job: Job) -> Batches:
-        """Open the data (from `job.remote` when it is given)."""
+        """Open the data, from `job.remote` when it is given."""
         ...
 
     def halfway(self, job: Job) -> Callable[[], Iterator[Any]]:
-        """Do what a checkpoint in mid-epoch does; the answer continues from there (that is what is timed)."""
+        """Checkpoint in the middle of an epoch; return a function that resumes there, whose first batch is timed."""
         ...
 
 
 def replayed(batches: Callable[[], Batches], count: int) -> Callable[[], Iterator[Any]]:
-    """For peers that keep no state: begin anew and throw `count` batches away."""
+    """Resume a peer without state: the returned function starts an epoch and drops `count` batches."""
 
     def again() -> Iterator[Any]:
         found = iter(batches())

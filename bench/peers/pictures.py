@@ -1,8 +1,7 @@
-"""JPEGs at ImageNet size, made from a seed, and the one way in which every peer decodes them.
+"""JPEGs at ImageNet size, made from a seed, and the decoding that every peer uses.
 
-Drawn noise of five sizes of detail lies over each other, as edges and texture do in photographs; pictures are cut
-out of a few such sheets, and none is like another. Decoding is Pillow's, whole, to RGB; then what a model is
-trained on is cut out of the middle.
+A sheet sums random noise at five scales, as photographs have edges and texture. Each picture is a different cut of a
+few such sheets. Pillow decodes the whole picture to RGB; then the middle is cut out, as for training.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ SIDES = (500, 375)
 """Three of four pictures are wider than high."""
 CUT = 224
 QUALITY = 95
-"""Makes about 110 KB of such a picture, the mean of ImageNet."""
-DETAILS = ((400, 60), (100, 40), (25, 28), (8, 20), (2, 18))
-"""Pixels that one detail spans, and how far it reaches in brightness."""
+"""JPEG quality that gives about 110 KB, the mean of ImageNet."""
+NOISE = ((400, 60), (100, 40), (25, 28), (8, 20), (2, 18))
+"""Scale in pixels and standard deviation in brightness of each layer of noise."""
 SHEETS, SHEET = 4, (1200, 1600)
 
 Array = np.ndarray[Any, Any]
 
 
-def made(draw: np.random.Generator, count: int) -> Iterator[bytes]:
-    """JPEG files."""
+def jpegs(draw: np.random.Generator, count: int) -> Iterator[bytes]:
+    """`count` JPEG files."""
     sheets = [_sheet(draw) for _ in range(min(SHEETS, count))]
     for number in range(count):
         wide, high = SIDES if draw.random() < 0.75 else SIDES[::-1]
@@ -39,18 +38,18 @@ def made(draw: np.random.Generator, count: int) -> Iterator[bytes]:
 
 
 def decoded(raw: Any) -> Array:
-    """A JPEG, in anything that has a buffer -> uint8[224, 224, 3]."""
+    """A JPEG in any buffer -> uint8[224, 224, 3]."""
     pixels = np.asarray(Image.open(io.BytesIO(raw)))
     top, left = (pixels.shape[0] - CUT) // 2, (pixels.shape[1] - CUT) // 2
     return pixels[top : top + CUT, left : left + CUT]
 
 
 def _sheet(draw: np.random.Generator) -> Array:
-    """uint8[high, wide, 3]."""
+    """One sheet of noise, uint8[1200, 1600, 3]."""
     high, wide = SHEET
     found = np.full((high, wide, 3), 118, np.float32)
-    for span, reach in DETAILS:
-        coarse = draw.normal(0, reach, (high // span + 2, wide // span + 2, 3)).astype(np.float32)
+    for scale, deviation in NOISE:
+        coarse = draw.normal(0, deviation, (high // scale + 2, wide // scale + 2, 3)).astype(np.float32)
         for color in range(3):
             fine = Image.fromarray(coarse[..., color]).resize((wide, high), Image.Resampling.BICUBIC)
             found[..., color] += np.asarray(fine)

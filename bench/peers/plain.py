@@ -1,4 +1,4 @@
-"""A torch DataLoader as its tuning guide recommends it: shuffled, persistent workers, batches prefetched."""
+"""A torch DataLoader set up as its tuning guide recommends: shuffled, persistent workers, prefetched batches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from bench.peers.peer import Batches, Job, replayed
 
 
 def loader(job: Job, data: Dataset[Any]) -> DataLoader[Any]:
-    """Over a map-style dataset whose samples are arrays or bytes."""
+    """A DataLoader over a map-style dataset whose samples are arrays or bytes."""
     more: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if job.workers else {}
-    torch.set_num_threads(1)  # torch's stack would start a thread a core, which costs more than it gains here
+    torch.set_num_threads(1)  # else torch's stack starts a thread per core, which is slower here
     return DataLoader(
-        data, job.batch_size, shuffle=True, num_workers=job.workers, collate_fn=collate.chosen(job), **more
+        data,
+        job.batch_size,
+        shuffle=True,
+        num_workers=job.workers,
+        collate_fn=collate.collate_of(job),
+        **more,
     )
 
 
 def halfway(job: Job, batches: Callable[[Job], Batches]) -> Callable[[], Iterator[Any]]:
-    """A plain DataLoader has no state: half an epoch is read again."""
+    """Replay half an epoch: a plain DataLoader has no state."""
     return replayed(lambda: batches(job), job.samples // job.batch_size // 2)

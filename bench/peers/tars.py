@@ -1,6 +1,6 @@
-"""Uneven samples (or any kind) as WebDataset shards: one `.bin` member a sample.
+"""Samples of any kind as WebDataset shards: one `.bin` member per sample.
 
-Shards are of 32 MB or a little less, and an even number of them, so that two workers have as much to read each.
+Shards have at most about 32 MB, and their number is even, so that two workers read equal shares.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHARD_BYTES = 32_000_000
 
 
 def write(job: Job) -> None:
-    """Shards `00000.tar` and on in `job.folder`."""
+    """Write shards `00000.tar`, `00001.tar`, ... into `job.folder`."""
     pairs = -(-corpus.size_bytes(Path(job.corpus), job.kind) // (2 * SHARD_BYTES))
     samples = enumerate(corpus.each(job))
     for shard in range(2 * pairs):

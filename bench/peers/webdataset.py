@@ -1,8 +1,8 @@
 """WebDataset: tar shards, read in sequence, shuffled in a buffer.
 
-As its guide has it: shards in a shuffled order, a sample buffer of 1,000, batches made inside the pipeline (so in the
-workers) and a WebLoader of batch_size=None; persistent workers. Cold, each shard through `pipe:` and a copier that
-writes to standard output. It keeps no state: half an epoch is read again.
+Set up as its guide says: shards in a shuffled order, a sample buffer of 1,000, batches made inside the pipeline (so in
+the workers) and a WebLoader with batch_size=None; persistent workers. The cold run reads each shard through `pipe:`
+and a copier that writes to standard output.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ BUFFER = 1000
 
 
 def write(job: Job) -> None:
-    """Every kind as tars; fixed samples too have one member each."""
+    """Write every kind as tars, one member per sample."""
     tars.write(job)
 
 
 def batches(job: Job) -> Batches:
-    """The shards are known by their count: it has no listing of its own."""
+    """Read the shards, whose names come from the local folder, since WebDataset does not list S3."""
     names = sorted(path.name for path in Path(job.folder).glob("*.tar"))
     urls = [str(Path(job.folder, name)) for name in names]
     if job.remote:
         urls = [f"pipe:{s5cmd_path()} --endpoint-url {job.endpoint} cat {job.remote}{name}" for name in names]
-    made = collate.chosen(job)
+    collate_fn = collate.collate_of(job)
     dtype = corpus.DTYPE.get(job.kind)
 
     def value(sample: dict[str, Any]) -> Any:
@@ -42,17 +42,17 @@ def batches(job: Job) -> Batches:
         wds.WebDataset(urls, shardshuffle=len(urls), empty_check=False)
         .shuffle(BUFFER)
         .map(value)
-        .batched(job.batch_size, collation_fn=made, partial=True)
+        .batched(job.batch_size, collation_fn=collate_fn, partial=True)
     )
     more: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if job.workers else {}
     return wds.WebLoader(data, batch_size=None, num_workers=job.workers, collate_fn=_as_is, **more)
 
 
 def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Begin anew and throw half away."""
+    """Replay half an epoch: WebDataset has no state."""
     return replayed(lambda: batches(job), job.samples // job.batch_size // 2)
 
 
 def _as_is(batch: Any) -> Any:
-    """torch would take tuples apart."""
+    """Return the batch unchanged; the default would collate it again."""
     return batch

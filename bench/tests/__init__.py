@@ -1,1 +1,1 @@
-"""The tests of the benches: each measures what it says."""
+"""Tests of the benches: each bench measures what it says."""

@@ -1,5 +1,4 @@
-"""fio as the limit of reading: each of its patterns reads every place of the files once, and where it is not
-installed there are none."""
+"""fio as the limit of reading: every pattern gives a rate, and without fio there is no pattern."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ READS = 40
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Two, one of them with a name that fio would take apart."""
+    """Two files, one with a colon in its name, which fio takes for a separator."""
     found = [tmp_path / "first", tmp_path / "second:with a colon"]
     for path in found:
         np.random.default_rng(0).integers(0, 256, READS * READ_BYTES, np.uint8).tofile(path)
@@ -25,7 +24,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
-def test_fio_reads_at_one_rate_a_pattern(files: list[Path]) -> None:
+def test_fio_gives_a_rate_for_each_pattern(files: list[Path]) -> None:
     rates = {name: rate() for name, rate in fio.limits(files, READ_BYTES, 64).items()}
     assert {"fio, one read at a time", "fio, two jobs"} <= rates.keys() <= fio.PATTERNS.keys()
     assert all(rate > 0 for rate in rates.values())

@@ -1,4 +1,4 @@
-"""The kill drill: a short one, and what its ledger and its audit find. The long drill is `make kills`."""
+"""The kill drill in short form, its ledger and its audit. The long drill is `make kills`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.kills.ledger import Entry, Reader, Writer
 from testbed import ROOT
 
 LATE = 2
-"""The drill's exit code when starts took too long, and nothing else was wrong."""
+"""The drill's exit code when starts took too long and nothing else was wrong."""
 
 
 def entry(step: int, *indices: int, epoch: int = 0) -> Entry:
@@ -21,24 +21,24 @@ def entry(step: int, *indices: int, epoch: int = 0) -> Entry:
 
 
 def drill(kills: int, seed: int, limit_s: float, *more: int) -> None:
-    """Ends with code 0, or with one of `more`."""
+    """Run the drill, which must end with code 0 or one of `more`."""
     command = [sys.executable, "-m", "bench.kills", str(kills), str(seed)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode in (0, *more), done.stdout + done.stderr
 
 
-def test_a_few_kills_lose_double_and_leave_nothing() -> None:
-    drill(6, 1, 100.0, LATE)  # beside other tests starts are not timed
+def test_a_few_kills_lose_and_duplicate_nothing_and_leave_nothing_behind() -> None:
+    drill(6, 1, 100.0, LATE)  # starts may be late beside other tests
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-def test_many_kills_lose_double_and_leave_nothing() -> None:
+def test_many_kills_lose_and_duplicate_nothing_and_leave_nothing_behind() -> None:
     drill(120, 2, 580.0)
 
 
-def test_a_ledger_line_that_a_kill_cut_counts_as_not_written(tmp_path: Path) -> None:
+def test_a_ledger_line_cut_by_a_kill_counts_as_not_written(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     writer, reader = Writer(str(path)), Reader(path)
     assert writer.latest() is None
@@ -54,7 +54,7 @@ def test_a_ledger_line_that_a_kill_cut_counts_as_not_written(tmp_path: Path) -> 
     reader.close()
 
 
-def test_the_audit_sees_what_is_doubled_missing_wrong_or_in_another_order() -> None:
+def test_the_audit_finds_duplicate_missing_wrong_and_reordered_samples() -> None:
     def audit(*entries: Entry) -> Audit:
         found = Audit("run", ["0", "1", "2", "3"])
         for each in entries:

@@ -1,4 +1,4 @@
-"""The side-by-side bench measures what it says: each sample once, the tables of what was found, a row for what failed."""
+"""The side-by-side bench: peers deliver each sample once, and the tables show results and failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def job(peer: str, kind: Kind, raw: Path, folder: Path) -> Job:
 
 @pytest.mark.parametrize("kind", corpus.KINDS)
 @pytest.mark.parametrize("name", HERE)
-def test_every_peer_hands_out_each_sample_once(name: str, kind: Kind, raw: Path, tmp_path: Path) -> None:
+def test_every_peer_delivers_each_sample_once(name: str, kind: Kind, raw: Path, tmp_path: Path) -> None:
     peer = importlib.import_module(f"bench.peers.{MODULES[name]}")
     found = job(name, kind, raw, tmp_path / "data")
     assert Job.parsed(found.as_json()) == found
@@ -63,7 +63,7 @@ def test_every_peer_hands_out_each_sample_once(name: str, kind: Kind, raw: Path,
     assert len(next(peer.halfway(found)())) > 0
 
 
-def test_a_peer_that_repeats_a_sample_is_found_out(raw: Path, tmp_path: Path) -> None:
+def test_a_repeated_sample_is_noticed(raw: Path, tmp_path: Path) -> None:
     found = job("DataLoader, memmap", "records", raw, tmp_path / "data")
     peer = importlib.import_module("bench.peers.memmap")
     peer.write(found)
@@ -84,14 +84,14 @@ def test_usage_counts_this_process() -> None:
     assert anonymous_bytes([2**22 + 1]) == 0
 
 
-def test_a_child_that_has_ended_is_counted_no_more() -> None:
+def test_a_child_that_has_ended_is_not_counted() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in family(os.getpid())
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
         assert child.pid not in family(os.getpid())
-        assert family(child.pid) == [child.pid], "and nothing is raised of who looks a moment later"
+        assert family(child.pid) == [child.pid], "a process that has ended raises no error"
 
 
 def test_tables_show_rates_and_failures() -> None:
@@ -124,16 +124,16 @@ def test_tables_show_rates_and_failures() -> None:
     assert len(widths) == 1
 
 
-def test_pictures_are_real_jpegs_of_the_size_they_claim() -> None:
-    made, again = (list(pictures.made(np.random.default_rng(7), 40)) for _ in range(2))
-    assert made == again
-    assert len(set(made)) == len(made)
-    assert 100_000 < statistics.mean(map(len, made)) < 120_000
-    assert {Image.open(io.BytesIO(one)).size for one in made} == {(500, 375), (375, 500)}
-    assert pictures.decoded(made[0]).shape == (224, 224, 3)
+def test_pictures_are_jpegs_of_the_stated_sizes() -> None:
+    files, again = (list(pictures.jpegs(np.random.default_rng(7), 40)) for _ in range(2))
+    assert files == again
+    assert len(set(files)) == len(files)
+    assert 100_000 < statistics.mean(map(len, files)) < 120_000
+    assert {Image.open(io.BytesIO(one)).size for one in files} == {(500, 375), (375, 500)}
+    assert pictures.decoded(files[0]).shape == (224, 224, 3)
 
 
-def test_ratios_are_over_the_best_way_of_running_the_limit() -> None:
+def test_ratios_are_relative_to_the_fastest_run_of_the_limit() -> None:
     def answer(rate: float) -> dict[str, Any]:
         run = {"samples_s": rate, "bytes_s": rate, "cpu_s_gb": 0.1}
         return {"first_s": 0.01, "runs": [run], "memory_bytes": 10**6}

@@ -1,4 +1,4 @@
-"""What a window costs in randomness: as tabled in docs/training.md, and bounded."""
+"""Shuffle quality of a window: the table in docs/training.md is current, and quality has bounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from testbed import ROOT
 TRAINING = ROOT / "docs" / "training.md"
 
 
-def test_the_table_in_the_documents_is_what_the_code_gives() -> None:
+def test_the_table_in_the_documents_is_current() -> None:
     assert shuffle.grid().markdown().strip() in TRAINING.read_text()
 
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32))
-def test_a_full_shuffle_is_as_good_as_a_permutation_of_numpys(seed: int) -> None:
+def test_a_full_shuffle_is_as_good_as_numpys_permutation(seed: int) -> None:
     found = shuffle.quality(shuffle.epoch(0, seed=seed))
     assert abs(found.position - 1) < 5 * np.sqrt(2) / (shuffle.CELLS - 1)
     assert abs(found.neighbours - 1) < 0.02
@@ -27,7 +27,7 @@ def test_a_full_shuffle_is_as_good_as_a_permutation_of_numpys(seed: int) -> None
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 16]))
-def test_a_larger_window_never_shuffles_worse_and_no_window_holds_back_its_extents(
+def test_a_larger_window_shuffles_better_and_a_window_ends_before_the_next_begins(
     seed: int, window: int
 ) -> None:
     small, large = (shuffle.epoch(size, seed=seed) for size in (window, 4 * window))

@@ -13,6 +13,6 @@ SECONDS, READERS = 20.0, 64
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_crowd_of_readers_makes_the_daemon_hold_no_more(tmp_path: Path) -> None:
+def test_many_readers_do_not_make_the_daemon_grow(tmp_path: Path) -> None:
     table, good = soak(tmp_path, SECONDS, READERS)
     assert good, table.caption

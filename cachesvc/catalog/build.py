@@ -1,150 +1,48 @@
-"""From URIs to a catalog file: survey (list, recognise, name the version), then build (compile, write)."""
+"""Builds a catalog file from a survey: compiles the objects by their format, and writes the result."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
-from cachesvc.catalog.choice import choose
-from cachesvc.catalog.columns import TextColumn, ints, verify_digest, write_columns
-from cachesvc.catalog.contents import look, warning
-from cachesvc.catalog.detect import check_all_chosen, listing, name_of
-from cachesvc.catalog.formats import files, fixed, mds, parquet, tokens, webdataset
-from cachesvc.catalog.hive import hive_notes
-from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs, Options
-from cachesvc.catalog.space import Space
-from cachesvc.catalog.unused import UNUSED_BYTES
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound, OutOfSpace
-from cachesvc.core.model import EXTENT_BYTES, MAX_EXTENTS, PAGE_BYTES, DatasetId, Extent, ObjectVersion
-from cachesvc.core.secrets import redacted
+from cachesvc.catalog.address_space import AddressSpace
+from cachesvc.catalog.adoption import adopt
+from cachesvc.catalog.catalog import BUILDER_VERSION
+from cachesvc.catalog.column_file import write_columns
+from cachesvc.catalog.columns import TextColumn, ints
+from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
+from cachesvc.catalog.content_sniffing import look, warning
+from cachesvc.catalog.formats.all_formats import FORMATS
+from cachesvc.catalog.labels.hive_partitions import hive_notes
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import Survey, provisional_id
+from cachesvc.core.errors import NotFound
+from cachesvc.core.model import DatasetId, Extent, ObjectVersion
+from cachesvc.core.safe_text import redacted
 from cachesvc.sources.source import Source
 
-__all__ = ["DirectBytes", "ExtentBytes", "Options", "Survey", "build", "provisional", "survey"]
+__all__ = ["DirectBytes", "Options", "build", "provisional"]
 
-_log = logging.getLogger(__name__)
 _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
-_BESIDE_BYTES = 64 << 20
-"""A catalog left beside less data than this, of many small files, may be larger than the data."""
 _MAX_NOTES = 100
-"""Of a catalog; each may hold a path of 4 KB."""
+"""Limit of a catalog's notes; each may hold a path of 4 KB."""
 _Sources = Callable[[str], Source]
-
-_COMPILE: dict[str, Callable[[Inputs], Draft]] = {
-    "files": files.compile_files,
-    "webdataset": webdataset.compile_webdataset,
-    "mds": mds.compile_mds,
-    "parquet": parquet.compile_parquet,
-    "records": fixed.compile_records,
-    "tokens": tokens.compile_tokens,
-}
-_SHORTER = {
-    "records": "; give a smaller record_bytes or dtype",
-    "tokens": "; give a smaller seq_len or overlap",
-}
-_MEANT_FOR = {
-    "dtype": ("records", "tokens"),
-    "seq_len": ("tokens",),
-    "overlap": ("tokens",),
-    "record_bytes": ("records",),
-    "header_bytes": ("records", "tokens"),
-    "labels_from": ("files",),
-    "label_kind": ("files", "webdataset"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """A dataset version before it is compiled. `options.format` is resolved, `found_out` where it was not given.
-    `left_out` objects are listed and no part of it, `first_left_out` is the URI of one. `beside` is a catalog that was
-    left with the data, not yet believed."""
-
-    id: DatasetId
-    uri: str
-    options: Options
-    entries: tuple[Entry, ...]
-    beside: ObjectVersion | None
-    found_out: bool = False
-    left_out: int = 0
-    first_left_out: str = ""
-
-    @property
-    def format(self) -> str:
-        """The format's name."""
-        return self.options.format
-
-
-def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
-    """List, find the format, compute the version's digest; reads no data. Raises NotFound for an empty
-    dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats, and what the source raises.
-    """
-    options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
-    if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
-        raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
-    uri = name_of(uris)
-    listed = listing(uris, sources)
-    choice = choose(uri, listed.entries, listed.zarrs, options)
-    resolved = replace(options, format=choice.format)
-    entries = tuple(choice.entries)
-    if not entries:
-        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
-    check_all_chosen(uris, listed, entries, resolved.format)
-    _check_options(uri, resolved)
-    left_out = len(listed.entries) - len(entries)
-    taken = {entry.object.uri for entry in entries} if left_out else set()
-    # Of files, what is read as a sample depends on whether the format was given.
-    opened = options if choice.found_out and choice.format == "files" else resolved
-    return Survey(
-        id=_digest(opened, entries),
-        uri=uri,
-        options=resolved,
-        entries=entries,
-        beside=listed.beside,
-        found_out=choice.found_out,
-        left_out=left_out,
-        first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
-        if left_out
-        else "",
-    )
-
-
-def _check_options(uri: str, options: Options) -> None:
-    """Raises InvalidInput for an option that says nothing of data of this format: what was meant did not happen, and it
-    would be another dataset version."""
-    for name, formats in _MEANT_FOR.items():
-        given = getattr(options, name)
-        if given and given != "none" and options.format not in formats:
-            said = f"labels={options.labels!r}" if name.startswith("label") else f"{name}={given!r}"
-            raise InvalidInput(
-                f"{said} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
-            )
-
-
-def _digest(options: Options, entries: Sequence[Entry]) -> DatasetId:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([BUILDER_VERSION, asdict(options)], sort_keys=True).encode())
-    for entry in entries:
-        found = entry.object
-        row = json.dumps([found.uri, found.size_bytes, found.etag, entry.path])
-        digest.update(row.encode() + b"\n")
-    return DatasetId(digest.hexdigest())
 
 
 def build(
     survey: Survey, into: str, sources: _Sources, data: ExtentBytes, progress: Callable[[int, int], None]
 ) -> tuple[str, ...]:
-    """Write the catalog at `into` (temporary name, fsync, rename); `progress(done, total)` counts what the
-    format counts (bytes of tar, else files). The catalog's notes, for somebody to read. Raises what the format's
-    compiler and the source raise."""
-    if survey.beside is not None and _adopt(survey, survey.beside, into, sources):
+    """Write the catalog at `into` (temporary name, fsync, rename) and return its notes, for people.
+
+    `progress(done, total)` counts bytes for tars, else files. Raises NotFound for data without a whole sample, and the
+    errors of the format's compiler and of the source.
+    """
+    if survey.beside is not None and adopt(survey, survey.beside, into, sources):
         return ()
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
@@ -155,7 +53,7 @@ def build(
 
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
     inputs, opaque = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
-    draft = _COMPILE[survey.format](inputs)
+    draft = FORMATS[survey.format].compile(inputs)
     draft.notes[:0] = [
         *_left_out(survey, draft),
         *warning(inputs, set(opaque).difference(draft.strays)),
@@ -164,7 +62,7 @@ def build(
     if not draft.extent_first[-1]:
         found = sum(entry.object.size_bytes for entry in survey.entries)
         raise NotFound(
-            f"{survey.uri} holds no whole sample in {found:,} bytes{_SHORTER.get(survey.format, '')}"
+            f"{survey.uri} holds no whole sample in {found:,} bytes{FORMATS[survey.format].if_empty}"
         )
     if len(draft.notes) > _MAX_NOTES:
         draft.notes[_MAX_NOTES - 1 :] = [f"and {len(draft.notes) - _MAX_NOTES + 1:,} notes more like these"]
@@ -173,7 +71,7 @@ def build(
 
 
 def _left_out(survey: Survey, draft: Draft) -> list[str]:
-    """The note on objects that are no part of the dataset."""
+    """Return the note on listed objects that are not part of the dataset."""
     count, listed = survey.left_out + len(draft.strays), survey.left_out + len(survey.entries)
     if not count:
         return []
@@ -182,25 +80,23 @@ def _left_out(survey: Survey, draft: Draft) -> list[str]:
 
 
 def provisional(survey: Survey, extents: Sequence[Extent], directory: str) -> DatasetId:
-    """A catalog of extents without samples, in `directory` by its id: what a format without an index reads
-    while it is indexed. Its id is derived from the survey's."""
+    """Write a catalog of extents without samples into `directory`, named by its id, and return the id.
+
+    A format that carries no index reads its data through these extents while it is indexed. The id derives from the
+    survey's.
+    """
     versions = list(dict.fromkeys(piece.object for extent in extents for piece in extent.pieces))
     index = {version: number for number, version in enumerate(versions)}
-    space = Space(versions)
+    space = AddressSpace(versions)
     for extent in extents:
         space.add((index[piece.object], piece.offset, piece.length) for piece in extent.pieces)
     name = provisional_id(survey.id)
-    entries = tuple(Entry(version, version.uri) for version in versions)
+    entries = tuple(ListedObject(version, version.uri) for version in versions)
     none = np.zeros(0, np.int64)
     rows = {"row.address": none, "row.length": none}
     draft = Draft("rows", space, (), np.zeros(len(extents) + 1, np.int64), columns=rows)
     _write(replace(survey, id=name, entries=entries), draft, f"{directory}/{name}.lmdb")
     return name
-
-
-def provisional_id(dataset: str) -> DatasetId:
-    """The id that a dataset's extents have while it is indexed."""
-    return DatasetId(hashlib.blake2b(f"provisional {dataset}".encode(), digest_size=16).hexdigest())
 
 
 def _write(survey: Survey, draft: Draft, into: str) -> None:
@@ -237,59 +133,8 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
     write_columns(into, head, columns)
 
 
-def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) -> bool:
-    """Take the catalog left with the data if it is whole, of this version, and names these objects only.
-    Anybody who may write there may have forged it."""
-    temporary = f"{into}.{os.getpid()}.beside"
-    try:
-        _check_beside(survey, beside, os.path.dirname(into) or ".")
-        _download(beside, temporary, sources(beside.uri))
-        verify_digest(temporary)
-        catalog = Catalog.open(temporary)
-        if catalog.id != survey.id or catalog.format != survey.format:
-            raise CorruptData(f"it is of version {catalog.id}, the data of {survey.id}")
-        if catalog.objects != len(survey.entries) or any(
-            catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)
-        ):
-            raise CorruptData("it names other objects than are listed")
-        if len(catalog.extent_sizes) > MAX_EXTENTS:
-            raise CorruptData(f"it has more than {MAX_EXTENTS:,} extents")
-        catalog.check()
-        os.replace(temporary, into)
-    except (CacheError, OSError) as error:  # OSError: no room for it, which may be room for one that is built
-        _log.warning("%s is not used: %s", beside.uri, error)
-        return False
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-    return True
-
-
-def _check_beside(survey: Survey, beside: ObjectVersion, directory: str) -> None:
-    """Raises CorruptData for a size that no catalog of this data has: one larger than the data costs more to fetch than
-    to build. OutOfSpace, and OSError, where it would take more than half of what its disk has left."""
-    size, data = beside.size_bytes, sum(entry.object.size_bytes for entry in survey.entries)
-    most = min(max(data, _BESIDE_BYTES), UNUSED_BYTES)
-    if size > most:
-        raise CorruptData(f"it has {size:,} bytes; one beside {data:,} bytes of data has {most:,} at most")
-    disk = os.statvfs(directory)
-    free_bytes = disk.f_bavail * disk.f_frsize
-    if size > free_bytes // 2:
-        raise OutOfSpace(f"it has {size:,} bytes, {directory} {free_bytes:,} left")
-
-
-def _download(version: ObjectVersion, path: str, source: Source) -> None:
-    with open(path, "wb") as file:
-        for offset in range(0, version.size_bytes, _DIRECT_READ_BYTES):
-            buffer = bytearray(min(_DIRECT_READ_BYTES, version.size_bytes - offset))
-            source.read_into(version, offset, memoryview(buffer))
-            file.write(buffer)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 class DirectBytes:
-    """`ExtentBytes` straight from the source: for `cachesvc index` and without a daemon. Holds one extent."""
+    """Implements `ExtentBytes` from the source, for use without a daemon. Holds one extent in memory."""
 
     def __init__(self, sources: _Sources) -> None:
         self._sources = sources
@@ -301,7 +146,7 @@ class DirectBytes:
         self._extents = extents
 
     def read(self, extent: int, offset: int, length: int) -> bytes:
-        """Bytes of an extent, which is fetched whole in parallel ranges when it is not the one held."""
+        """Return bytes of an extent, which is fetched whole, in parallel ranges, unless it is held."""
         if extent != self._held:
             self._held, self._bytes = -1, memoryview(b"")
             self._bytes = self._fetch(self._extents[extent])

@@ -1,4 +1,4 @@
-"""Containers of many samples that are not read: how to know each, and the way out of it."""
+"""Containers of many samples that are not read: how to recognise each, and what to convert it to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cachesvc.core.errors import InvalidInput
 HEAD_BYTES = 512
 """The first bytes of an object, enough to recognise every container below by its content."""
 COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br"})
-"""Last extensions of names such as `train.jsonl.gz`: the one before says what is compressed."""
+"""Last extensions of names such as `train.jsonl.gz`; the extension before names the compressed format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """`extensions`: of its files, in lower case. `magic`: (offset, bytes), any of which shows it. `way_out` follows
-    the name in the refusal."""
+    """A container format. `extensions`: of its files, in lower case. `magic`: (offset, bytes) pairs, any of which
+    identifies it. `way_out`: the advice that follows the name in the refusal."""
 
     name: str
     extensions: tuple[str, ...]
@@ -90,7 +90,7 @@ _PACKED = {
 
 
 def by_content(head: bytes, size_bytes: int) -> Container | None:
-    """The container of a binary file that begins with these `HEAD_BYTES`, None for none that is known."""
+    """Return the container of a binary file that begins with these `HEAD_BYTES`, None for an unknown one."""
     for each in CONTAINERS:
         if any(head.startswith(magic, at) for at, magic in each.magic):
             return each
@@ -99,12 +99,12 @@ def by_content(head: bytes, size_bytes: int) -> Container | None:
 
 
 def compression_of(head: bytes) -> str:
-    """The compression that an object begins with, "" for none."""
+    """Return the compression of an object by its first bytes, "" for none."""
     return next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
 
 
 def refusal(uri: str, found: Container, count: int = 1) -> InvalidInput:
-    """The error for a dataset of `count` such files, the first of which is `uri`."""
+    """Return the error for a dataset of `count` such files, the first of which is `uri`."""
     files = f"{uri} is" if count == 1 else f"{uri} and {count - 1:,} more are"
     return InvalidInput(
         f"{files} {found.name}, {found.way_out}; format='files' reads each file as one sample of bytes"
@@ -112,7 +112,7 @@ def refusal(uri: str, found: Container, count: int = 1) -> InvalidInput:
 
 
 def _is_tfrecord(head: bytes, size_bytes: int) -> bool:
-    """A record begins with its length, 8 bytes, and the masked CRC-32C of them."""
+    """Tell whether it begins with a record: its length, 8 bytes, and their masked CRC-32C."""
     length, masked = struct.unpack_from("<QI", head)
     crc = _crc32c(head[:8])
     return 16 + length <= size_bytes and bool(masked == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
@@ -128,7 +128,7 @@ def _crc32c(data: bytes) -> int:
 
 
 def _is_litdata(head: bytes, size_bytes: int) -> bool:
-    """A chunk begins with the number of its items and the offset of each, all u32, the first right behind them."""
+    """Tell whether it begins as a chunk: u32 number of items, then the u32 offset of each, the first directly behind."""
     items, first = struct.unpack_from("<II", head)
     begins: tuple[int, ...] = struct.unpack_from(f"<{min(items + 1, len(head) // 4 - 1)}I", head, 4)
     rising = all(low <= high for low, high in pairwise(begins))
@@ -136,6 +136,6 @@ def _is_litdata(head: bytes, size_bytes: int) -> bool:
 
 
 def _is_arrow_stream(head: bytes, size_bytes: int) -> bool:
-    """A message begins with 0xFFFFFFFF and the length of its metadata, which begins with an offset into itself."""
+    """Tell whether it begins with a message: 0xFFFFFFFF, the length of its metadata, and an offset into that."""
     mark, length, root = struct.unpack_from("<IiI", head)
     return bool(mark == 0xFFFFFFFF and 0 < root < length < size_bytes and length % 8 == 0)

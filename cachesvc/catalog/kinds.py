@@ -1,25 +1,25 @@
-"""Tells the kind of an object by its name alone."""
+"""Recognises the kind of an object by its name alone."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
+from cachesvc.catalog.compiler import split_name
 from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Container
-from cachesvc.catalog.inputs import split_name
 
 PARQUET = ("parquet", "pq", "parq")
 TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
-"""Extensions of tars, the compressed ones too, which `webdataset` refuses by name."""
+"""Extensions of tars, including compressed ones, which `webdataset` refuses by name."""
 TABLES = ("csv", "tsv", "jsonl", "ndjson")
-"""Extensions of what may be a table of labels beside the files that it names."""
+"""Extensions of files that may be tables of labels."""
 ASIDE = "aside"
-"""Objects beside the data: read-mes, logs, checksums, and the indices and marks that other tools write."""
+"""Objects beside the data: read-mes, logs, checksums, and the indices and markers of other tools."""
 PLAIN = "files"
 Kind = str | Container
 """A format's name, a container that is not read, `ASIDE`, or `PLAIN`: a file that may be a sample."""
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
-"""Extensions of what the loader decodes as an image."""
+"""Extensions that the loader decodes as images."""
 _SAMPLES = """
     pbm pnm heic heif avif jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd jpe jfif
     mp4 avi mkv mov webm m4v mpg mpeg wmv flv ts 3gp mjpeg
@@ -28,7 +28,7 @@ _SAMPLES = """
     txt json cls xml yaml yml md rst html htm tex srt vtt textgrid pdf docx pptx xlsx odt epub eml
 """
 KNOWN = IMAGES.union(_SAMPLES.split())
-"""Extensions of files that are a sample each, however large."""
+"""Extensions of files that are one sample each, of any size."""
 
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 _CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
@@ -53,11 +53,11 @@ _ASIDE_STEMS = re.compile(
 )
 _PROSE = frozenset({"", "md", "markdown", "txt", "rst", "html", "pdf", "bib", "cff"})
 _MARKS = re.compile(r"_(committed|started)_\d+|.*_stats\.json")
-"""Names that Spark on Databricks and img2dataset write."""
+"""Marker files of Spark on Databricks and of img2dataset."""
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of an object with this name, regardless of case. A `.bin` may hold anything and is plain."""
+    """Return the kind of an object with this name, regardless of case. A `.bin` may hold anything and is plain."""
     name = name.lower()
     stem, extension = split_name(name)
     if _is_aside(name, stem, extension):
@@ -74,8 +74,10 @@ def kind_of(name: str) -> Kind:
 
 
 def extension_of(name: str) -> str:
-    """The last extension in lower case, of a compressed file together with the one before (`jsonl.gz`); a
-    number (`shard.0001`) is none."""
+    """Return the last extension in lower case, "" for none or a number (`shard.0001`).
+
+    A compressed file's includes the one before (`jsonl.gz`).
+    """
     stem, extension = split_name(name.lower())
     inner = split_name(stem)[1] if extension in COMPRESSIONS else ""
     return f"{inner}.{extension}" if inner else "" if extension.isdigit() else extension

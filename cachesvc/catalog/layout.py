@@ -1,4 +1,4 @@
-"""How a sample number becomes addresses: four layouts, all that a loader knows of formats."""
+"""Maps sample numbers to addresses: four layouts, which are all that a loader knows of formats."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cachesvc.sources.parquet.parquet import ABSENT
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named part of a sample. `encoding`: a file extension without dot, an MDS encoding, or (records,
-    tokens) a numpy dtype string."""
+    """One named part of a sample. `encoding`: a file extension without dot, an MDS encoding, or for records and tokens a
+    numpy dtype string."""
 
     name: str
     encoding: str
@@ -24,9 +24,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Records of one size: address = slot * stride_bytes, and no row each. `stride_bytes` is less than
-    `record_bytes` where sequences overlap. Run r holds samples from `runs_first[r]`, in slots from
-    `runs_slot[r]`. A record is `shape` items of `dtype`."""
+    """Records of one size: address = slot * stride_bytes, without an entry per record.
+
+    `stride_bytes` is less than `record_bytes` where sequences overlap. Run r holds samples from `runs_first[r]` on, in
+    slots from `runs_slot[r]` on. A record is an array of `dtype` and `shape`.
+    """
 
     record_bytes: int
     stride_bytes: int
@@ -36,34 +38,36 @@ class Fixed:
     runs_slot: Ints
 
     def slots(self, samples: Ints) -> Ints:
-        """Slots of samples, int64[n]."""
+        """Return the slots of samples, int64[n]."""
         if len(self.runs_first) == 1:
             return np.asarray(samples + self.runs_slot[0])
         run = np.searchsorted(self.runs_first, samples, "right") - 1
         return np.asarray(samples + (self.runs_slot - self.runs_first)[run])
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Addresses and lengths, int64[n, 1]."""
+        """Return addresses and lengths, int64[n, 1]."""
         addresses = (self.slots(samples) * self.stride_bytes)[:, None]
         return addresses, np.full_like(addresses, self.record_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Per sample and field an address and a length, int64[samples, F]; length -1 where a field is absent."""
+class PerSample:
+    """An address and a length for each sample and field, int64[samples, F]; length -1 where a field is absent."""
 
     addresses: Ints
     lengths: Ints
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Addresses and lengths, int64[n, F]."""
+        """Return addresses and lengths, int64[n, F]."""
         return self.addresses[samples], self.lengths[samples]
 
 
 @dataclass(frozen=True, slots=True)
 class Indirect:
-    """MDS shards: the extent starts with u32 count and u32 offsets[count + 1]. `sizes[c]` is the length of
-    column c of a row, -1 where each row states it."""
+    """MDS shards: an extent starts with u32 count and u32 offsets[count + 1].
+
+    `sizes[c]` is the length of column c of a row, -1 where each row states it.
+    """
 
     starts: Ints
     first: Ints
@@ -71,14 +75,16 @@ class Indirect:
     sizes: tuple[int, ...]
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Addresses of each sample's two u32 offsets, and length 8, int64[n, 1]."""
+        """Return the addresses of each sample's two u32 offsets, and length 8, int64[n, 1]."""
         extent = np.searchsorted(self.first, samples, "right") - 1
         addresses = (self.starts[extent] + 4 + 4 * (samples - self.first[extent]))[:, None]
         return addresses, np.full_like(addresses, 8)
 
     def settle(self, samples: Ints, pairs: np.ndarray, shard: Callable[[int], str]) -> tuple[Ints, Ints]:
-        """Addresses and lengths of the rows, int64[n, 1]. Raises CorruptData for offsets outside the
-        shard; `shard(extent)` is its URI."""
+        """Return addresses and lengths of the rows, int64[n, 1], by their offsets, uint32[n, 2].
+
+        Raises CorruptData for offsets outside the shard; `shard(extent)` is its URI.
+        """
         extent = np.searchsorted(self.first, samples, "right") - 1
         begin, end = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
         table = 4 * (self.first[extent + 1] - self.first[extent] + 2)
@@ -92,7 +98,7 @@ class Indirect:
         return (self.starts[extent] + begin)[:, None], (end - begin)[:, None]
 
     def split(self, row: bytes) -> tuple[bytes | None, ...]:
-        """A row's columns. Raises CorruptData where the row's own sizes do not add up."""
+        """Split a row into its columns. Raises CorruptData where the sizes in the row do not add up."""
         stated = sum(size < 0 for size in self.sizes)
         if len(row) < 4 * stated:
             raise CorruptData(f"an MDS row of {len(row)} bytes is shorter than its own sizes")
@@ -108,9 +114,11 @@ class Indirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Extents that start with a table of (begin, length) pairs of u32, one for each row and field; the length is `ABSENT`
-    where a row has no value."""
+class InlineTable:
+    """Extents that start with a table of u32 (begin, length) pairs, one for each row and field.
+
+    The length is `ABSENT` where a row has no value.
+    """
 
     starts: Ints
     first: Ints
@@ -119,18 +127,20 @@ class Table:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row in the table."""
+        """Size of a row in the table."""
         return 8 * self.fields
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Addresses and lengths of each sample's row in the table, int64[n, 1]."""
+        """Return addresses and lengths of each sample's row in the table, int64[n, 1]."""
         extent = np.searchsorted(self.first, samples, "right") - 1
         addresses = (self.starts[extent] + self.row_bytes * (samples - self.first[extent]))[:, None]
         return addresses, np.full_like(addresses, self.row_bytes)
 
     def settle(self, samples: Ints, pairs: np.ndarray, shard: Callable[[int], str]) -> tuple[Ints, Ints]:
-        """Addresses and lengths of fields, int64[n, F], from the table's uint32[n, F, 2]. Raises CorruptData for values
-        outside the extent; `shard(extent)` is its URI."""
+        """Return addresses and lengths of fields, int64[n, F], by their table entries, uint32[n, F, 2].
+
+        Raises CorruptData for values outside the extent; `shard(extent)` is its URI.
+        """
         extent = np.searchsorted(self.first, samples, "right") - 1
         begin, length = pairs[:, :, 0].astype(np.int64), pairs[:, :, 1].astype(np.int64)
         length[length == ABSENT] = -1
@@ -144,4 +154,4 @@ class Table:
         return self.starts[extent][:, None] + begin, length
 
 
-Layout = Fixed | Rows | Indirect | Table
+Layout = Fixed | PerSample | Indirect | InlineTable

@@ -1,6 +1,7 @@
-"""Selecting samples: `label == 'cat' and width >= 256`, evaluated over whole columns.
+"""Selects samples by an expression such as `label == 'cat' and width >= 256`, evaluated over whole columns.
 
-Python's grammar, a fixed list of nodes, no eval. A sample that lacks a tag fails every comparison with it.
+The expression is parsed as Python, and a fixed set of nodes is interpreted; nothing is executed. A sample that lacks a tag
+fails every comparison with it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachesvc.catalog.tags import NUMBER
+from cachesvc.catalog.labels.tags import NUMBER
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 Mask = npt.NDArray[np.bool_]
 _MAX_TEXT = 65_536
 _MAX_DEPTH = 100
 _MAX_NUMBER = 2**63
-_TOLD = 20
-"""Classes that an error names."""
+_SHOWN = 20
+"""Number of classes that an error names."""
 _EXACT = 2**53
-"""Integers beyond it have digits that float64 made up."""
+"""Largest magnitude up to which float64 holds every integer exactly."""
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -45,25 +46,27 @@ _METHODS = ("startswith", "endswith")
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """A tag of numbers; NaN where a sample has none."""
+class NumberValues:
+    """The values of a numeric tag; NaN where a sample has none."""
 
     values: npt.NDArray[np.float64]
 
     def present(self) -> Mask:
-        """Which samples have the tag."""
+        """Return a mask of the samples that have the tag."""
         return ~np.isnan(self.values)
 
     def test(self, predicate: Callable[[Any], Any]) -> Mask:
-        """Where the predicate holds of the number as people write it: 15, not 15.0."""
+        """Return where the predicate holds for the number as text; a whole number is spelled 15, not 15.0."""
         used, codes = np.unique(self.values, return_inverse=True)
-        return Words(codes, [None if np.isnan(value) else _spelled(float(value)) for value in used]).test(
-            predicate
-        )
+        return TextValues(
+            codes, [None if np.isnan(value) else _spelled(float(value)) for value in used]
+        ).test(predicate)
 
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
-        """Where `value <op> constant` holds; NaN fails all of them. Text that is a number equals it: it may have been
-        text in the source, too."""
+        """Return where `value <op> constant` holds; NaN always fails.
+
+        A constant text that spells a number equals that number: the source may have held it as text.
+        """
         if isinstance(constant, str) and compare in (operator.eq, operator.ne):
             constant = _number(constant, constant)
         if not isinstance(constant, (int, float)):
@@ -72,25 +75,27 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """Dictionary-encoded text: `codes` index `values`, -1 where a sample has none. With `codes_are_numbers`
-    (classes) a number is compared with the code itself, and a text must be one of the values."""
+class TextValues:
+    """Dictionary-encoded text: `codes` index `values`, -1 where a sample has none.
+
+    With `codes_are_numbers` (classes) a number is compared with the code, and a text must be one of the values.
+    """
 
     codes: npt.NDArray[Any]
     values: Sequence[str | None]
     codes_are_numbers: bool = False
 
     def present(self) -> Mask:
-        """Which samples have the tag."""
+        """Return a mask of the samples that have the tag."""
         return np.asarray(self.codes >= 0)
 
     def test(self, predicate: Callable[[Any], Any]) -> Mask:
-        """Where the predicate holds; called once per distinct value."""
+        """Return where the predicate holds; it is called once per distinct value."""
         hits = [value is not None and bool(predicate(value)) for value in self.values]
         return np.asarray(np.asarray([*hits, False], np.bool_)[self.codes])
 
     def compare(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
-        """Where `value <op> constant` holds."""
+        """Return where `value <op> constant` holds."""
         if isinstance(constant, str):
             if (
                 self.codes_are_numbers
@@ -100,7 +105,7 @@ class Words:
                 raise InvalidInput(f"no class {constant!r}; there are: {_some(self.values)}")
             return self.test(lambda value: compare(value, constant))
         if not self.codes_are_numbers and compare in (operator.eq, operator.ne):
-            # of numbers that float64 does not hold exactly, or that stand among texts
+            # A column of numbers is text where float64 does not hold one exactly, or where texts are among them.
             written = str(constant)
             return self.test(
                 lambda value: compare(True, value == written or _number(value, None) == constant)
@@ -108,7 +113,7 @@ class Words:
         if not self.codes_are_numbers:
             return _unlike(compare, constant, self.present())
         for code, value in enumerate(self.values):
-            if value is not None and _number(value, code) != code:  # what is meant, its index or its name?
+            if value is not None and _number(value, code) != code:  # the number may be its index or its name
                 raise InvalidInput(
                     f"the class of index {code} is called {value!r}, so a number may mean either:"
                     f" compare with the name, as in label == {value!r}"
@@ -116,12 +121,12 @@ class Words:
         return np.asarray(compare(self.codes, constant) & self.present())
 
 
-Column = Numbers | Words
+Column = NumberValues | TextValues
 
 
 def _some(values: Sequence[str | None]) -> str:
-    more = f", and {len(values) - _TOLD:,} more" if len(values) > _TOLD else ""
-    return ", ".join(printable(str(value)) for value in values[:_TOLD]) + more
+    more = f", and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else ""
+    return ", ".join(printable(str(value)) for value in values[:_SHOWN]) + more
 
 
 def _spelled(value: float) -> str:
@@ -129,7 +134,7 @@ def _spelled(value: float) -> str:
 
 
 def _number(text: str, other: Any) -> Any:
-    """The number that a text is, else `other`."""
+    """Return the number that a text spells, else `other`."""
     if not NUMBER.fullmatch(text):
         return other
     number = int(text) if text.lstrip("-").isdigit() else float(text)
@@ -137,7 +142,7 @@ def _number(text: str, other: Any) -> Any:
 
 
 def _unlike(compare: Callable[[Any, Any], Any], constant: Any, present: Mask) -> Mask:
-    """A number and a text: never equal, and without an order."""
+    """Compare a number with a text: they are never equal, and have no order."""
     if compare is operator.eq:
         return np.zeros_like(present)
     if compare is operator.ne:
@@ -146,7 +151,7 @@ def _unlike(compare: Callable[[Any, Any], Any], constant: Any, present: Mask) ->
 
 
 def select(expression: str, samples: int, column: Callable[[str], Column], names: Sequence[str]) -> Mask:
-    """Where an expression holds, bool[samples]. Raises InvalidInput naming the bad part."""
+    """Return where an expression holds, bool[samples]. Raises InvalidInput naming the bad part."""
     if len(expression) > _MAX_TEXT:
         raise InvalidInput(f"a search of {len(expression)} characters; the limit is {_MAX_TEXT}")
     try:
@@ -158,7 +163,7 @@ def select(expression: str, samples: int, column: Callable[[str], Column], names
         ) from error
     try:
         return _Search(samples, column, names, {}).mask(tree.body, 0)
-    except RecursionError:  # the parser goes deeper than we do
+    except RecursionError:  # Python parses deeper nesting than this module interprets
         raise InvalidInput("the search is nested too deeply") from None
 
 
@@ -174,7 +179,7 @@ class _Search:
             raise InvalidInput(f"the search is nested deeper than {_MAX_DEPTH}")
         if isinstance(node, ast.BoolOp):
             join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-            # one after another: all masks of a long search at once are more than memory holds
+            # One after another: all masks of a long search at once may exceed memory.
             return reduce(join, (self.mask(value, depth + 1) for value in node.values))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return ~self.mask(node.operand, depth + 1)
@@ -240,7 +245,7 @@ class _Search:
     def _refusal(self, node: ast.expr) -> InvalidInput:
         try:
             refused = ast.unparse(node)[:100]
-        except ValueError:  # so many digits are not written out
+        except ValueError:  # Python refuses to print an integer of so many digits
             refused = "such a number"
         return InvalidInput(
             f"a search compares a name ({', '.join(self.names)}) with constants by == != < <= > >= in, "

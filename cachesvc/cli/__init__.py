@@ -1,4 +1,8 @@
-"""The verbs, each a module; `exits.py` documents the exit codes."""
+"""The command line: one module a verb.
+
+In: arguments and CACHESVC_* variables. Out: tables or JSON on stdout, notes and errors on stderr, and the exit codes of
+`exit_codes.py`. It owns the text that people read, and no behaviour of the daemon.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from cachesvc.cli import (
     datasets,
     doctor,
     estimate,
-    exits,
+    exit_codes,
     find,
     index,
     prefetch,
@@ -22,7 +26,7 @@ from cachesvc.cli import (
 
 
 @click.group(
-    epilog=exits.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    epilog=exit_codes.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(cachesvc.__version__, prog_name="cachesvc")
 def cli() -> None:

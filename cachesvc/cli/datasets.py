@@ -1,4 +1,4 @@
-"""`cachesvc ls`, `pin`, `unpin`, `evict`: what the daemon holds, and what it should."""
+"""`cachesvc ls`, `pin`, `unpin`, `evict`: list, keep and drop datasets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, target
-from cachesvc.cli.notes import say_notes
+from cachesvc.cli import options, output, resolve
+from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, TierFailed
 
@@ -43,13 +43,15 @@ def list_datasets(socket: str | None, json: bool) -> int:
 @options.dataset
 @options.daemon
 def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
-    """Keep a dataset's resident extents, whatever else needs room."""
+    """Keep a dataset's resident extents when other data needs room."""
     with Control(socket) as control:
-        dataset = target.current(control, name, options.dataset_options(given), json)
+        dataset = resolve.current_version(control, name, options.dataset_options(given), json)
         control.pin(dataset, True)
         beyond_bytes = sum(reply.unfit_bytes for reply in control.prefetch(dataset, dry_run=True))
     if beyond_bytes:
-        say_notes([f"{output.size(beyond_bytes)} of it have no room, and are not kept until they have"], json)
+        print_notes(
+            [f"{output.size(beyond_bytes)} of it have no room, and are not kept until there is room"], json
+        )
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
     return 0
 
@@ -61,7 +63,7 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Let a dataset be evicted again; every known version of a URI."""
     with Control(socket) as control:
-        for dataset in target.versions(control, name, options.dataset_options(given)):
+        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             control.pin(dataset, False)
             _report(json, f"{name} ({dataset}) is not pinned", event="unpinned", dataset=dataset, target=name)
     return 0
@@ -74,12 +76,12 @@ def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Drop a dataset from every tier; every known version of a URI.
 
-    What readers lease, and what is pinned, stays and is reported; the exit code is then 1. So does what lies in a lost
-    tier: 9. The source is never touched.
+    Extents that readers lease or that are pinned stay; they are reported, and the exit code is 1. Extents in a lost tier
+    stay too, with exit code 9. The source is never touched.
     """
     stayed_bytes = lost_bytes = 0
     with Control(socket) as control:
-        for dataset in target.versions(control, name, options.dataset_options(given)):
+        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             reply = control.evict(dataset)
             kept = (
                 f"; {output.size(reply.busy_bytes)} are leased or pinned and stay" if reply.busy_bytes else ""
@@ -100,7 +102,7 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
             lost_bytes += reply.lost_bytes
     if stayed_bytes:
         raise CacheError(
-            f"{output.size(stayed_bytes)} of {name} stay; unpin it, or wait until its readers have gone, and evict it again"
+            f"{output.size(stayed_bytes)} of {name} stay; unpin it, or wait until its readers are gone, and evict it again"
         )
     if lost_bytes:
         raise TierFailed(

@@ -1,4 +1,4 @@
-"""`cachesvc doctor`: look at what a daemon needs, and say what to mend."""
+"""`cachesvc doctor`: check what a daemon needs, and advise."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ import click
 from rich.text import Text
 
 from cachesvc import config
-from cachesvc.cli import checks, options, output
-from cachesvc.cli.checks import Finding, Level
+from cachesvc.cli import doctor_checks, options, output
+from cachesvc.cli.doctor_checks import Finding, Level
 from cachesvc.cli.serve import settings_of
 from cachesvc.client.control import find_daemon
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 from cachesvc.system.memory import allowed_bytes
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
 @click.command()
-@options.sized
+@options.node_settings
 @options.SHARE
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
-    """Check what a daemon needs, and say what to mend.
+    """Check what a daemon needs, and say what to change.
 
     Settings, memory, open files, disk, state, socket, credentials, clock and kernel.
 
-    Give it those of these options, or their variables, that `serve` gets. Exits 1 when a check fails; warnings do not
-    count.
+    Give it the same options, or variables, as `serve`. Exits 1 when a check fails; warnings do not count.
     """
     settings = settings_of(socket=socket or find_daemon(), **given)
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -47,31 +46,31 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
 
 
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
-    yield checks.kernel()
-    yield checks.settings(settings)
-    yield checks.memory(settings, allowed_bytes())
-    yield checks.open_files(settings.ram_bytes, settings.extent_bytes)
+    yield doctor_checks.kernel()
+    yield doctor_checks.settings(settings)
+    yield doctor_checks.memory(settings, allowed_bytes())
+    yield doctor_checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
-        yield from checks.disk(spec, settings.extent_bytes)
-    yield checks.state(settings.state_dir)
-    yield from checks.socket(settings.socket_dir)
-    yield checks.credentials()
+        yield from doctor_checks.disk(spec, settings.extent_bytes)
+    yield doctor_checks.state(settings.state_dir)
+    yield from doctor_checks.socket(settings.socket_dir)
+    yield doctor_checks.credentials()
     if endpoint:
-        yield checks.clock(endpoint)
+        yield doctor_checks.clock(endpoint)
 
 
 def _without_secrets(finding: Finding) -> Finding:
-    return replace(finding, text=redacted(finding.text), mend=redacted(finding.mend))
+    return replace(finding, text=redacted(finding.text), advice=redacted(finding.advice))
 
 
 def _rest(finding: Finding) -> dict[str, str]:
-    return {"text": finding.text, "mend": finding.mend}
+    return {"text": finding.text, "mend": finding.advice}
 
 
 def _show(finding: Finding) -> None:
-    mend = f"; {finding.mend}" if finding.mend else ""
+    advice = f"; {finding.advice}" if finding.advice else ""
     line = Text(f"{finding.level.value:<4}", style=_STYLES[finding.level])
     with output.written():
         output.console().print(
-            line.append(f"  {finding.check}: {finding.text}{mend}", style="default"), soft_wrap=True
+            line.append(f"  {finding.check}: {finding.text}{advice}", style="default"), soft_wrap=True
         )

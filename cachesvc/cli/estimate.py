@@ -1,4 +1,4 @@
-"""`cachesvc estimate`: sizes, fit, predicted hit rate and epoch time before anything is bought or moved."""
+"""`cachesvc estimate`: predict size, fit, hit rate and epoch time before data is moved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cachesvc.system.memory import allowed_bytes
 
 GIB = 1 << 30
 LOCAL_BYTES_PER_S = 2 * GIB
-"""One NVMe drive; RAM is faster and then compute is the limit anyway."""
+"""Rate of one NVMe drive; RAM is faster, and compute is then the limit."""
 
 
 @click.command()
@@ -59,14 +59,14 @@ def estimate(
 ) -> int:
     """Predict hit rate and epoch time from sizes and rates.
 
-    The prediction is the formulas' and nothing was measured: the rates are assumptions, change them. It holds for
-    shuffled epochs whose nodes begin with empty caches. A node that is not in its second epoch has a full cache.
+    Formulas give the prediction, and nothing is measured: the rates are assumptions that the options replace. It holds for
+    shuffled epochs and nodes that begin with empty caches. From the third epoch on the caches are taken for full.
     """
     if not (source_rate and peer_rate and local_rate):
         raise InvalidInput(
             "a rate of 0 bytes/s never ends; give --source-rate, --peer-rate and --local-rate above 0"
         )
-    from cachesvc.cli.catalogs import catalog_file
+    from cachesvc.cli.catalog_file import catalog_file
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples
@@ -118,7 +118,7 @@ def _fit(size_bytes: int, cluster: Cluster) -> str:
     if size_bytes <= cluster.cache_bytes:
         return "fits one node"
     if size_bytes <= cluster.nodes * cluster.cache_bytes:
-        return "fits the nodes together, which do not divide it up: each keeps what it reads first"
+        return "fits the nodes together, which do not divide it: each keeps the data that it reads first"
     missing = size_bytes - cluster.nodes * cluster.cache_bytes
     return f"fits nowhere ({output.size(missing)} too much); a fixed part is kept, the rest streams"
 

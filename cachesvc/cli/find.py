@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 
 @click.command()
@@ -20,11 +20,10 @@ from cachesvc.core.text import printable
 def find(name: str, expression: str, count: bool, socket: str | None, json: bool, **given: Any) -> int:
     """Print the keys of the samples that match.
 
-    `cachesvc find s3://bucket/pets/ "label == 'cat'"`, say. Names are key, label and the dataset's tags; a name that
-    does not exist is an error that lists them. Line ends and the like in keys are spelled out; --json gives them as
-    they are.
+    Example: `cachesvc find s3://bucket/pets/ "label == 'cat'"`. Names are key, label and the dataset's tags; an unknown
+    name is an error that lists them. Control characters in keys are escaped; --json prints keys as they are.
     """
-    from cachesvc.cli.catalogs import catalog_file
+    from cachesvc.cli.catalog_file import catalog_file
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         found = catalog.find(expression)
@@ -38,5 +37,5 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
         else:
             with output.written():
                 for sample in found.tolist():
-                    sys.stdout.write(f"{printable(catalog.key(sample))}\n")  # a tar's may be no UTF-8
+                    sys.stdout.write(f"{printable(catalog.key(sample))}\n")  # names in a tar may not be UTF-8
     return 0

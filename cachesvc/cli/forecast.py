@@ -1,8 +1,8 @@
-"""Predicts what a cache of a given size does for a dataset that is shuffled each epoch: pure formulas.
+"""Predicts hit rates and epoch times for a dataset of D bytes, shuffled each epoch, and caches of C bytes, by formulas.
 
 With uniform shuffles no demand-fill policy hits more than f = C/D, and keeping a fixed part reaches it. Each node keeps
-what it reads first, so N nodes that begin together hold N disjoint parts of at most D/N after one epoch. What a node
-keeps beyond that follows its later epochs, and is independent of what the others keep.
+the data that it reads first, so N nodes that begin together hold N disjoint parts of at most D/N after one epoch. Data
+that a node keeps beyond that comes from its later epochs, and is independent of the other nodes'.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes that train together; `cache_bytes` and the rates (bytes/s) are per node, except the source's,
-    which all nodes share. `samples_per_s` is what the whole job could consume (0: unknown)."""
+    """Nodes that train together.
+
+    `cache_bytes` and the rates (bytes/s) are per node, except the source's, which all nodes share. `samples_per_s` is the
+    rate at which the whole job could consume samples (0: unknown).
+    """
 
     nodes: int
     cache_bytes: int
@@ -25,7 +28,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One epoch: shares of reads by origin (they add up to 1), and seconds."""
+    """One epoch: the shares of reads by origin, which add up to 1, and its duration."""
 
     local: float
     peer: float
@@ -40,8 +43,11 @@ class Forecast:
 def forecast(
     size_bytes: int, samples: int, cluster: Cluster, epoch: int | None = None, asked: int = 0
 ) -> Forecast:
-    """Predict an epoch in which one node reads each of the `size_bytes`. `epoch`: 2 for the epoch after the first; None
-    for the steady state, when the caches are full. `asked`: how many peers a node asks for an extent before the source."""
+    """Predict an epoch in which each of the `size_bytes` is read by one node.
+
+    `epoch`: 2 for the epoch after the first; None for the steady state, in which the caches are full. `asked`: the number
+    of peers that a node asks for an extent before the source.
+    """
     n, fraction = cluster.nodes, min(1.0, cluster.cache_bytes / max(size_bytes, 1))
     local = min(fraction, 1 / n) if epoch == 2 else fraction
     peer = _from_peers(n, local, min(asked, n - 1))
@@ -68,8 +74,10 @@ def forecast(
 
 
 def _from_peers(nodes: int, held: float, asked: int) -> float:
-    """The share of reads that a peer answers, where each node holds the part `held` of the data and asks `asked` others
-    for what it does not hold."""
+    """Return the share of reads that a peer answers.
+
+    Each node holds the part `held` of the data, and asks `asked` others for extents that it does not hold.
+    """
     if not asked:
         return 0.0
     if held * nodes <= 1:  # the parts are disjoint

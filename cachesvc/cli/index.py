@@ -1,4 +1,4 @@
-"""`cachesvc index`: build a dataset's catalog, and leave it beside the data if asked."""
+"""`cachesvc index`: build a dataset's catalog, and leave it beside the data on request."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, target
+from cachesvc.cli import options, output, resolve
 
 
 @click.command()
 @click.argument("uri")
 @options.dataset
 @click.option(
-    "--beside", is_flag=True, help="Leave the catalog beside the data, so that nobody indexes it again."
+    "--beside", is_flag=True, help="Leave the catalog beside the data, so that it is not indexed again."
 )
 @click.option("--output", "into", metavar="FILE", help="Write the catalog to this file.")
 @options.daemon
 def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bool, **given: Any) -> int:
     """Build a dataset's catalog.
 
-    By the daemon where one runs, otherwise here with one's own rights.
+    The daemon builds it where one runs, else this command does, with the user's own rights.
     """
-    from cachesvc.cli.beside import copy_file, leave_beside
-    from cachesvc.cli.catalogs import catalog_file
+    from cachesvc.cli.catalog_file import catalog_file
+    from cachesvc.cli.publish_catalog import copy_file, publish_beside
 
     with catalog_file(socket, uri, options.dataset_options(given), json) as (catalog, path):
         written = []
@@ -32,7 +32,7 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
             copy_file(path, into)
             written.append(into)
         if beside:
-            written.append(leave_beside(path, target.absolute(uri)))
+            written.append(publish_beside(path, resolve.absolute_uri(uri)))
         size_bytes, catalog_bytes = int(catalog.extent_sizes.sum()), os.stat(path).st_size
         row = {
             "event": "indexed",

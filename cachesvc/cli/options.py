@@ -1,4 +1,4 @@
-"""What several verbs accept: sizes, cache directories, dataset options, the socket, `--json`."""
+"""Options that several verbs share: sizes, cache directories, dataset options, the socket, `--json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cachesvc import config
 from cachesvc.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cachesvc.catalog.build import Options
+    from cachesvc.catalog.options import Options
 
     _Param = click.ParamType[Any]
 else:
@@ -26,12 +26,12 @@ ID_DIGITS = 32
 
 
 class Size(_Param):
-    """`64GiB`, `500GB` or plain bytes -> int."""
+    """Parses `64GiB`, `500GB` or plain bytes to an int."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes; a default that is already a number passes through."""
+        """Return bytes; a number is returned as it is."""
         if isinstance(value, int):
             return value
         try:
@@ -44,25 +44,25 @@ class Size(_Param):
 
 
 class Number(click.FloatRange):
-    """A number within bounds; `nan`, which no bound stops, and `inf` are none."""
+    """Parses a number within bounds. Refuses `nan`, which passes any bound, and `inf`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
+        """Return the number."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value!r} is not a number that can be counted with", param, ctx)
+            self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
 
 class Nvme(_Param):
-    """`DIR=SIZE` or `DIR=80%` -> NvmeSpec."""
+    """Parses `DIR=SIZE` or `DIR=80%` to an NvmeSpec."""
 
     name = "dir=size"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> config.NvmeSpec:
-        """The directory and its budget."""
+        """Return the directory and its budget."""
         if isinstance(value, config.NvmeSpec):
             return value
         try:
@@ -72,14 +72,14 @@ class Nvme(_Param):
 
 
 class Quota(_Param):
-    """`PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE` -> QuotaSpec."""
+    """Parses `PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE` to a QuotaSpec."""
 
     name = "name=size"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> config.QuotaSpec:
-        """Whose quota, and its bytes."""
+        """Return the quota."""
         if isinstance(value, config.QuotaSpec):
             return value
         try:
@@ -89,12 +89,12 @@ class Quota(_Param):
 
 
 class Octal(_Param):
-    """`660` or `0o660` -> int."""
+    """Parses `660` or `0o660` to an int."""
 
     name = "octal"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """File mode bits, no more than 0777."""
+        """Return file mode bits, 0777 at most."""
         if isinstance(value, int):
             return value
         if not re.fullmatch(r"(0o)?[0-7]{1,4}", value) or int(value, 8) > 0o777:
@@ -103,12 +103,12 @@ class Octal(_Param):
 
 
 class Address(_Param):
-    """`HOST:PORT`, kept as text."""
+    """Checks `HOST:PORT` and keeps it as text."""
 
     name = "host:port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The same text, checked."""
+        """Return the same text."""
         host, _, port = str(value).rpartition(":")
         if (
             not host
@@ -124,12 +124,12 @@ SIZE, NVME, OCTAL, ADDRESS = Size(), Nvme(), Octal(), Address()
 
 
 def as_json(verb: _F) -> _F:
-    """`--json`, passed as `json`."""
+    """Add `--json`, passed as `json`."""
     return click.option("--json", is_flag=True, help="Print JSON, one object a line.")(verb)
 
 
 def daemon(verb: _F) -> _F:
-    """`--socket` and `--json` of every verb that asks the daemon."""
+    """Add `--socket` and `--json`, for verbs that call the daemon."""
     socket = click.option(
         "--socket",
         metavar="DIR",
@@ -141,7 +141,7 @@ def daemon(verb: _F) -> _F:
 
 
 def dataset(verb: _F) -> _F:
-    """How bytes become samples; passed as the fields of `catalog.build.Options`."""
+    """Add the options of a dataset; they are passed as the fields of `catalog.options.Options`."""
     for option in (
         click.option(
             "--labels",
@@ -158,7 +158,7 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, webdataset, mds, parquet, records or tokens; found out unless given.",
+            help="files, webdataset, mds, parquet, records or tokens; inferred unless given.",
         ),
     ):
         verb = option(verb)
@@ -166,21 +166,23 @@ def dataset(verb: _F) -> _F:
 
 
 def dataset_options(given: dict[str, Any]) -> Options:
-    """The catalog's options from a verb's arguments. An extent size of 0 leaves the choice to the daemon."""
-    from cachesvc.catalog.build import Options
+    """Return the catalog's options from a verb's arguments. The extent size is the daemon's."""
+    from cachesvc.catalog.options import Options
 
     return Options(extent_bytes=0, **given)
 
 
 def is_dataset_id(text: str) -> bool:
-    """Whether an argument is a dataset id (32 hex digits), or the first 8 or more of one, instead of a URI. A path
-    that is there is a path, unless it has all 32."""
+    """Tell whether an argument is a dataset id, 32 hex digits or at least the first 8, and not a URI.
+
+    A prefix of an id that is also an existing path is a path.
+    """
     if re.fullmatch(r"[0-9a-f]{8,32}", text) is None:
         return False
     return len(text) == ID_DIGITS or not os.path.exists(text)
 
 
-_SIZED = (
+_NODE_SETTINGS = (
     click.option(
         "--ram", type=SIZE, envvar="CACHESVC_RAM", help="RAM budget.  [default: 10 % of this cgroup's]"
     ),
@@ -210,17 +212,12 @@ SHARE = click.option(
     "--share",
     type=ADDRESS,
     envvar="CACHESVC_SHARE",
-    help="Give other nodes what this one holds, at this address.",
+    help="Serve this node's extents to other nodes at this address.",
 )
 
 
-def sized(verb: _F) -> _F:
-    """What a daemon needs of its node and may serve: `doctor` looks at it, with the variables of `serve`."""
-    for option in reversed(_SIZED):
+def node_settings(verb: _F) -> _F:
+    """Add the options for a node's memory, disks and sources, each with a CACHESVC_* variable."""
+    for option in reversed(_NODE_SETTINGS):
         verb = option(verb)
     return verb
-
-
-def serving(verb: _F) -> _F:
-    """The options of a daemon: `serve` takes them, `run` hands them on. Each has a CACHESVC_* variable."""
-    return sized(verb)

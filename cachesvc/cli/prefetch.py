@@ -1,4 +1,4 @@
-"""`cachesvc prefetch`: fill the cache before the job starts, and say so only when it is full."""
+"""`cachesvc prefetch`: fill the cache before the job starts, and report whether every extent is resident."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachesvc.cli import options, output, target
-from cachesvc.cli.feedback import Feedback
+from cachesvc.cli import options, output, resolve
+from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.verify import check
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @options.dataset
 @click.option("--together", is_flag=True, help="All URIs are one dataset, as in open_dataset([...]).")
 @click.option("--refresh", is_flag=True, help="List the source anew instead of trusting a recent listing.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be fetched and whether it fits.")
-@click.option("--verify", "verify_too", is_flag=True, help="Check what is resident once more afterwards.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be fetched and whether it fits.")
+@click.option("--verify", "verify_too", is_flag=True, help="Verify the resident extents again afterwards.")
 @options.daemon
 def prefetch(
     uris: tuple[str, ...],
@@ -38,8 +38,8 @@ def prefetch(
 ) -> int:
     """Fill the cache with datasets.
 
-    Each is a prefix, file, glob or brace range. Exits 0 only when every extent is resident; each was verified as it
-    was filled. Run it again to go on after an interruption. A dry run exits 8 too when the data does not fit.
+    Each URI is a prefix, file, glob or brace range. Exits 0 only when every extent is resident; each is verified when it
+    is filled. Run it again to continue after an interruption. A dry run also exits 8 when the data does not fit.
     """
     wanted = options.dataset_options(given)
     groups = [list(uris)] if together else [[uri] for uri in uris]
@@ -49,16 +49,16 @@ def prefetch(
             name = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
             try:
                 if options.is_dataset_id(group[0]) and len(group) == 1:
-                    dataset = target.identified(control, group[0])
+                    dataset = resolve.by_id(control, group[0])
                 else:
-                    dataset = target.opened(control, group, wanted, json, refresh).id
+                    dataset = resolve.open_uris(control, group, wanted, json, refresh).id
                 _fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
                     check(control, dataset, name, json)
             except DaemonUnavailable:
                 raise
             except CacheError as error:
-                # The other datasets are worth filling all the same; the first failure gives the exit code.
+                # The other datasets are filled nevertheless; the first failure gives the exit code.
                 if failure is not None:
                     output.complain(error, json)
                 failure = failure or error
@@ -71,10 +71,10 @@ def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_jso
     started = time.monotonic()
     reply: pb.PrefetchReply | None = None
     before_bytes = 0
-    with Feedback("prefetch", as_json) as feedback:
+    with ProgressBar("prefetch", as_json) as progress:
         for reply in control.prefetch(dataset, dry_run):
             before_bytes = before_bytes or reply.source_bytes
-            feedback.update(reply.resident_bytes, reply.size_bytes)
+            progress.update(reply.resident_bytes, reply.size_bytes)
     if reply is None:
         raise CacheError("the daemon ended the prefetch without an answer; see its log")
     took_s = time.monotonic() - started
@@ -91,19 +91,19 @@ def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_jso
 
 
 def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
-    """Raise what keeps the dataset from being resident."""
+    """Raise the error that keeps the dataset from being resident."""
     if reply.failures:
         first, missing = reply.failures[0], reply.extents - reply.resident_extents
         many = ""
         if missing > 1:
             many = f"{missing:,} extents of {name} are missing, and the first failed: "
         elif not missing:
-            many = f"{len(reply.failures):,} extents of {name} are resident but for some objects: "
+            many = f"{len(reply.failures):,} extents of {name} are resident except some objects: "
         raise from_code(first.code, many + first.message)
     if reply.unfit_bytes:
         raise OutOfSpace(
             f"{name} does not fit: {reply.unfit_bytes:,} bytes ({output.size(reply.unfit_bytes)}) of"
-            f" {reply.size_bytes:,} have no room; {_mend(reply)}"
+            f" {reply.size_bytes:,} have no room; {_advice(reply)}"
         )
     if not dry_run and (not reply.done or reply.resident_extents < reply.extents):
         raise CacheError(
@@ -112,22 +112,22 @@ def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
         )
 
 
-def _mend(reply: pb.PrefetchReply) -> str:
-    """Of what does not fit: tiers are too small, or the quota, or both."""
-    mends = []
+def _advice(reply: pb.PrefetchReply) -> str:
+    """Say what to change where data does not fit: the tiers, the quota, or both."""
+    advice = []
     if reply.over_quota_bytes:
-        mends.append(
+        advice.append(
             f"{output.size(reply.over_quota_bytes)} are beyond the quota of its data or user: raise --quota"
         )
     if reply.over_quota_bytes < reply.unfit_bytes:
         if reply.lost_tiers:
-            mends.append(
-                f"the room of {', '.join(reply.lost_tiers)} is lost: mend what the daemon's log says"
+            advice.append(
+                f"the room of {', '.join(reply.lost_tiers)} is lost: repair what the daemon's log says"
             )
         if reply.full_tiers:
-            mends.append(f"{', '.join(reply.full_tiers)} takes no more: free what the daemon's log says")
-        mends.append("give the daemon more --ram or --nvme, or evict other data")
-    return ", and ".join(mends)
+            advice.append(f"{', '.join(reply.full_tiers)} takes no more: free what the daemon's log says")
+        advice.append("give the daemon more --ram or --nvme, or evict other data")
+    return ", and ".join(advice)
 
 
 def _counts(reply: pb.PrefetchReply) -> dict[str, Any]:
@@ -150,5 +150,5 @@ def _result(name: str, dataset: DatasetId, reply: pb.PrefetchReply, took_s: floa
         f"{name} ({dataset}): {reply.resident_extents:,} of {reply.extents:,} extents resident,"
         f" {output.size(reply.resident_bytes)} of {output.size(reply.size_bytes)},"
         f" in {output.duration(took_s)}"
-        + (f", {output.size(reply.peer_bytes)} had from peers" if reply.peer_bytes else "")
+        + (f", {output.size(reply.peer_bytes)} from peers" if reply.peer_bytes else "")
     )

@@ -1,7 +1,7 @@
-"""`cachesvc run -- COMMAND`: a daemon of one's own for the length of a command, on machines without root.
+"""`cachesvc run -- COMMAND`: run a private daemon while a command runs, on machines without root.
 
-The processes of a job that start on one node share a directory: the first starts the daemon, the others
-adopt it, and the last to end stops it. `flock` counts them, so a killed process is counted out by the kernel.
+The processes of a job on one node share a directory. The first starts the daemon, the others adopt it, and the last to end
+stops it. Each holds a shared `flock`, which the kernel releases if the process is killed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from cachesvc.core.errors import (
 )
 
 START_S = 60.0
-"""A daemon with a large NVMe tier reads its index first."""
+"""Timeout of the start: a daemon with a large NVMe tier scans it first."""
 STOP_S = 30.0
-"""A clean shutdown waits for fills that are being committed."""
+"""Timeout of the shutdown, which waits for fills that are being committed."""
 POLL_S = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
-_OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send ahead of a job's end: to each process of it, or to this one alone."""
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that schedulers send before a job's end, to each of its processes or to this one alone."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@options.serving
+@options.node_settings
 @click.option(
     "--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Adopt the daemon here, or start one here."
 )
@@ -55,20 +55,20 @@ _OTHERS = (signal.SIGUSR1, signal.SIGUSR2)
 def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) -> int:
     """Run a command with a daemon.
 
-    `cachesvc run --ram 64GiB -- python train.py`, say. A daemon that already answers is adopted and left alone, with
-    the options that it has. Otherwise one is started in a private directory, shared with the other tasks of the job
-    on this node, and stopped when the last of them ends. Returns the command's exit code.
+    Example: `cachesvc run --ram 64GiB -- python train.py`. A daemon that already answers is used as it is. Otherwise one
+    is started in a private directory, shared with the other tasks of the job on this node, and stopped when the last of
+    them ends. Returns the command's exit code.
     """
-    socket = os.path.abspath(socket) if socket else None  # the command may go elsewhere
+    socket = os.path.abspath(socket) if socket else None  # the command may change its directory
     running = socket or find_daemon()
     if running is not None and answers(running):
         return _report(_command(command, running), running, False, json)
     directory = socket or private_dir()
     make_private(directory)
-    # Told to end beside the command's time: its daemon ends too.
+    # A signal before or after the command ends the daemon too.
     with (
-        _answering(_ENDING, lambda number, _: sys.exit(128 + number)),
-        _answering(_OTHERS, lambda *_: None),
+        _signal_handlers(_ENDING, lambda number, _: sys.exit(128 + number)),
+        _signal_handlers(_FORWARDED, lambda *_: None),
         _sharing(directory, _serve_command(directory, **given)) as started,
     ):
         code = _command(command, directory)
@@ -76,14 +76,14 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
 
 
 def private_dir() -> str:
-    """Where this user's own daemon of this job lives on this node."""
+    """Return the directory of this user's daemon for this job on this node."""
     job = os.environ.get("SLURM_JOB_ID", "")
     name = f"cachesvc-{os.geteuid()}{'-' if job.isdigit() else ''}{job if job.isdigit() else ''}"
     return f"{os.environ.get('XDG_RUNTIME_DIR') or tempfile.gettempdir()}/{name}"
 
 
 def make_private(directory: str) -> None:
-    """Create a directory for this user alone. Raises NotAllowed when it is another's, or others may write."""
+    """Create a directory for this user alone. Raises NotAllowed where another user owns it or may write to it."""
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
@@ -95,11 +95,11 @@ def make_private(directory: str) -> None:
 
 @contextmanager
 def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
-    """A running daemon in `directory`; yields whether it was started here."""
+    """Have a daemon run in `directory` during the block; yield whether it was started here."""
     with open(f"{directory}/users.lock", "w") as users:
         with open(f"{directory}/start.lock", "w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
-            # 1. counted in before the start is over, so that nobody who ends now takes himself for the last
+            # 1. Counted before the start lock is released, so that no process that ends now finds itself the last.
             fcntl.flock(users, fcntl.LOCK_SH)
             started = not answers(directory)
             if started:
@@ -108,7 +108,7 @@ def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
             yield started
         finally:
             with open(f"{directory}/start.lock", "w") as ending:
-                # 2. nobody starts or adopts while the last user decides that he is the last
+                # 2. No process starts or adopts a daemon while this one checks whether it is the last.
                 fcntl.flock(ending, fcntl.LOCK_EX)
                 fcntl.flock(users, fcntl.LOCK_UN)
                 if _is_last(users.fileno()):
@@ -125,13 +125,13 @@ def _is_last(users: int) -> bool:
 
 def _start(directory: str, serve: list[str]) -> None:
     log = f"{directory}/daemon.log"
-    told: list[int] = []
+    received: list[int] = []
     daemon = None
     try:
         with (
             open(log, "ab") as out,
-            # Nothing is raised before it is known whom to end: it has a session of its own, where no Ctrl-C reaches it.
-            _answering((*_ENDING, signal.SIGINT), lambda number, _: told.append(number)),
+            # Signals raise nothing until the child is known and can be ended: Ctrl-C does not reach its session.
+            _signal_handlers((*_ENDING, signal.SIGINT), lambda number, _: received.append(number)),
         ):
             begin = out.tell()
             daemon = subprocess.Popen(
@@ -143,8 +143,8 @@ def _start(directory: str, serve: list[str]) -> None:
                 start_new_session=True,
                 close_fds=True,
             )
-        if told:
-            sys.exit(128 + told[0])
+        if received:
+            sys.exit(128 + received[0])
         _await_answer(directory, daemon, log, begin)
     except BaseException:
         if daemon is not None:
@@ -167,13 +167,13 @@ def _await_answer(directory: str, daemon: subprocess.Popen[bytes], log: str, beg
 
 
 def _stop(directory: str) -> None:
-    """SIGTERM, and wait until the process is gone: its NVMe directories are then free for the next."""
+    """Send SIGTERM and wait until the process is gone: its NVMe directories are then free for the next daemon."""
     try:
         with Control(directory) as control:
             pid = control.status().pid
         handle = os.pidfd_open(pid)
     except (CacheError, ProcessLookupError):
-        return  # it is gone already, which is what was wanted
+        return  # it is already gone
     try:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         waiting = select.poll()
@@ -187,23 +187,26 @@ def _stop(directory: str) -> None:
 
 
 def _command(command: Sequence[str], directory: str) -> int:
-    """Run it and return its code. Ctrl-C reaches it through the terminal; other signals are handed on."""
+    """Run the command and return its code. Ctrl-C reaches it through the terminal; other signals are forwarded."""
     environment = os.environ | {"CACHESVC_SOCKET": directory}
-    asked: list[int] = []
+    received: list[int] = []
     children: list[subprocess.Popen[bytes]] = []
 
-    def hand_on(number: int, _: object) -> None:
-        asked.append(number)
+    def forward(number: int, _: object) -> None:
+        received.append(number)
         for child in children:
             child.send_signal(number)
 
     try:
-        # Functions, not SIG_IGN, which the command would inherit: it must hear Ctrl-C, and this process wait.
-        with _answering((*_ENDING, *_OTHERS), hand_on), _answering((signal.SIGINT,), lambda *_: None):
+        # A function for SIGINT, not SIG_IGN, which the command would inherit: it must get Ctrl-C, and this process wait.
+        with (
+            _signal_handlers((*_ENDING, *_FORWARDED), forward),
+            _signal_handlers((signal.SIGINT,), lambda *_: None),
+        ):
             child = subprocess.Popen(command, env=environment)
             children.append(child)
-            if asked:
-                child.send_signal(asked[0])
+            if received:
+                child.send_signal(received[0])
             code = child.wait()
     except FileNotFoundError:
         raise NotFound(f"there is no command {command[0]!r} on the PATH") from None
@@ -215,15 +218,17 @@ def _command(command: Sequence[str], directory: str) -> int:
 
 
 @contextmanager
-def _answering(numbers: Sequence[int], answer: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Signals are answered so; what whoever started us ignores (nohup's SIGHUP) stays ignored."""
-    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, answer) for number in heard}
+def _signal_handlers(
+    numbers: Sequence[int], handler: Callable[[int, FrameType | None], Any]
+) -> Iterator[None]:
+    """Handle signals by `handler` in the block; signals ignored at the start (nohup's SIGHUP) stay ignored."""
+    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
-        for number, answered in before.items():
-            signal.signal(number, answered)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _report(code: int, directory: str, started: bool, as_json: bool) -> int:
@@ -238,7 +243,7 @@ def _serve_command(
     directory: str, ram: int | None, nvme: tuple[config.NvmeSpec, ...], allow: tuple[str, ...], **others: Any
 ) -> list[str]:
     given = [sys.executable, "-m", "cachesvc", "serve", "--socket", directory]
-    # On clusters a home directory is shared between nodes; a daemon's state must not be.
+    # A home directory may be shared between nodes; a daemon's state must not be.
     others["state_dir"] = others["state_dir"] or f"{directory}/state"
     others["ram"] = ram
     for option, value in others.items():

@@ -15,12 +15,12 @@ from cachesvc.system.memory import allowed_bytes
 
 
 @click.command()
-@options.serving
+@options.node_settings
 @click.option(
     "--scrub-rate",
     type=options.SIZE,
     envvar="CACHESVC_SCRUB_RATE",
-    help="Bytes a second at which NVMe copies are verified in the background; 0: not.",
+    help="Bytes/s at which NVMe copies are verified in the background; 0: none are.",
 )
 @click.option(
     "--unplanned-share",
@@ -59,7 +59,7 @@ from cachesvc.system.memory import allowed_bytes
     "--metrics",
     type=options.ADDRESS,
     envvar="CACHESVC_METRICS",
-    help="Serve Prometheus at this address; 127.0.0.1:9464, say.",
+    help="Serve Prometheus metrics at this address, such as 127.0.0.1:9464.",
 )
 @click.option(
     "--quota",
@@ -73,8 +73,8 @@ from cachesvc.system.memory import allowed_bytes
     "--takeover",
     is_flag=True,
     envvar="CACHESVC_TAKEOVER",
-    help="Take over from the daemon that serves these sockets, with what it holds in RAM; no reader notices. Where"
-    " there is none, start as always.",
+    help="Take over from the daemon that serves these sockets, with its extents in RAM; readers go on. Where"
+    " there is none, start as usual.",
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
@@ -83,9 +83,8 @@ from cachesvc.system.memory import allowed_bytes
 def serve(json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.
 
-    Without options: 10 % of the memory of this cgroup, less where the daemon itself needs it, no NVMe, a socket for this
-    user alone. Every option can be given as a variable instead: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated
-    by spaces.
+    Defaults: 10 % of this cgroup's memory, less where the daemon itself needs it; no NVMe; a socket for this user alone.
+    Every option can be given as a variable: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated by spaces.
     """
     if json:
         given["log_format"] = "json"
@@ -111,7 +110,7 @@ def settings_of(
     allow: tuple[str, ...] = (),
     **others: Any,
 ) -> config.Settings:
-    """The settings tree from command-line options; what is None takes the default of config.py."""
+    """Return the settings tree from command-line options; None takes the default of config.py."""
     tls = None
     if tls_cert and tls_key and tls_ca:
         tls = config.Tls(certificate=tls_cert, key=tls_key, ca=tls_ca)

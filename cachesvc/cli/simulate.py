@@ -1,4 +1,4 @@
-"""`cachesvc simulate`: what the cache will do for a job, by running its decisions on a virtual clock."""
+"""`cachesvc simulate`: predict the cache's work for a job by running its decisions on a virtual clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cachesvc.core.model import EXTENT_BYTES
 BAR = 40
 """Columns of the plot: a bar of full length is a hit rate of 1."""
 DAY_S = 86_400
-"""Nobody's step or first byte takes longer; and sums of such numbers stay numbers."""
+"""Limit of a step and of a first byte; it keeps sums of them finite."""
 
 
 @click.command()
@@ -81,8 +81,8 @@ def simulate(**given: Any) -> int:
 
     The decisions are the daemon's own, the clock is virtual, and the source has a seed.
 
-    keep is what the daemon does for a dataset that a job has declared, lru what it does for other reads; random
-    and belady are references. The expected rates are closed formulas. Nothing is measured on this machine.
+    keep is the daemon's policy for a dataset that a job has declared, lru its policy for other reads; random and belady are
+    references. The expected rates are closed formulas. Nothing is measured on this machine.
     """
     from cachesvc.simulate import compare, formulas
 
@@ -103,8 +103,8 @@ def simulate(**given: Any) -> int:
 
 def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
     from cachesvc.simulate.compare import simulate as run
-    from cachesvc.simulate.engine import NodeSpec, tiers_of
-    from cachesvc.simulate.source import SourceSpec
+    from cachesvc.simulate.simulated_source import SourceSpec
+    from cachesvc.simulate.simulation import NodeSpec, tiers_of
     from cachesvc.simulate.trace import Workload
 
     if not given["source_rate"]:

@@ -1,4 +1,4 @@
-"""`cachesvc status`: tiers, datasets and counters of this node."""
+"""`cachesvc status`: show tiers, datasets and counters of this node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 EPOCHS = 3
-"""Epochs of a dataset that the table shows, the one under way included; `--json` tells all that are remembered."""
+"""Epochs of a dataset in the table, including the current one; `--json` prints all that are kept."""
 
 
 @click.command()
@@ -28,7 +28,7 @@ def status(socket: str | None, json: bool) -> int:
     output.say(
         f"cachesvc {reply.version}, pid {reply.pid}, up {output.duration(reply.uptime_s)},"
         f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
-        f" serves {' '.join(reply.allow) or 'what its user may read'}"
+        f" serves {' '.join(reply.allow) or 'all that its user may read'}"
     )
     if (asked := reply.sources).requests:
         output.say(

@@ -1,4 +1,4 @@
-"""`cachesvc verify`: check resident bytes against the checksums taken while they were filled."""
+"""`cachesvc verify`: check resident bytes against the checksums of their fills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cachesvc.cli import options, output, target
+from cachesvc.cli import options, output, resolve
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, CorruptData
 from cachesvc.core.model import DatasetId
@@ -20,11 +20,11 @@ from cachesvc.core.model import DatasetId
 def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Check a dataset's resident extents against their checksums.
 
-    A corrupt extent, or one whose file is gone, is dropped, to be filled again when it is needed, and the exit code is 5.
+    A corrupt extent, or one whose file is gone, is dropped and filled again when it is needed; the exit code is then 5.
     """
     failure: CacheError | None = None
     with Control(socket) as control:
-        for dataset in target.versions(control, name, options.dataset_options(given)):
+        for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             try:
                 check(control, dataset, name, json)
             except CorruptData as error:
@@ -38,7 +38,7 @@ def check(control: Control, dataset: DatasetId, name: str, as_json: bool) -> Non
     """Verify one dataset and print the result. Raises CorruptData when an extent was corrupt."""
     replies = deque(control.verify(dataset), maxlen=1)
     if not replies or not replies[0].done:
-        raise CacheError(f"the daemon ended the check of {name} half-way; see its log")
+        raise CacheError(f"the daemon ended the check of {name} early; see its log")
     reply = replies[0]
     if as_json:
         counts = output.plain(reply)

@@ -26,7 +26,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import DatasetId
 
 if TYPE_CHECKING:
-    from cachesvc.catalog.build import Options
+    from cachesvc.catalog.options import Options
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 CALL_TIMEOUT_S = 30.0

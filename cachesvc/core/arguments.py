@@ -1,4 +1,4 @@
-"""What a caller gives, checked where it is given."""
+"""Checks of callers' arguments."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ def whole_number(name: str, given: Any, low: int, high: int) -> int:
 
 
 def text(name: str, given: Any) -> str:
-    """An argument as it is. Raises InvalidInput for what is no text, and for half a character: no message holds one."""
+    """An argument as text. Raises InvalidInput for anything else, and for lone surrogates, which no message can hold."""
     if not isinstance(given, str) or given != given.encode(errors="replace").decode():
         raise InvalidInput(f"{name}={_short(given)}: give it as text")
     return given
 
 
 def flag(name: str, given: Any) -> bool:
-    """An argument that is on or off, numpy's and 0 and 1 included. Raises InvalidInput for anything else: of text each
-    word, "no" too, would count as on."""
+    """An argument as a bool; numpy's bools, 0 and 1 are allowed. Raises InvalidInput for anything else: any text, even
+    "no", would count as true."""
     if isinstance(given, (bool, int, np.bool_)) and given in (0, 1):
         return bool(given)
     raise InvalidInput(f"{name}={_short(given)}: give True or False")
 
 
 def share(name: str, given: Any) -> float:
-    """An argument as a number of at least 0, numpy's included. Raises InvalidInput for text, NaN and infinity too."""
+    """An argument as a number of at least 0, numpy's included. Raises InvalidInput for anything else, also for text, NaN
+    and infinity."""
     try:
         number = math.nan if isinstance(given, (str, bytes)) else float(given)
     except (TypeError, ValueError, OverflowError):
@@ -52,8 +53,8 @@ def share(name: str, given: Any) -> float:
 
 
 def place_of(index: SupportsIndex, count: int, noun: str) -> int:
-    """An index into `count` things, negative ones from the end, as 0 <= place < count. Raises TypeError and
-    IndexError, as lists do."""
+    """An index into `count` items, negative ones from the end, as 0 <= place < count. Raises TypeError and IndexError, as
+    lists do."""
     try:
         number = operator.index(index)
     except TypeError:
@@ -67,7 +68,8 @@ def place_of(index: SupportsIndex, count: int, noun: str) -> int:
 
 
 def places_of(indices: npt.ArrayLike, count: int, noun: str) -> npt.NDArray[np.int64]:
-    """`place_of` for many at once. Raises TypeError for what holds no whole numbers, and IndexError."""
+    """`place_of` for an array of indices, as int64 of the same shape. Raises TypeError for anything but whole numbers, and
+    IndexError."""
     given = np.asarray(indices)
     if not given.size:
         return np.empty(0, np.int64)
@@ -81,12 +83,12 @@ def places_of(indices: npt.ArrayLike, count: int, noun: str) -> npt.NDArray[np.i
 
 
 def shares(name: str, given: Any) -> list[float]:
-    """The values of a mapping, each a `share`. Raises InvalidInput, also for what is no mapping."""
+    """The values of a mapping, each as a `share`. Raises InvalidInput, also for anything but a mapping."""
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{name}={_short(given)}: give a mapping to numbers of at least 0")
     return [share(f"{name}[{_short(key)}]", value) for key, value in given.items()]
 
 
 def _short(given: Any) -> str:
-    """On one line, whatever it is."""
+    """The value on one line, cut to 80 characters."""
     return " ".join(repr(given).split())[:80]

@@ -1,27 +1,28 @@
-"""Tells when two ranks that should take the same batches stay apart.
+"""Detects that two ranks that should take the same batches have drifted apart.
 
-A rank knows its own count of batches, and hears of another rank's count late. So that a delay is not taken for a lead, a
-rank counts as ahead only by what it had taken at the comparison before, which the other's count is newer than.
+A rank knows its own count of batches and hears of another rank's count late. So that a delay is not taken for a lead, a
+rank counts as ahead only by what it had taken at the previous comparison, which the other's count is newer than.
 """
 
 from __future__ import annotations
 
 
 class Drift:
-    """Compares a rank's count with another's. More than `allowed` batches between them is apart."""
+    """Compares a rank's count with another's. They have drifted apart where more than `allowed` batches are between
+    them."""
 
     def __init__(self, allowed: int) -> None:
         self._allowed = allowed
         self.forget()
 
     def forget(self) -> None:
-        """Compare anew: one of the counts is not known, or has begun again."""
+        """Start comparing anew: one of the counts is unknown, or has restarted."""
         self._before: int | None = None
         self._side, self._since = 0, 0.0
 
     def compare(self, own: int, other: int, now: float) -> float | None:
-        """Return how many seconds this rank has certainly been ahead or behind; None while it is neither. `other` was the
-        other rank's count at some time since the comparison before."""
+        """Return for how many seconds this rank has certainly been ahead or behind; None while it is neither. `other` is
+        the other rank's count at some time since the previous comparison."""
         ahead = self._before is not None and min(own, self._before) - other > self._allowed
         behind = other - own > self._allowed
         self._before, side = own, ahead - behind

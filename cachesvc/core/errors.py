@@ -1,25 +1,25 @@
-"""Every error a user can meet: whose fault it is and what to do.
+"""Every error that a user can meet: whose fault it is, and what to do.
 
-One tree. `code` is the process exit code of the CLI and the number on the grants wire; the gRPC status is
+The errors form one tree. `code` is the process exit code of the CLI and the number on the grants wire; the gRPC status is
 chosen from it in `daemon/control/statuses.py` alone.
 """
 
 from __future__ import annotations
 
-from cachesvc.core.secrets import redacted
+from cachesvc.core.safe_text import redacted
 
 INTERRUPTED = 130
 """The exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
 
 
 class CacheError(Exception):
-    """Root. The message is one line: what happened, to what, and the mend; without the secrets of its URLs."""
+    """The root. The message is one line: what happened, to what, and what to do. It hides secrets in URLs."""
 
     code = 1
     received_bytes = 0
-    """Of an object's body, where a read failed behind it."""
+    """Bytes of an object's body that came before a read failed."""
     of_object = False
-    """Only one object is to blame: others of its source can be read."""
+    """The error concerns one object; others of its source can be read."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
@@ -50,8 +50,8 @@ class CorruptData(CacheError):
 
 
 class SourceChanged(CacheError):
-    """The source no longer holds what was pinned: an object is not the version that the catalog names, or a prefix
-    not the dataset version that was asked for, in whatever way one reads."""
+    """The source no longer holds what the catalog names: an object has another version, or a prefix is no longer the
+    dataset version that was asked for."""
 
     code = 6
 
@@ -59,7 +59,7 @@ class SourceChanged(CacheError):
 class SourceUnavailable(CacheError, ConnectionError):
     """The source throttles, times out or answers 5xx after all retries.
 
-    `throttled`: it asked for fewer requests (429, 503). `retry_after_s`: and not before so many seconds.
+    `throttled`: it asked for fewer requests (429, 503). `retry_after_s`: the seconds that it asked to wait.
     """
 
     code = 7
@@ -86,7 +86,7 @@ class DaemonUnavailable(CacheError, ConnectionError):
 
 
 class Busy(DaemonUnavailable):
-    """The daemon has no place for another call of this user, for now."""
+    """The daemon takes no further call of this user for now."""
 
     code = 14
 
@@ -98,15 +98,14 @@ class DeadlineExceeded(CacheError, TimeoutError):
 
 
 class StateMismatch(CacheError, ValueError):
-    """What a job itself brings does not belong together: its saved state, its ranks, their arguments. The source
-    has no part in it; what the source no longer holds is `SourceChanged`."""
+    """A job's saved state, its ranks or their arguments do not belong together. A changed source is `SourceChanged`."""
 
     code = 12
 
 
 class PeerRankFailed(CacheError):
-    """A rank of this job cannot read its data: all its ranks raise this, or end with its code where they are
-    blocked in a collective.
+    """A rank of this job cannot read its data. All its ranks raise this, or exit with its code where they are blocked in a
+    collective.
 
     `rank`: which one; `cause`: that rank's own error.
     """
@@ -117,11 +116,11 @@ class PeerRankFailed(CacheError):
 
 
 def kinds(root: type[CacheError] = CacheError) -> list[type[CacheError]]:
-    """An error and all below it."""
+    """An error class and all its subclasses."""
     return [root] + [found for child in root.__subclasses__() for found in kinds(child)]
 
 
 def from_code(code: int, message: str) -> CacheError:
-    """The typed error for a wire code; unknown codes become the root."""
+    """The typed error for a wire code; the root for an unknown code."""
     kind = next((kind for kind in kinds() if kind.code == code), CacheError)
     return kind(message)

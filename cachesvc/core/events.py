@@ -1,30 +1,29 @@
-"""What the node's state machine is told, and what it asks for: frozen data both ways.
+"""Events of the node's state machine: what readers, jobs, operators and the executor tell it. Frozen data.
 
-Events come from readers, jobs, operators and from the executor that runs the commands. An executor owes an
-answer to each command that starts work: `Filled` or `FillFailed` to `StartFill`, `Evicted` to `Evict`,
-`Verified` to `Verify`, and `Committed` or `CommitFailed` after a `Filled` into an NVMe tier. Until it answers,
-the bytes stay reserved.
+An executor owes an event for each command that starts work (`commands.py`), and `Committed` or `CommitFailed` after a
+`Filled` into an NVMe tier. Until the event comes, the bytes stay reserved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from cachesvc.core.commands import Grant
 from cachesvc.core.errors import TierFailed
-from cachesvc.core.model import Counted, DatasetId, ExtentId, ReaderId, Stay, TierName
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetDeclared:
     """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one.
 
-    Of it at most `quota_bytes` are kept, and of all that the same `user` (a uid; -1: nobody's) was the first to
-    claim at most `user_quota_bytes`; None: no quota. What exceeds them streams, or lies in room that is free.
+    At most `quota_bytes` of it are kept, and at most `user_quota_bytes` of all datasets that the same `user` (a uid; -1:
+    none) was the first to claim; None: no quota. Extents beyond a quota stream, or use room that is free.
 
-    `gradual`: the extents, which must be distinct, are taken up a few at each `Tick`, so that a million of them stop
-    nobody. Until `Claims.claimed` says so, the job names none of them.
+    `gradual`: the extents, which must be distinct, are claimed a few at each `Tick`, so that a million of them delay no
+    other event. Until `Claims.claimed` says so, the job names none of them.
     """
 
     job: int
@@ -38,25 +37,25 @@ class DatasetDeclared:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job's claims and plans end; its extents stay, as undeclared ones."""
+    """A job ends, and its claims and plans with it. Its extents stay, as undeclared ones."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A rank's order: (extent, first_step, last_step) sorted by first_step; replaces that plan's number.
+    """A rank declares its order: rows of (extent, first_step, last_step), sorted by first_step. It replaces the plan of the
+    same number.
 
-    `following` is the order of the extents in the epoch after it, where that is known: what is kept of a dataset
-    that does not fit is chosen to lie evenly in it. `passed` is the step before which a daemon that we took over
-    from saw everything consumed. Plans of one `launch`, the ranks of a job, have their epochs together; 0: one that
-    says nothing of its job has them with all others that say nothing. The room to look ahead is shared out by `user`
-    (a uid; -1: nobody's).
+    `following` is the order of the extents in the next epoch, where that is known: what is kept of a dataset that does not
+    fit is chosen to be spread evenly over it. `passed` is the step before which a daemon that this one took over from saw
+    everything consumed. Plans of one `launch`, the ranks of a job, share their epochs, and so do all plans with 0, which
+    name no job. The room to look ahead is shared out by `user` (a uid; -1: none).
     """
 
     plan: int
     job: int
-    entries: tuple[tuple[ExtentId, int, int], ...]
+    rows: tuple[tuple[ExtentId, int, int], ...]
     following: Sequence[ExtentId] = ()
     passed: int = 0
     launch: int = 0
@@ -65,14 +64,14 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlanEnded:
-    """The rank gave its order up or came to its end."""
+    """A rank gave its order up or finished it."""
 
     plan: int
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Everything before `step` of this plan has been consumed."""
+    """A rank has consumed everything before `step` of its plan."""
 
     plan: int
     step: int
@@ -88,11 +87,11 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class Demanded:
-    """A reader needs an extent. Answered by exactly one `Grant`, `Refuse` or `Fail`, unless the reader goes.
+    """A reader needs an extent. The answer is exactly one `Grant`, `Refuse` or `Fail`, unless the reader disconnects.
 
-    `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`.
-    `size_bytes` is needed only for an extent that no job has declared. Jobs take turns, so readers of one `job` have one
-    turn among them. 0: the job that the reader named before, or, where it named none, a turn of its own.
+    `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`. `size_bytes` is needed only
+    for an extent that no job has declared. Jobs take turns in the queue, so readers of one `job` share a turn; 0: the job
+    that the reader named before, or, where it named none, a turn of its own.
     """
 
     reader: ReaderId
@@ -105,8 +104,8 @@ class Demanded:
 
 @dataclass(frozen=True, slots=True)
 class NotGranted:
-    """What a `Grant` told could not be handed over, or its bytes are wrong: the lease ends, and it does not count. Answered
-    as the demand was; with `Refuse`, unless the reader is to be granted it `again`."""
+    """A `Grant` could not be handed over, or its bytes are wrong: the lease ends, and the grant does not count. The
+    answer is `Refuse`; where it is to be granted `again`, the demand is handled again."""
 
     grant: Grant
     again: bool = False
@@ -114,7 +113,7 @@ class NotGranted:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A reader gives back one lease of an extent (one that it held from before our restart goes first)."""
+    """A reader releases an extent: its hold from before the restart, or else one lease."""
 
     reader: ReaderId
     extent: ExtentId
@@ -122,18 +121,18 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class ReaderGone:
-    """A reader's connection ended: all its leases, waits and held bytes end with it."""
+    """A reader's connection ended, and its leases, waits and holds with it."""
 
     reader: ReaderId
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A reader still maps an extent from before our restart: the bytes count against the RAM budget, once an extent. No
-    bytes (a file): only its release is expected.
+class HoldReported:
+    """A reader reports that it still maps an extent from before the daemon's restart. Its bytes count against the RAM
+    budget, once for each extent. `size_bytes` 0 (a file): only its release is expected.
 
-    `most_bytes`: of what readers of this `user` (a uid; -1: nobody's) say so together, no more is believed. None: another
-    daemon has believed it, and said so in a takeover.
+    `most_bytes` limits what is believed of all readers of this `user` (a uid; -1: none) together. None: another daemon has
+    believed it before a takeover.
     """
 
     reader: ReaderId
@@ -145,8 +144,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A reader was granted an extent from a tier by the daemon that we took over from: a lease of the copy that
-    came with it, or, where none did, `Held`."""
+    """The daemon that this one took over from had granted a reader an extent from a tier. It is a lease of the copy that
+    came along, or, where none did, a hold (`HoldReported`)."""
 
     reader: ReaderId
     extent: ExtentId
@@ -156,8 +155,8 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A fill is complete and its bytes are verified. `from_peer`: another node had them, the source gave none. `code`
-    (of errors.py; 0: nothing) and `message`: what the first object that is missing in it failed with, for good."""
+    """A fill is complete and its bytes are verified. `from_peer`: another node gave them, not the source. `code` (an
+    `errors.py` code; 0: complete) and `message`: the permanent error of the first object that is missing in it."""
 
     extent: ExtentId
     tier: TierName
@@ -168,9 +167,9 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class FillFailed:
-    """A fill ended without the bytes, and its reservation is void. `code` is an `errors.py` code.
+    """A fill ended without the bytes, and its reservation ends. `code` is an `errors.py` code.
 
-    `retry`: the cause may pass (a source that throttles, a full disk), so it is worth another attempt.
+    `retry`: the cause may be temporary (a source that throttles, a full disk), so another attempt makes sense.
     """
 
     extent: ExtentId
@@ -182,7 +181,7 @@ class FillFailed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """An NVMe extent became durable. Before this it may be granted, but not evicted."""
+    """An NVMe copy became durable. Before this it may be granted, but not evicted."""
 
     extent: ExtentId
     tier: TierName
@@ -190,8 +189,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """An NVMe extent could not be made durable: the copy is dropped as soon as its leases end, and its readers are asked
-    for it. What was written may be gone although the file can still be read."""
+    """An NVMe copy could not be made durable: it is recalled, and evicted as soon as its leases end. The written bytes
+    may be lost although the file can still be read."""
 
     extent: ExtentId
     tier: TierName
@@ -201,7 +200,7 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The executor gave the bytes back; only now are they free."""
+    """The executor removed a copy; only now are its bytes free."""
 
     extent: ExtentId
     tier: TierName
@@ -209,7 +208,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a tier held at start: everything committed and its size in bytes, oldest first."""
+    """A tier reports what it held at start: every committed extent and its size in bytes, oldest first."""
 
     tier: TierName
     extents: dict[ExtentId, int]
@@ -217,10 +216,10 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What is resident of a declared dataset, and what it comes to keep, stays until `Unpinned`: within these quotas (see
-    `DatasetDeclared`) of the `user` for whom it counts from here on, and all of it where there are none.
+    """An operator pins a declared dataset: what is resident of it, and what is kept later, stays until `Unpinned`. From
+    here on it counts for this `user`, within these quotas (see `DatasetDeclared`), or all of it where there are none.
 
-    `gradual`: from when `Claims.settled` says so; a large dataset is pinned a few extents at each `Tick`.
+    `gradual`: a large dataset is pinned a few extents at each `Tick`; `Claims.settled` says when it is done.
     """
 
     dataset: DatasetId
@@ -232,17 +231,17 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Unpinned:
-    """Ends `Pinned`. Of a large dataset that takes several `Tick`s; `Claims.settled` says when it is done."""
+    """An operator ends a pin. For a large dataset that takes several `Tick`s; `Claims.settled` says when it is done."""
 
     dataset: DatasetId
 
 
 @dataclass(frozen=True, slots=True)
 class EvictAsked:
-    """An operator drops a dataset: what is neither leased nor pinned goes now. A large one goes a few extents at each
-    `Tick`; `Claims.evicted` says when that is done.
+    """An operator evicts a dataset: its extents that are neither leased nor pinned. A large one is evicted a few extents at
+    each `Tick`; `Claims.evicted` says when that is done.
 
-    `extents` names them where no job declares the dataset and the node cannot know which they are.
+    `extents` names its extents where no job declares the dataset, so that the node does not know them.
     """
 
     dataset: DatasetId
@@ -251,7 +250,7 @@ class EvictAsked:
 
 @dataclass(frozen=True, slots=True)
 class Corrupt:
-    """A copy failed its checksums: never granted again, dropped once unused, filled again if wanted."""
+    """A copy failed its checksums: it is never granted again, evicted once idle, and filled again if wanted."""
 
     extent: ExtentId
     tier: TierName
@@ -259,8 +258,8 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class FillAgain:
-    """Objects are missing in a copy, and may be there by now: never granted again, dropped once unused, filled again if
-    wanted."""
+    """Objects that are missing in a copy may be there by now: it is never granted again, evicted once idle, and filled
+    again if wanted."""
 
     extent: ExtentId
     tier: TierName
@@ -268,8 +267,8 @@ class FillAgain:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """A tier has not answered for seconds, or does again: meanwhile nothing is filled into it. Comes before what it keeps
-    waiting is answered with `FillFailed`."""
+    """A tier has not answered for seconds, or answers again. Meanwhile nothing is filled into it. Comes before the
+    `FillFailed` of its fills under way."""
 
     tier: TierName
     stalled: bool
@@ -284,16 +283,16 @@ class TierLost:
 
 @dataclass(frozen=True, slots=True)
 class TierBack:
-    """A lost tier works again, with what it held."""
+    """A lost tier works again, with the copies that it held."""
 
     tier: TierName
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """A lost tier has another directory: what it held is gone, files that readers have open apart, and this is
-    what it holds now. Comes when fills and commits that it had under way are answered, before `TierBack`;
-    evictions are not answered any more."""
+    """A lost tier has another directory, with these extents. Its copies are gone, except for files that readers have open.
+    Comes before `TierBack`, once the fills and commits that were under way are answered; evictions are not answered any
+    more."""
 
     tier: TierName
     extents: dict[ExtentId, int]
@@ -301,7 +300,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """A tier's budget changed: other people's files took room on its disk, or gave it back."""
+    """A tier's budget changed: other files on its disk took room, or freed it."""
 
     tier: TierName
     budget_bytes: int
@@ -309,8 +308,8 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The check that `Verify` asked for ended: the bytes are right, or nothing could be said about them.
-    A copy that is wrong is `Corrupt`, before this. `looked`: somebody could look."""
+    """The check that `Verify` asked for ended: the bytes are right, or could not be read. For wrong bytes, `Corrupt` comes
+    before this. `looked`: the bytes were read."""
 
     extent: ExtentId
     tier: TierName
@@ -319,76 +318,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; owed when `Node.next_deadline()` is reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartFill:
-    """Bring an extent into a tier, where its bytes are reserved; `from_tier` None is the source."""
-
-    extent: ExtentId
-    tier: TierName
-    from_tier: TierName | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Hand the reader a read-only descriptor; the lease has begun. `stay`: how long the reader may hold it when it has
-    read it. `from_peer`: the fill that brought the bytes to this node had them from another one. `counted`: as what."""
-
-    reader: ReaderId
-    request: int
-    extent: ExtentId
-    tier: TierName
-    stay: Stay = "kept"
-    from_peer: bool = False
-    counted: Counted = field(default="hits", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """Ask the reader for what it was granted of an extent: its bytes are wrong, or will be; or others need its room.
-    `Released` follows, at some time."""
-
-    reader: ReaderId
-    extent: ExtentId
-    wrong: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Read it elsewhere: it cannot be reserved now without waiting for another reader."""
-
-    reader: ReaderId
-    request: int
-    extent: ExtentId
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The fill that the reader waited for failed. `code` is an `errors.py` code."""
-
-    reader: ReaderId
-    request: int
-    extent: ExtentId
-    code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Give an extent's bytes in a tier back and answer `Evicted`."""
-
-    extent: ExtentId
-    tier: TierName
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """The scrub's turn: check a copy against its checksums and answer `Verified`."""
-
-    extent: ExtentId
-    tier: TierName
+    """Time passed. Owed when `Node.next_deadline()` is reached."""
 
 
 Event: TypeAlias = (
@@ -402,7 +332,7 @@ Event: TypeAlias = (
     | NotGranted
     | Released
     | ReaderGone
-    | Held
+    | HoldReported
     | Leased
     | Filled
     | FillFailed
@@ -423,4 +353,3 @@ Event: TypeAlias = (
     | Verified
     | Tick
 )
-Command: TypeAlias = StartFill | Grant | Recall | Refuse | Fail | Evict | Verify

@@ -1,7 +1,7 @@
-"""Holes: the pieces of an extent that could not be had for good, while the rest of it is there.
+"""Holes: the pieces of an extent that cannot be read for a permanent reason, while the rest of it is there.
 
-An extent of many small files is filled without those that are gone, overwritten, unreadable or damaged. What is written of
-them in a grant says which pieces they are and why, so that a reader never takes what lies there for data.
+An extent of many small files is filled without those that are gone, overwritten, unreadable or damaged. A grant names these
+pieces and why they are missing, so that a reader never takes their bytes for data.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cachesvc.core.errors import CacheError, CorruptData, NotAllowed, NotFound, 
 from cachesvc.core.model import Extent
 
 PERMANENT = (NotFound, NotAllowed, SourceChanged, CorruptData)
-"""Errors of one object that a retry would meet again."""
+"""Permanent errors of one object."""
 MAX_TEXT_CHARS = 1500
-"""Limit of the text that names a grant's holes, about 200 of them: a grant is one datagram. An extent with more is not
-filled."""
+"""Limit of the text that names a grant's holes, about 200 of them: a grant is one datagram. An extent with more holes is
+not filled."""
 _WHY = {
     NotFound.code: "is gone: restore it, then open the dataset again",
     NotAllowed.code: "may not be read: allow it, then open the dataset again",
@@ -28,43 +28,43 @@ _WHY = {
 
 
 class Hole(NamedTuple):
-    """A piece, by its place in its extent, and the code of the error that reading it gave."""
+    """The index of a piece in its extent, and the code of its error."""
 
     piece: int
     code: int
 
 
 def encode(holes: Iterable[Hole]) -> str:
-    """Text without spaces, empty where there are none."""
+    """Holes as text without spaces; empty where there are none."""
     return ",".join(f"{hole.piece}:{hole.code}" for hole in sorted(holes))
 
 
 def decode(text: str) -> tuple[Hole, ...]:
-    """The inverse. Raises ValueError."""
+    """The inverse of `encode`. Raises ValueError for other text."""
     pairs = (each.split(":") for each in text.split(",") if text)
     return tuple(Hole(int(piece), int(code)) for piece, code in pairs)
 
 
 class Holes:
-    """The places of one copy's holes."""
+    """The byte ranges of one copy's holes."""
 
     def __init__(self, extent: Extent, text: str) -> None:
-        """Raises ValueError or IndexError for a text that does not fit the extent."""
+        """Parse a grant's text. Raises ValueError or IndexError where it does not fit the extent."""
         ends = list(accumulate(piece.length for piece in extent.pieces))
         self._holes = decode(text)
         self._uris = [extent.pieces[hole.piece].object.uri for hole in self._holes]
         self._ends = [ends[hole.piece] for hole in self._holes]
         self._begins = [ends[hole.piece] - extent.pieces[hole.piece].length for hole in self._holes]
 
-    def check(self, inside: int, size_bytes: int) -> None:
-        """Raise the error of the first hole in a range of the extent; it names the object."""
-        at = bisect_right(self._ends, inside)
-        if at < len(self._ends) and self._begins[at] < inside + size_bytes:
+    def check(self, offset: int, size_bytes: int) -> None:
+        """Raise the error of the first hole in [offset, offset + size_bytes) of the extent. It names the object."""
+        at = bisect_right(self._ends, offset)
+        if at < len(self._ends) and self._begins[at] < offset + size_bytes:
             raise error_of(self._holes[at], self._uris[at])
 
 
 def error_of(hole: Hole, uri: str) -> CacheError:
-    """The error for a read that touches a hole."""
+    """The error for a read that touches a hole of the object `uri`."""
     error = from_code(hole.code, f"{uri} {_WHY.get(hole.code, 'cannot be read')}")
     error.of_object = True
     return error

@@ -1,4 +1,4 @@
-"""The nouns of the system: object versions, pieces, extents. Design, section 2."""
+"""The nouns of the system: object versions, pieces, extents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 ExtentId = NewType("ExtentId", bytes)
-"""128-bit digest of an extent's pieces: changed data has a new id."""
+"""128-bit digest of an extent's pieces: changed data has another id."""
 
 DatasetId = NewType("DatasetId", str)
 """Hex digest of a catalog: one immutable version of a dataset."""
@@ -21,26 +21,27 @@ TierName = NewType("TierName", str)
 """`ram`, or the name of an NVMe directory (`nvme0`, `nvme1`, ...)."""
 
 Stay = Literal["kept", "brief", "once"]
+"""How long a reader may hold an extent: as long as it likes, until a later read leaves it out, or for one read. The words
+go over the wire."""
 Counted = Literal["hits", "ahead", "misses"]
-"""How long a reader may hold what it was granted: as long as it likes, while its reads come back to it, or for one
-read. The words go over the wire."""
+"""How a granted demand is counted; see `core/node/status.py`."""
 
 RAM = TierName("ram")
 EXTENT_BYTES = 64 << 20
 """64 MiB: long enough to amortise a request (20 ms at 90 MB/s is 1.8 MB), short enough for a window."""
 MAX_EXTENTS = 1_000_000
-"""Of a dataset version, and so of a plan: 64 TB. A daemon holds 330 bytes for each."""
+"""Limit of a dataset version, and so of a plan: 64 TB. A daemon holds 330 bytes for each extent."""
 PAGE_BYTES = 4096
 HUGE_BYTES = 2 << 20
-"""A huge page: what lies at a multiple of it in the address space and in memory can be mapped as one."""
+"""A huge page: bytes that begin at a multiple of it in the address space and in memory can be mapped as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """Bytes that never change: a stored object as it was listed.
+    """A stored object as it was listed: bytes that never change.
 
-    `etag` is the store's entity tag; on POSIX `"{mtime_ns}-{ctime_ns}"`; empty when the source offers
-    neither, and then the object is unversioned.
+    `etag` is the store's entity tag; on POSIX `"{mtime_ns}-{ctime_ns}"`. It is empty where the source offers neither, and
+    then the object is unversioned.
     """
 
     uri: str
@@ -50,10 +51,10 @@ class ObjectVersion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`length` bytes of an extent: a byte range of one object, from `offset` on.
+    """A byte range of one object, `length` bytes from `offset` on, in an extent.
 
-    With a codec they are decoded while filling: from the `stored` bytes at `offset` and the last `tail` bytes of the
-    object, or, where `stored` is 0, from all of it.
+    With a `codec`, a fill decodes them from the `stored` bytes at `offset` and the last `tail` bytes of the object, or,
+    where `stored` is 0, from the whole object.
     """
 
     object: ObjectVersion
@@ -65,7 +66,7 @@ class Piece:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """What is fetched of the object for this piece: [begin, end) each."""
+        """The byte ranges of the object that are fetched for this piece, each [begin, end)."""
         size = self.object.size_bytes
         if not self.codec:
             return ((self.offset, self.offset + self.length),)
@@ -90,7 +91,7 @@ class Extent:
 
 
 def extent_of(pieces: Iterable[Piece]) -> Extent:
-    """Name a run of pieces. The id is blake2b-128 over every field of every piece, length-prefixed."""
+    """The extent of a run of pieces. Its id is blake2b-128 over every field of every piece, length-prefixed."""
     run = tuple(pieces)
     digest = hashlib.blake2b(digest_size=16)
     for piece in run:

@@ -1,33 +1,33 @@
-"""What training steps waited for, as a rank tells its node's daemon: counts since it last told, and quantiles."""
+"""Reports of a rank to its daemon on what its training steps waited for: counts since the last report, and quantiles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 CAUSES = ("source", "peer", "disk", "decode", "hand-over", "transfer")
-"""`source`, `peer`: an extent had to come from the source, or from another node. `disk`: reading it here.
-`decode`: making samples and batches of bytes that are there (gather, decode, transform, collate). `hand-over`:
-from the worker that made the batch to the training step. `transfer`: pinning it and queuing its copy to the device."""
+"""Causes of a wait. `source`, `peer`: an extent came from the source, or from another node. `disk`: reading it on this
+node. `decode`: making samples and batches (gather, decode, transform, collate). `hand-over`: moving a batch from its
+worker to the training step. `transfer`: pinning a batch and queuing its copy to the device."""
 QUANTILES = ("0.5", "0.95", "0.99")
 _MOST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class StallReport:
-    """`steps` batches were handed over; `waited_us` for them by `CAUSES`; `quantiles_us` of a step's wait in the
-    epoch so far, by `QUANTILES`."""
+    """A count of `steps` (batches handed over), the microseconds that they waited for each of `CAUSES`, and the
+    `QUANTILES` of a step's wait in the epoch so far, in microseconds."""
 
     steps: int
     waited_us: tuple[int, ...]
     quantiles_us: tuple[int, ...]
 
     def encode(self) -> str:
-        """For the grants wire."""
+        """The report as text for the grants wire."""
         return " ".join(map(str, (self.steps, *self.waited_us, *self.quantiles_us)))
 
     @staticmethod
     def decode(text: str) -> StallReport:
-        """Raises ValueError for anything that `encode` does not write."""
+        """Parse what `encode` writes. Raises ValueError for anything else."""
         steps, *rest = (int(word) for word in text.split(" "))
         if len(rest) != len(CAUSES) + len(QUANTILES) or not all(0 <= each < _MOST for each in (steps, *rest)):
             raise ValueError("not a report of stalls")
@@ -36,14 +36,14 @@ class StallReport:
 
 @dataclass(slots=True)
 class Stalls:
-    """Sums of one dataset's reports, and the quantiles of the latest."""
+    """The sums of one dataset's reports, and the quantiles of the latest report."""
 
     steps: int = 0
     waited_us: list[int] = field(default_factory=lambda: [0] * len(CAUSES))
     quantiles_us: tuple[int, ...] = (0,) * len(QUANTILES)
 
     def add(self, report: StallReport) -> None:
-        """A rank has reported."""
+        """Add a rank's report."""
         self.steps += report.steps
         self.waited_us = [sum(pair) for pair in zip(self.waited_us, report.waited_us, strict=True)]
         self.quantiles_us = report.quantiles_us

@@ -1,22 +1,22 @@
-"""The grants socket's messages: fixed little-endian structs, one per SOCK_SEQPACKET datagram.
+"""Messages of the grants socket: fixed little-endian structs, one in each SOCK_SEQPACKET datagram.
 
-Both ends import this file. A message that does not parse is a protocol error and closes the connection.
+Both ends import this module. A message that does not parse is a protocol error and closes the connection.
 
     reader -> daemon                           daemon -> reader
     HELLO   magic, dataset (16 bytes), job,    WELCOME  the connection's token, extents in the dataset, bytes that
-            what it knows                      each tier may hold
+            features                           each tier may hold
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
     GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer] [holes=...]" +
                                                descriptor; holes as `core/holes.py` has them
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
-                                               RECALL   extent index, "wrong" or "room": "give back what you have of it"
+                                               RECALL   extent index, "wrong" or "room": release it
     RELEASE extent index
-    HOLD    extent index, tier: "I still hold this from before your restart"
-    IDENTIFY: "I read nothing"                 WELCOME  the connection's token
-    PLAN    rows, rows of the epoch after it + descriptor (`client/plan_memory.py`): its earlier plan is over
+    HOLD    extent index, tier: the reader still holds it from before the daemon's restart
+    IDENTIFY: the caller reads nothing         WELCOME  the connection's token
+    PLAN    rows, rows of the next epoch + descriptor (`client/plan_memory.py`): replaces the reader's earlier plan
     PASSED  step of the reader's plan: everything before `step` has been consumed
-    SUSPECT extent index: "what I was granted does not match its checksums"
+    SUSPECT extent index: the granted bytes do not match their checksums
     WAITED  a StallReport (core/stalls.py), every few seconds
 """
 
@@ -33,9 +33,9 @@ _HEAD = struct.Struct("<BIQQ16s")
 NO_DATASET = bytes(16)
 HOLES = "holes="
 KNOWS_HOLES = 1
-"""The `size` of a HELLO: who says less takes all that it is granted for data."""
+"""The `size` of a HELLO by a reader that understands holes. Other readers take all granted bytes for data."""
 WRONG, ROOM = "wrong", "room"
-"""Why something is recalled: its bytes are not what they should be; or others need the room."""
+"""Why an extent is recalled: its bytes are wrong, or others need the room."""
 
 
 class Op(IntEnum):
@@ -60,13 +60,14 @@ class Op(IntEnum):
 
 _OPS = {int(op): op for op in Op}
 _new = tuple.__new__
-"""A named tuple's own goes through one more call of Python's, and every grant and its release pass here three times."""
+"""Faster than a named tuple's constructor, which is one more Python call: each grant and its release pass here three
+times."""
 
 
 class Message(NamedTuple):
-    """One datagram. `number` is the request (GET and its answers), MAGIC (HELLO, IDENTIFY), an error code's request
-    (FAILED) or a count of rows (PLAN); `value` the extent index, step, count, or what a job's readers have in common
-    (HELLO; 0: nothing); `size` bytes, error code, or the token (WELCOME)."""
+    """One datagram. `number`: the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or a count of rows (PLAN).
+    `value`: the extent index, step, count, or the number that a job's readers share (HELLO; 0: none). `size`: bytes, the
+    error code (FAILED), or the token (WELCOME)."""
 
     op: Op
     number: int = 0
@@ -79,12 +80,12 @@ class Message(NamedTuple):
 def encode(
     op: Op, number: int = 0, value: int = 0, size: int = 0, digest: bytes = NO_DATASET, text: str = ""
 ) -> bytes:
-    """A Message's fields -> datagram; text is cut to `MAX_TEXT_BYTES`."""
+    """The datagram of a message's fields. Text is cut to `MAX_TEXT_BYTES`."""
     return _HEAD.pack(op, number, value, size, digest) + text.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
 
 
 def decode(datagram: bytes) -> Message:
-    """Datagram -> Message. Raises ValueError for anything else."""
+    """The message of a datagram. Raises ValueError for anything that is not one."""
     if len(datagram) < _HEAD.size or len(datagram) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a grants message of {len(datagram)} bytes")
     op, number, value, size, digest = _HEAD.unpack_from(datagram)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.unused import remove_unused, used
+from cachesvc.catalog.expiry import mark_used, remove_unused
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, NotAllowed, NotFound, OutOfSpace
 from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
@@ -208,7 +208,7 @@ class Datasets:
             log.info("unused catalogs are removed", extra={"files": len(removed)})
 
     def _read(self, wanted: DatasetId) -> ServedDataset:
-        if not self.stored(wanted) or not used(self._path(wanted)):
+        if not self.stored(wanted) or not mark_used(self._path(wanted)):
             raise unknown(wanted)
         sealed = SealedCatalog(sealed_copy(self._path(wanted)))
         catalog = Catalog.open(f"/proc/self/fd/{sealed.fd}")
@@ -230,11 +230,11 @@ class Datasets:
 
         Raises NotFound, which reveals neither the objects nor the allowed prefixes; its cause is the refusal.
         """
-        if self._allowlist.holds(_folder(catalog)):
+        if self._allowlist.allows(_folder(catalog)):
             return
         for index in range(catalog.objects):  # the common prefix is above the allowed prefixes
             uri = catalog.object(index).uri
-            if not self._allowlist.holds(uri):
+            if not self._allowlist.allows(uri):
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 
@@ -278,8 +278,8 @@ def check_share(node: Node, dataset: ServedDataset, user: int) -> None:
 def in_use(node: Node, dataset: ServedDataset) -> bool:
     """Tell whether the node has any of the dataset's extents: resident, filling or demanded. O(the smaller set)."""
     wanted = dataset.index_of.keys()
-    found = (tier.found.keys() for tier in node.policy.tiers.values())
-    return not (node.copies.entries.isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
+    found = (tier.dormant.keys() for tier in node.policy.tiers.values())
+    return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 
 
 def unknown(wanted: DatasetId) -> NotFound:

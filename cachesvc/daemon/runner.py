@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cachesvc.core import events
-from cachesvc.core.events import Command, Event
+from cachesvc.core import commands, events
+from cachesvc.core.commands import Command
+from cachesvc.core.events import Event
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import Stalls
@@ -114,13 +115,13 @@ class Runner:
             self.watch.add(each.disk, each.probes, threads.of(name), partial(fillers.busy_s, name))
         evictions = Evictions(tiers, commits, self.checks, hole_records, self.handle)
         self._execute: dict[type[Command], Callable[..., None]] = {
-            events.StartFill: self.fills.start,
-            events.Grant: self.granting.grant,
-            events.Recall: self.granting.recall,
-            events.Refuse: self.granting.refuse,
-            events.Fail: self.granting.fail,
-            events.Evict: evictions.evict,
-            events.Verify: self.checks.scrub,
+            commands.StartFill: self.fills.start,
+            commands.Grant: self.granting.grant,
+            commands.Recall: self.granting.recall,
+            commands.Refuse: self.granting.refuse,
+            commands.Fail: self.granting.fail,
+            commands.Evict: evictions.evict,
+            commands.Verify: self.checks.scrub,
         }
 
     @property
@@ -230,7 +231,7 @@ class Runner:
         def held(extent: ExtentId) -> bool:
             entry = entries.get(extent)
             copies = tuple(entry.copies) if entry else ()
-            return any(copy.tier.lost for copy in copies) or any(extent in tier.found for tier in lost)
+            return any(copy.tier.lost for copy in copies) or any(extent in tier.dormant for tier in lost)
 
         return [extent for extent in dataset.extent_ids if held(extent)] if lost else []
 

@@ -34,7 +34,7 @@ from cachesvc.core import events
 from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings as NodeSettings
+from cachesvc.core.tiering.policy import NodeSettings
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants

@@ -1,4 +1,4 @@
-"""A clock that jumps: a heap of what happens when, in a fixed order."""
+"""A virtual clock that jumps from event to event, in a fixed order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Virtual seconds. What is due at the same time runs in the order in which it was set."""
+    """Virtual seconds. Actions that are due at the same time run in the order in which they were added."""
 
     __slots__ = ("_heap", "_number", "now")
 
@@ -22,7 +22,7 @@ class Clock:
         heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._number, action))
 
     def step(self) -> bool:
-        """Jump to what comes next and run it; False when nothing comes any more."""
+        """Jump to the next action and run it; False where there is none."""
         if not self._heap:
             return False
         self.now, _, action = heapq.heappop(self._heap)

@@ -1,6 +1,6 @@
 """Hit rates in closed form: f = cache / data, every epoch a uniform shuffle, steady state.
 
-The simulator is held against these, so they stand here and nowhere else.
+Tests compare the simulator with them, so they are written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,4 +24,4 @@ def random_eviction(f: float) -> float:
 
 
 EXPECTED = {"keep": keep, "lru": lru, "random": random_eviction, "belady": keep}
-"""By policy."""
+"""Hit rates by policy."""

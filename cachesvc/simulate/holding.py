@@ -1,4 +1,4 @@
-"""What a reader holds, by the rules of `loader/reading/lease_table.py`."""
+"""Extents that a simulated reader holds, by the rules of `loader/reading/lease_table.py`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Generic, TypeVar
 
 from cachesvc.core.model import Stay
 
-LOOK_S = 1.0
-"""As the loader's presence: so much later at the most what is recalled goes back, unless a read looks at it."""
+RECALL_DELAY_S = 1.0
+"""The loader polls for recalls once a second: the most by which a release is late, unless a read uses the extent."""
 T = TypeVar("T")
 
 
 class Holding(Generic[T]):
-    """What is kept stays until it is recalled; what streams until a later read leaves it, or for one read only where the
-    room is for others. The methods name what goes back then."""
+    """Extents that a reader holds: kept ones until they are recalled; streaming ones until a later read leaves them out,
+    or for one read only where others need the room. The methods return what the reader releases."""
 
     def __init__(self) -> None:
         self.held: set[T] = set()
@@ -23,24 +23,24 @@ class Holding(Generic[T]):
         self._pressed = False
 
     def granted(self, extent: T, stay: Stay) -> None:
-        """One more is held."""
+        """Hold one more extent."""
         self.held.add(extent)
         if stay != "kept":
             self._brief.add(extent)
         self._pressed |= stay == "once"
 
     def read(self, touched: Collection[T]) -> set[T]:
-        """A read of these is over."""
+        """End a read of these extents."""
         passed = self._brief if self._pressed else self._brief.difference(touched)
         self._pressed = False
         return self._forget(passed | self._recalled & self.held)
 
     def refused(self) -> set[T]:
-        """There was no room for what a read needs: it has copied out what came, and holds nothing while it waits."""
+        """Release everything: a read found no room. It has copied out what came, and holds nothing while it waits."""
         return self._forget(set(self.held))
 
     def recalled(self, extent: T, reading: Collection[T]) -> set[T]:
-        """It is asked for, while a read looks at others."""
+        """Release a recalled extent, now or after the read that uses it."""
         if extent in reading:
             self._recalled.add(extent)
             return set()

@@ -1,4 +1,4 @@
-"""What a simulated run comes to: epochs, and the source's rate within them."""
+"""Results of a simulated run: its epochs, and the source's rate within them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WINDOW = 0.05
-"""The part of an epoch over which the peak of the source's rate is taken."""
+"""The part of an epoch over which the peak of the source's rate is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """One epoch. `hit_rate`: extents touched that cost the source nothing, of all that were touched.
+    """One epoch. `hit_rate`: touched extents that cost the source nothing, as a part of all touched ones.
 
-    `peak` is the highest source rate over any 5 % of the epoch, `mean` that of the whole epoch, bytes/s.
-    `ahead_bytes`: the most that lay fetched and not yet read at any time.
+    `peak` is the highest source rate over any 5 % of the epoch, `mean` that of the whole epoch, in bytes/s. `ahead_bytes`:
+    the most bytes that were fetched and not yet read at any time.
     """
 
     hit_rate: float
@@ -35,7 +35,7 @@ class EpochResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A policy on a workload. The first epoch is cold, so rates are means over the others."""
+    """The result of a policy on a workload. The first epoch is cold, so rates are means over the others."""
 
     policy: str
     bound: float
@@ -47,32 +47,32 @@ class Result:
 
     @property
     def hit_rate(self) -> float:
-        """Mean of the warm epochs."""
+        """The mean hit rate of the warm epochs."""
         return sum(epoch.hit_rate for epoch in self._warm) / len(self._warm)
 
     @property
     def source_bytes(self) -> int:
-        """Of all epochs, the cold one included."""
+        """Bytes from the source over all epochs, the cold one included."""
         return sum(epoch.source_bytes for epoch in self.epochs)
 
     @property
     def peak(self) -> float:
-        """Highest source rate over any 5 % of a warm epoch, bytes/s."""
+        """The highest source rate over any 5 % of a warm epoch, bytes/s."""
         return max(epoch.peak for epoch in self._warm)
 
     @property
     def peak_ratio(self) -> float:
-        """Highest ratio of a warm epoch's peak to that epoch's own mean."""
+        """The highest ratio of a warm epoch's peak to that epoch's own mean."""
         return max(epoch.peak_ratio for epoch in self._warm)
 
     @property
     def stall_s(self) -> float:
-        """Mean seconds that a warm epoch waited for data."""
+        """The mean seconds that a warm epoch waited for data."""
         return sum(epoch.stall_s for epoch in self._warm) / len(self._warm)
 
     @property
     def epoch_s(self) -> float:
-        """Mean seconds of a warm epoch."""
+        """The mean seconds of a warm epoch."""
         return sum(epoch.epoch_s for epoch in self._warm) / len(self._warm)
 
 
@@ -88,12 +88,12 @@ class Meter:
     ahead_bytes: int = 0
 
     def fill(self, now: float, extent: int, size_bytes: int) -> None:
-        """Bytes arrived from the source."""
+        """Count bytes that arrived from the source."""
         self.fetched.add(extent)
         self.fills.append((now, size_bytes))
 
     def close(self, now: float) -> EpochResult:
-        """The epoch ended."""
+        """End the epoch; its result."""
         total = sum(size for _, size in self.fills)
         span = now - self.began
         hits = len(self.touched - self.fetched) / len(self.touched) if self.touched else 1.0
@@ -110,7 +110,7 @@ class Meter:
 
 
 def peak_rate(fills: Sequence[tuple[float, int]], window_s: float) -> float:
-    """The most bytes that arrived within any `window_s`, per second. `fills` are (time, bytes), by time."""
+    """The most bytes that arrived within any `window_s`, per second. `fills` are (time, bytes), in the order of time."""
     if window_s <= 0:
         return 0.0
     inside: deque[tuple[float, int]] = deque()

@@ -1,4 +1,4 @@
-"""Reference caches on the same trace: a random victim, and Belady's. They fetch on demand, one after another."""
+"""Reference caches on the same trace: one that evicts at random, and Belady's. They fetch on demand, one after another."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import random
 from collections.abc import Iterator
 
 from cachesvc.simulate.measure import EpochResult, Meter
-from cachesvc.simulate.source import Source
+from cachesvc.simulate.simulated_source import SimulatedSource
 from cachesvc.simulate.trace import EpochTrace, Workload
 
 
 class RandomCache:
-    """Evicts any of what it holds."""
+    """A cache that evicts a random extent."""
 
     def __init__(self, room: int, seed: int) -> None:
         self._room = room
@@ -21,7 +21,7 @@ class RandomCache:
         self._place: dict[int, int] = {}
 
     def touch(self, extent: int, next_use: float) -> bool:
-        """Whether it was held; it is afterwards."""
+        """Return whether the extent was held. It is held afterwards."""
         if extent in self._place:
             return True
         if len(self._held) < self._room:
@@ -35,7 +35,7 @@ class RandomCache:
 
 
 class BeladyCache:
-    """Evicts what is used last of all; what would be used later still passes by."""
+    """A cache that evicts the extent with the latest next use, which may be the one just touched."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -43,7 +43,7 @@ class BeladyCache:
         self._last: list[tuple[float, int]] = []
 
     def touch(self, extent: int, next_use: float) -> bool:
-        """Whether it was held. `next_use`: when it is used again."""
+        """Return whether the extent was held. `next_use`: when it is used again."""
         held = extent in self._next
         self._next[extent] = next_use
         heapq.heappush(self._last, (-next_use, extent))
@@ -58,7 +58,7 @@ def replay(
     cache: RandomCache | BeladyCache,
     workload: Workload,
     traces: list[EpochTrace],
-    source: Source,
+    source: SimulatedSource,
     step_s: float,
 ) -> Iterator[EpochResult]:
     """Read every epoch through the cache; each miss stalls for its fetch, and for those before it that failed."""
@@ -82,7 +82,7 @@ def replay(
 
 
 def _next_uses(traces: list[EpochTrace]) -> Iterator[float]:
-    """For each touch in turn, the number of the touch at which that extent is used again."""
+    """Yield for each touch the number of the touch at which its extent is used again; inf for none."""
     touches = [extent for trace in traces for step in trace.steps for extent in step]
     later: dict[int, int] = {}
     found = [0.0] * len(touches)

@@ -1,4 +1,4 @@
-"""What trainers touch: epochs of the real order function, step by step."""
+"""Traces of what trainers touch: epochs of the real order function, step by step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cachesvc.core.model import ExtentId
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 
 MAX_TOUCHES = 100_000_000
-"""Extents x samples of an epoch; more than this does not end in an hour."""
+"""Limit of the samples of an epoch; more do not end in an hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A dataset of equal shards, one extent each, and the job that reads it.
 
-    A step is one global batch, shared evenly by `ranks` readers. `window` counts extents (0: everything).
+    A step is one global batch, shared evenly by `ranks` readers. `window` counts extents (0: all).
     """
 
     shards: int = 2000
@@ -53,11 +53,11 @@ class Workload:
 
     @property
     def size_bytes(self) -> int:
-        """The whole dataset."""
+        """Bytes of the whole dataset."""
         return self.shards * self.shard_bytes
 
     def extent(self, index: int) -> ExtentId:
-        """The id of a shard's only extent; multiplied so that its digits are spread like a digest's."""
+        """The id of a shard's only extent; a product whose digits are spread like a digest's."""
         return ExtentId((index * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)).to_bytes(16, "little"))
 
     def order(self, epoch: int) -> EpochOrder:
@@ -68,7 +68,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class EpochTrace:
-    """One rank's epoch: `plan` rows as the loader submits them, `steps[i]` the extents that its batch i touches."""
+    """One rank's epoch. `plan`: rows as the loader submits them; `steps[i]`: the extents that batch i touches."""
 
     plan: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""Memory that reads of a process share: in huge pages, used again, and bounded."""
+"""Buffers that the reads of a process share: bounded, reused, in huge pages."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _LEAST_BYTES = 64 << 10
 
 
 class Buffers:
-    """Buffers that many threads take and return. Together they hold `most_bytes` at most; one alone may be larger."""
+    """A pool of buffers with a limit of `most_bytes`; a single buffer may be larger. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._returned = threading.Condition()
         self._idle: list[memoryview] = []
         self._held_bytes = 0
-        """Bytes of all buffers, idle and in use."""
+        """The size of all buffers, idle and in use."""
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[memoryview]:
-        """A buffer of `size` bytes, as soon as others leave room for it."""
-        buffer = self._take(size)
+    def borrowed(self, size: int) -> Iterator[memoryview]:
+        """Lend a buffer of `size` bytes for the body of a `with`; waits until the limit allows it."""
+        buffer = self._borrow(size)
         try:
             yield buffer[:size]
         finally:
             with self._returned:
                 self._idle.append(buffer)
-                self._returned.notify_all()  # they may want buffers of other sizes
+                self._returned.notify_all()  # all: waiters may need buffers of other sizes
 
     def release(self) -> None:
-        """Give the memory of all idle buffers back to the kernel."""
+        """Return the memory of all idle buffers to the kernel."""
         with self._returned:
             self._drop_idle()
 
-    def _take(self, size: int) -> memoryview:
+    def _borrow(self, size: int) -> memoryview:
         with self._returned:
             while True:
                 fits = [at for at, buffer in enumerate(self._idle) if len(buffer) >= size]
@@ -56,8 +56,8 @@ class Buffers:
 
 
 def _huge(size: int) -> memoryview:
-    """Memory in huge pages where the kernel has them: 32 buffers of 8 MiB are 65,536 page faults less."""
+    """Map memory, in huge pages where the kernel has them: they save 65,536 page faults for 32 buffers of 8 MiB."""
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel that has none
+    with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

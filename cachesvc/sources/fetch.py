@@ -1,4 +1,4 @@
-"""Fill a descriptor with an extent's bytes: many ranged reads at once into reused buffers, then `pwrite`."""
+"""Fills a descriptor with an extent's bytes: many concurrent ranged reads into reused buffers, then `pwrite`."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from cachesvc.sources.parquet import parquet
 from cachesvc.sources.source import Checker, Source
 
 PART_BYTES = 8 << 20
-"""At 20 ms a request and 90 MB/s a connection a part of 8 MiB waits for 18 % of its time."""
+"""The size of a ranged read. At 20 ms a request and 90 MB/s a connection, latency is 18 % of the time of 8 MiB."""
 THREADS = 64
-"""Small objects wait for latency, not bandwidth: 64 under way hide 20 ms at 3,000 objects a second."""
+"""Latency limits reads of small objects: 64 at a time give 3,000 objects a second at 20 ms."""
 BUFFERS_BYTES = 128 << 20
-"""Memory that all buffers of a process may take; fewer threads run where parts are large."""
+"""The limit of all buffers of a process; fewer threads run when ranges are large."""
 _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 128 << 20
 _NORESERVE = 0x4000
-"""Linux's MAP_NORESERVE, which Python names from 3.13 on: an object may be larger than this machine's memory."""
+"""Linux's MAP_NORESERVE, which Python names from 3.13 on. An object may be larger than this machine's memory."""
 _MOST_STORED_BYTES = 1 << 32
-"""Of a piece of Parquet, which may hold columns that are left out: no more is held until it is decoded."""
+"""The longest stored piece of Parquet that is held to be decoded; it may include columns that are not read."""
 _SLACK_BYTES = 64 << 10
-"""What zstd may add: a piece of it takes twice what it unfolds to and this at most."""
-_MOST_AT_FIRST = 32
-"""Objects that may fail before any other of their extent was read: after that it is the source that is wrong."""
+"""A zstd piece may be stored in twice its decoded size and this."""
+_MAX_FAILED_FIRST = 32
+"""Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
 CODECS = ("zstd", "parquet")
 
-Passing = Callable[[int, memoryview], None]
+OnBytes = Callable[[int, memoryview], None]
 
 
-def _unseen(at: int, data: memoryview) -> None:
-    """Nobody looks."""
+def _ignore_bytes(at: int, data: memoryview) -> None:
+    """Ignore the bytes; the default of `fetch`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Into:
-    """Where an extent's bytes go: to `fd`, past whoever looks at them."""
+class FillTarget:
+    """The descriptor that an extent is written to. `passing` sees all bytes before they are written."""
 
     fd: int
-    passing: Passing
+    passing: OnBytes
 
     def write(self, data: memoryview, at: int) -> None:
-        """All of `data`, from byte `at` on. Raises OutOfSpace, TierFailed."""
+        """Write all of `data` at offset `at`. Raises OutOfSpace, TierFailed."""
         self.passing(at, data)
         try:
             while len(data):
@@ -73,7 +73,7 @@ class Into:
             raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error
 
     def read(self, data: memoryview, at: int) -> None:
-        """What was written from byte `at` on, to fill all of `data`. Raises TierFailed."""
+        """Fill all of `data` with the bytes written at offset `at`. Raises TierFailed."""
         try:
             while len(data):
                 done = os.preadv(self.fd, [data], at)
@@ -85,74 +85,80 @@ class Into:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A range of one object and where it goes: the descriptor at `at`, or its own place in what is `whole.stored`."""
+class _RangeRead:
+    """A range of one object to read: into the descriptor at `at`, or to its own offset in `whole.stored`."""
 
     version: ObjectVersion
     offset: int
     size: int
     at: int
-    place: int
-    """The place of its piece in the extent."""
-    whole: _Whole | None = None
+    piece_index: int
+    """The index of its piece in the extent."""
+    whole: _WholePiece | None = None
 
 
 @dataclass(slots=True)
-class _Whole:
-    """A piece of which something remains to be done when all of it is there. It is fetched by `parts`, of which so many are
-    `missing`, to `at`; an encoded one waits in `stored`, memory as large as its object, of which the parts are used.
-    Where its bytes can be compared with what the source says of it, that is one more answer that is missing: `check`."""
+class _WholePiece:
+    """A piece that is decoded or compared with its checksum once all of it has been read.
+
+    `at`: its offset in the extent. `stored`: memory of the object's size for the ranges of an encoded piece. `pending`: the
+    ranges that are missing, and one more until the source has answered with `check` for a piece that it can compare.
+    """
 
     piece: Piece
     at: int
-    place: int
+    piece_index: int
     stored: memoryview | None
-    parts: list[_Part] = field(default_factory=list)
-    missing: int = 0
+    parts: list[_RangeRead] = field(default_factory=list)
+    pending: int = 0
     check: Checker | None = None
 
-    def split(self, part_bytes: int) -> list[_Part | _Whole]:
-        """What is to be asked of the source: itself, where it can be compared, and its parts."""
+    def split(self, part_bytes: int) -> list[_RangeRead | _WholePiece]:
+        """Return what to request: its ranges, preceded by itself when its checksum is to be requested."""
         for begin, end in self.piece.ranges:
             for start in range(begin, end, part_bytes):
                 size = min(part_bytes, end - start)
-                self.parts.append(_Part(self.piece.object, start, size, self.at + start, self.place, self))
-        asked: list[_Part | _Whole] = [*self.parts]
+                self.parts.append(
+                    _RangeRead(self.piece.object, start, size, self.at + start, self.piece_index, self)
+                )
+        requests: list[_RangeRead | _WholePiece] = [*self.parts]
         if len(self.parts) > 1 and not self.piece.stored:
-            asked.insert(0, self)
-        self.missing = len(asked)
-        return asked
+            requests.insert(0, self)
+        self.pending = len(requests)
+        return requests
 
 
-class _Lacking:
-    """The objects that an extent of several is filled without, for many threads."""
+class _MissingPieces:
+    """The pieces that an extent of several objects is filled without. Thread-safe."""
 
     def __init__(self, extent: Extent) -> None:
         uris = {piece.object.uri for piece in extent.pieces}
-        self._apart = len(uris) == len(extent.pieces) > 1 and not any(piece.codec for piece in extent.pieces)
+        self._may_miss = len(uris) == len(extent.pieces) > 1 and not any(
+            piece.codec for piece in extent.pieces
+        )
         self.errors: dict[int, CacheError] = {}
-        self.some = False
-        """Some of it was read."""
+        self.any_read = False
+        """Whether any range of the extent was read."""
         self._lock = threading.Lock()
 
-    def add(self, place: int, error: CacheError) -> bool:
-        """Note that a piece cannot be had; False where the extent is not to be filled without it: it is no object of its
-        own, or so much is missing that more than these objects must be wrong."""
+    def add(self, piece_index: int, error: CacheError) -> bool:
+        """Note a piece that cannot be read. Return False when the fill must fail instead: the piece is not an object of its
+        own, or so many are missing that the source must be at fault."""
         with self._lock:
-            self.errors.setdefault(place, error)
-            few = self.some or len(self.errors) < _MOST_AT_FIRST
-            return self._apart and few and len(written(self.errors)) <= holes.MAX_TEXT_CHARS
+            self.errors.setdefault(piece_index, error)
+            few = self.any_read or len(self.errors) < _MAX_FAILED_FIRST
+            return self._may_miss and few and len(encode_missing(self.errors)) <= holes.MAX_TEXT_CHARS
 
 
-def written(missing: Mapping[int, CacheError]) -> str:
-    """The answer of `fetch` in the form that grants carry."""
-    return holes.encode(Hole(place, error.code) for place, error in missing.items())
+def encode_missing(missing: Mapping[int, CacheError]) -> str:
+    """Encode the result of `fetch` as grants carry it."""
+    return holes.encode(Hole(piece_index, error.code) for piece_index, error in missing.items())
 
 
 class Fetcher:
-    """Threads, and buffers that are kept as long as any fetch is under way; all fetches share them.
+    """Runs fetches in one pool of threads. Buffers are shared, and released when no fetch is under way.
 
-    `source_of` answers the source for a URI and is called from many threads.
+    `source_of` returns the source of a URI and is called from many threads.
     """
 
     def __init__(
@@ -166,55 +172,61 @@ class Fetcher:
         self._lock = threading.Lock()
         self._under_way = 0
 
-    def fetch(self, extent: Extent, into_fd: int, passing: Passing = _unseen) -> dict[int, CacheError]:
+    def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = _ignore_bytes) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
-        `passing(at, data)` sees what is written, from many threads, while it is in the processor's cache.
+        `passing(at, data)` is called before each write, from many threads, while `data` is in the processor's cache.
 
-        Answers what is missing: the pieces of an extent of several objects that cannot be had for good while others can,
-        and why. What lies in their place is no data.
+        Returns the pieces that are missing, by index, and why: objects of an extent of several that have a permanent error
+        while others can be read. The bytes in their place are undefined.
 
-        Raises what the source raises (the first failure; the rest is given up), CorruptData when an encoded
-        object does not decode to exactly its announced length, OutOfSpace, TierFailed.
+        Raises the first error of the source and gives up the rest, CorruptData when an encoded object does not decode to
+        exactly its announced length, OutOfSpace, TierFailed.
         """
         with self._lock:
             self._under_way += 1
         try:
-            lacking = _Lacking(extent)
-            self._drain_all(deque(_parts(extent, self._part_bytes)), Into(into_fd, passing), lacking)
-            if lacking.errors:
-                self._blame(extent, lacking.errors)
-            return lacking.errors
+            missing = _MissingPieces(extent)
+            self._drain_all(deque(_parts(extent, self._part_bytes)), FillTarget(into_fd, passing), missing)
+            if missing.errors:
+                self._check_source(extent, missing.errors)
+            return missing.errors
         finally:
             with self._lock:
                 self._under_way -= 1
                 if not self._under_way:
                     self._buffers.release()
 
-    def _drain_all(self, parts: deque[_Part | _Whole], into: Into, lacking: _Lacking) -> None:
+    def _drain_all(
+        self, parts: deque[_RangeRead | _WholePiece], into: FillTarget, missing: _MissingPieces
+    ) -> None:
         if not parts:
             return
-        wholes = [part.whole for part in parts if isinstance(part, _Part) and part.whole is not None]
-        largest = max(part.size for part in parts if isinstance(part, _Part))
+        wholes = [part.whole for part in parts if isinstance(part, _RangeRead) and part.whole is not None]
+        largest = max(part.size for part in parts if isinstance(part, _RangeRead))
         count = min(self._threads, len(parts), max(1, BUFFERS_BYTES // largest))
         runs: list[Future[None]] = [Future() for _ in range(count)]
         try:
             for run in runs:
-                self._pool.submit(self._drain, parts, into, lacking, run)
-        except RuntimeError:  # no more threads can be started: this one joins those that there are
+                self._pool.submit(self._drain, parts, into, missing, run)
+        except RuntimeError:  # no thread can be started: this one joins those that run
             here: Future[None] = Future()
-            self._drain(parts, into, lacking, here)
+            self._drain(parts, into, missing, here)
             runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
-        for whole in wholes:  # they name their parts, and these them: no collection need find what they hold
+        for whole in wholes:  # break the reference cycle with their parts, which holds memory
             whole.stored = None
             whole.parts.clear()
         if failures:
             raise failures[0]
 
-    def _blame(self, extent: Extent, missing: dict[int, CacheError]) -> None:
-        """Raise where it is not the missing objects that are wrong: after a mount has gone, or credentials have ended, one
-        that was read cannot be read any more either."""
-        read = (piece for place, piece in enumerate(extent.pieces) if piece.length and place not in missing)
+    def _check_source(self, extent: Extent, missing: dict[int, CacheError]) -> None:
+        """Raise when the source fails rather than the missing objects: after a mount was lost or credentials have expired,
+        an object that was read before cannot be read either."""
+        read = (
+            piece
+            for piece_index, piece in enumerate(extent.pieces)
+            if piece.length and piece_index not in missing
+        )
         piece = next(read, None)
         if piece is None:
             raise next(iter(missing.values()))
@@ -224,8 +236,15 @@ class Fetcher:
         """End the threads."""
         self._pool.shutdown()
 
-    def _drain(self, parts: deque[_Part | _Whole], into: Into, lacking: _Lacking, run: Future[None]) -> None:
-        """Until no part is left; `run` is done then. Nothing, where it was cancelled: its descriptor may be another's."""
+    def _drain(
+        self,
+        parts: deque[_RangeRead | _WholePiece],
+        into: FillTarget,
+        missing: _MissingPieces,
+        run: Future[None],
+    ) -> None:
+        """Execute parts until none is left, then finish `run`. Do nothing after `run` was cancelled: `into`'s descriptor
+        may have been reused."""
         if not run.set_running_or_notify_cancel():
             return
         try:
@@ -234,26 +253,26 @@ class Fetcher:
                     part = parts.popleft()
                 except IndexError:
                     break
-                if part.place not in lacking.errors:
-                    self._try(part, into, lacking)
+                if part.piece_index not in missing.errors:
+                    self._run_one(part, into, missing)
         except BaseException as error:  # noqa: BLE001
-            parts.clear()  # the others stop after the part they hold
+            parts.clear()  # the other threads stop after their current part
             run.set_exception(error)
         else:
             run.set_result(None)
 
-    def _try(self, part: _Part | _Whole, into: Into, lacking: _Lacking) -> None:
+    def _run_one(self, part: _RangeRead | _WholePiece, into: FillTarget, missing: _MissingPieces) -> None:
         try:
-            self._one(part, into)
+            self._execute(part, into)
         except holes.PERMANENT as error:
-            if not lacking.add(part.place, error):
+            if not missing.add(part.piece_index, error):
                 raise
         else:
-            if isinstance(part, _Part):
-                lacking.some = True
+            if isinstance(part, _RangeRead):
+                missing.any_read = True
 
-    def _one(self, part: _Part | _Whole, into: Into) -> None:
-        if isinstance(part, _Whole):
+    def _execute(self, part: _RangeRead | _WholePiece, into: FillTarget) -> None:
+        if isinstance(part, _WholePiece):
             version, whole = part.piece.object, part
             part.check = self._source_of(version.uri).checker(version)
         else:
@@ -262,22 +281,22 @@ class Fetcher:
                 return
             whole = part.whole
         with self._lock:
-            whole.missing -= 1
-            complete = not whole.missing
+            whole.pending -= 1
+            complete = not whole.pending
         if complete:
             self._complete(whole, into)
 
-    def _read(self, part: _Part, into: Into) -> None:
+    def _read(self, part: _RangeRead, into: FillTarget) -> None:
         source = self._source_of(part.version.uri)
         if part.whole is not None and part.whole.stored is not None:
             source.read_into(part.version, part.offset, part.whole.stored[part.offset :][: part.size])
             return
-        with self._buffers.taken(part.size) as view:
+        with self._buffers.borrowed(part.size) as view:
             source.read_into(part.version, part.offset, view)
             into.write(view, part.at)
 
-    def _complete(self, whole: _Whole, into: Into) -> None:
-        """All of an object is here. Where that is not what the source says of it, it is read once more."""
+    def _complete(self, whole: _WholePiece, into: FillTarget) -> None:
+        """Compare, decode and write a piece that has been read. Read it once more when it differs from its checksum."""
         if whole.check is not None:
             try:
                 whole.check(self._bytes(whole, into))
@@ -288,25 +307,25 @@ class Fetcher:
         if whole.stored is not None and whole.piece.codec == "parquet":
             into.write(parquet.decode(whole.piece, whole.stored).data, whole.at)
         elif whole.stored is not None:
-            with self._buffers.taken(_CHUNK_BYTES) as buffer:
+            with self._buffers.borrowed(_CHUNK_BYTES) as buffer:
                 _decode(whole.piece, whole.stored, whole.at, into, buffer)
         whole.stored = None
 
-    def _bytes(self, whole: _Whole, into: Into) -> Iterator[memoryview]:
-        """Of an object as it is stored, in order."""
+    def _bytes(self, whole: _WholePiece, into: FillTarget) -> Iterator[memoryview]:
+        """Yield the stored bytes of a piece in order."""
         if whole.stored is not None:
             yield whole.stored
             return
-        with self._buffers.taken(_CHUNK_BYTES) as buffer:
+        with self._buffers.borrowed(_CHUNK_BYTES) as buffer:
             for start in range(0, whole.piece.length, _CHUNK_BYTES):
                 view = buffer[: whole.piece.length - start]
                 into.read(view, whole.at + start)
                 yield view
 
 
-def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
+def _parts(extent: Extent, part_bytes: int) -> Iterator[_RangeRead | _WholePiece]:
     at = 0
-    for place, piece in enumerate(extent.pieces):
+    for piece_index, piece in enumerate(extent.pieces):
         version = piece.object
         if piece.codec:
             if piece.codec.split(":")[0] not in CODECS:
@@ -316,18 +335,18 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_Part | _Whole]:
             if piece.length and not version.size_bytes:
                 raise CorruptData(f"{version.uri} is empty, not {piece.codec}")
             _check_stored(piece)
-            yield from _Whole(piece, at, place, _sparse(version.size_bytes)).split(part_bytes)
+            yield from _WholePiece(piece, at, piece_index, _sparse(version.size_bytes)).split(part_bytes)
         elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
-            yield from _Whole(piece, at, place, None).split(part_bytes)
+            yield from _WholePiece(piece, at, piece_index, None).split(part_bytes)
         else:
             for start in range(0, piece.length, part_bytes):
                 size = min(part_bytes, piece.length - start)
-                yield _Part(version, piece.offset + start, size, at + start, place)
+                yield _RangeRead(version, piece.offset + start, size, at + start, piece_index)
         at += piece.length
 
 
 def _check_stored(piece: Piece) -> None:
-    """Raises CorruptData for an encoded piece that takes more than it unfolds to: all of it is held in memory."""
+    """Raise CorruptData for an encoded piece that is stored in far more bytes than it decodes to: it is held in memory."""
     most = _MOST_STORED_BYTES if piece.codec == "parquet" else 2 * piece.length + _SLACK_BYTES
     if piece.stored_bytes > most:
         raise CorruptData(
@@ -337,13 +356,13 @@ def _check_stored(piece: Piece) -> None:
 
 
 def _sparse(size: int) -> memoryview:
-    """Memory that costs what is written to it."""
+    """Map memory that takes up only the pages written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     return memoryview(mmap.mmap(-1, max(1, size), flags))[:size]
 
 
-def _decode(piece: Piece, stored: memoryview, at: int, into: Into, buffer: memoryview) -> None:
-    """Decode by pieces of the buffer; a byte more than announced stops it, so no bomb unfolds."""
+def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget, buffer: memoryview) -> None:
+    """Decode zstd through the buffer and write. Raises CorruptData at the first byte beyond the announced length."""
     uri, expected, done = piece.object.uri, piece.length, 0
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     try:

@@ -1,11 +1,12 @@
-"""POSIX and NFS paths. Every regular file is an object, hidden ones too, but not `.nfs*` (files that NFS
-keeps for a process after their removal). Folders that are hidden, or hold no data by their name (`ignored.py`), are not
-opened: a `.snapshot` may hold the whole file system again. Symbolic links are followed while they stay below the listed
-root.
+"""The source of POSIX and NFS paths.
 
-A version is size, mtime and ctime. NFS answers them from a cache for up to a minute: opening asks the server
-(close-to-open), and after the read `attributes.fresh` asks again. What changes within one tick of the file system's
-clock (4 ms) and keeps its length cannot be seen.
+Every regular file is an object, hidden ones too, except `.nfs*` (files that NFS keeps for a process after their removal).
+Folders that are hidden or never hold data (`ignored.py`) are not opened: a `.snapshot` may hold the whole file system
+again. Symbolic links are followed while they stay below the listed root.
+
+A version is size, mtime and ctime. NFS clients cache these for up to a minute. Opening a file asks the server
+(close-to-open), and `stat_from_server` asks again after the read. A change within one tick of the file system's clock (4
+ms) that keeps the length is not detected.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.attributes import Attributes, fresh
-from cachesvc.sources.ignored import ignored_folder
+from cachesvc.sources.file_attributes import Attributes, stat_from_server
+from cachesvc.sources.ignored import is_ignored_folder
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
 _MAX_DEPTH = 500
-"""Folders in one another: each takes a descriptor, and frames of the interpreter's thousand, while it is listed."""
+"""The limit of nested folders: while it is listed, each takes a descriptor and some of the interpreter's 1,000 frames."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -40,17 +41,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class FilesSource:
     """A `Source` of `file:///absolute/path` and plain absolute paths.
 
-    `roots`: real paths. What is opened must lie under the same of them as its URI does, by the path of its
-    descriptor: links and folders may be swapped at any moment before that, not after. Empty allows all. `alive` hears
-    of each step of a listing.
+    `roots`: the real paths that may be read; empty allows all. A file must lie under the same root as its URI, judged by
+    the path of its open descriptor: links and folders may be replaced at any moment before the opening. `heartbeat` is
+    called at each step of a listing.
     """
 
     roots: tuple[str, ...] = ()
-    alive: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Regular files below a folder, sorted by path bytes; a file lists as itself. Raises NotFound, NotAllowed,
-        InvalidInput."""
+        """Yield the regular files below a folder, sorted by path bytes, or the file that the prefix names. Raises NotFound,
+        NotAllowed, InvalidInput."""
         path = path_of(prefix)
         try:
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -63,14 +64,14 @@ class FilesSource:
                 folder = os.open(".", _FOLDER, dir_fd=file)
             finally:
                 os.close(file)
-            yield from self._below(folder, path.rstrip("/") or "/", ())
+            yield from self._list_folder(folder, path.rstrip("/") or "/", ())
         except CacheError:
             raise
         except OSError as error:
             raise self._translated(error, prefix) from error
 
     def head(self, uri: str) -> ObjectVersion:
-        """The file's size and version. Raises NotFound, NotAllowed."""
+        """Return the file's size and version. Raises NotFound, NotAllowed."""
         path = path_of(uri)
         try:
             file = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -88,26 +89,24 @@ class FilesSource:
         return _version(path, found)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """Read with the version checked on the open file before and after."""
+        """Read a range; check the version on the open file before and after."""
         try:
             try:
                 self._read(version, offset, into)
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
-                self._read(
-                    version, offset, into
-                )  # replaced on the server: the name leads to another file now
+                self._read(version, offset, into)  # replaced on the server: opens the new file
         except CacheError:
             raise
         except OSError as error:
             raise self._translated(error, version.uri) from error
 
     def checker(self, version: ObjectVersion) -> None:
-        """None: nothing is said of the bytes."""
+        """Return None: file systems state no checksums."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         # Without O_NONBLOCK, opening a FIFO waits for its writer.
@@ -116,17 +115,17 @@ class FilesSource:
             self._check(file, version.uri)
             _unchanged(os.fstat(file), version)
             _read(file, offset, into, version)
-            _unchanged(fresh(file), version)
+            _unchanged(stat_from_server(file), version)
         finally:
             os.close(file)
 
-    def _below(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
-        """What is below the open folder, which is closed at the end. Nothing is looked up by a path again: whoever
-        swaps a link above must not have files counted that lie elsewhere."""
+    def _list_folder(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
+        """Yield the files below an open folder, then close it. Lookups are relative to the descriptor: replacing a link
+        above the folder must not lead the listing elsewhere."""
         try:
-            self.alive()
-            real = _place(folder)
-            if real in above:  # a link to a folder above would never end
+            self.heartbeat()
+            real = _path_of_fd(folder)
+            if real in above:  # a link to a folder above: it would never end
                 return
             if len(above) == _MAX_DEPTH:
                 raise InvalidInput(
@@ -135,7 +134,7 @@ class FilesSource:
             above = (*above, real)
             if not under(real, above[:1]) or not self._inside(real, path):
                 raise _outside(path)
-            with self._named(path), os.scandir(folder) as entries:
+            with self._naming_folder(path), os.scandir(folder) as entries:
                 named = sorted(self._entries(entries, folder, path, above[0]), key=lambda each: each[0])
             for key, name, target in named:
                 here = os.path.join(path, name)
@@ -149,12 +148,12 @@ class FilesSource:
                 except (
                     FileNotFoundError,
                     NotADirectoryError,
-                ):  # gone since the folder was read, or another thing
+                ):  # removed or replaced since the folder was read
                     continue
                 except OSError as error:
                     raise self._translated(error, SCHEME + here) from error
                 if inner >= 0:
-                    yield from self._below(inner, here, above)
+                    yield from self._list_folder(inner, here, above)
                 elif found and stat.S_ISREG(found.st_mode) and not name.startswith(".nfs"):
                     yield _version(_utf8(here), found)
         finally:
@@ -163,56 +162,56 @@ class FilesSource:
     def _entries(
         self, entries: Iterable[os.DirEntry[str]], folder: int, path: str, root: str
     ) -> Iterator[tuple[bytes, str, os.stat_result | None]]:
-        """Each entry's key, its name, and what it leads to if it is a link that stays below the root."""
+        """Yield the sort key and name of each entry, and the target's attributes of a link that stays below the root."""
         for entry in entries:
-            self.alive()
+            self.heartbeat()
             target = None
             if entry.is_symlink():
                 target = self._target(entry.name, folder, os.path.join(path, entry.name), root)
                 if target is None:
                     continue
             is_folder = stat.S_ISDIR(target.st_mode) if target else entry.is_dir(follow_symlinks=False)
-            if is_folder and ignored_folder(entry.name):
+            if is_folder and is_ignored_folder(entry.name):
                 continue
-            # "a-b" < "a/": sorted by the key that follows, a folder's name has its slash.
+            # "a-b" sorts before "a/b", so a folder's key ends with its slash.
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target
 
     @contextmanager
-    def _named(self, path: str) -> Iterator[None]:
-        """Name this folder, not the one that is listed, in an error of the file system."""
+    def _naming_folder(self, path: str) -> Iterator[None]:
+        """Translate errors of the body to ones that name this folder, not the listed root."""
         try:
             yield
         except OSError as error:
             raise self._translated(error, SCHEME + path) from error
 
     def _target(self, name: str, folder: int, path: str, root: str) -> os.stat_result | None:
-        """What a link in the folder leads to, unless that is nothing, a link of its own ring, or is elsewhere."""
+        """Return the attributes of a link's target; None for a dangling link, a cycle of links, or a target outside."""
         try:
             file = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=folder)
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP and under(_real(path), (root,)) and not ignored_folder(name):
+            if error.errno != errno.ELOOP and under(_real(path), (root,)) and not is_ignored_folder(name):
                 raise self._translated(error, SCHEME + path) from error
             return None
         try:
-            real = _place(file)
+            real = _path_of_fd(file)
             return os.fstat(file) if under(real, (root,)) and self._inside(real, path) else None
         finally:
             os.close(file)
 
     def _check(self, opened: int, uri: str) -> None:
-        if self.roots and not self._inside(_place(opened), path_of(uri)):
+        if self.roots and not self._inside(_path_of_fd(opened), path_of(uri)):
             raise _outside(uri)
 
     def _inside(self, real: str, path: str) -> bool:
-        """Whether what a path leads to may be read under that path."""
+        """Tell whether the real path that `path` leads to lies under the same root as `path`."""
         if not self.roots:
             return True
         return under(real, self.roots) and _root(real, self.roots) == _root(path, self.roots)
 
     def _translated(self, error: OSError, uri: str) -> CacheError:
-        """Of what lies outside, the same is said whether it exists or not."""
+        """Translate an error. A path that leads outside gets the same error whether its target exists or not."""
         path = path_of(uri)
         if not self._inside(_real(path), path):
             return _outside(uri)
@@ -220,7 +219,7 @@ class FilesSource:
 
 
 def path_of(uri: str) -> str:
-    """The absolute path of a file URI or path. Raises InvalidInput."""
+    """Return the absolute path of a file URI or path. Raises InvalidInput."""
     path = uri.removeprefix(SCHEME)
     if not path.startswith("/") or "\0" in path:
         raise InvalidInput(f"not an absolute path: {uri!r}; write /path or file:///path")
@@ -228,25 +227,25 @@ def path_of(uri: str) -> str:
 
 
 def _real(path: str) -> str:
-    """Where a path leads; "" where its links change under our eyes."""
+    """Resolve the links of a path; "" when they change meanwhile."""
     try:
         return os.path.realpath(path)
-    except OSError:  # a link that was there a moment ago
+    except OSError:  # a link was removed meanwhile
         return ""
 
 
 def under(path: str, roots: tuple[str, ...]) -> bool:
-    """Whether `path` is one of `roots` or below one, on path-segment borders."""
+    """Tell whether `path` is one of `roots` or lies below one, by whole path segments."""
     return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
 
 
 def _root(path: str, roots: tuple[str, ...]) -> str:
-    """The innermost root: one may lie within another, and be for other users."""
+    """Return the innermost root of a path. Roots may be nested, and belong to different users."""
     return max((root for root in roots if under(path, (root,))), key=len, default="")
 
 
-def _place(opened: int) -> str:
-    """Where an open file or folder is now, whatever name it was opened by."""
+def _path_of_fd(opened: int) -> str:
+    """Return the current real path of an open file or folder."""
     return os.readlink(f"/proc/self/fd/{opened}")
 
 
@@ -259,7 +258,7 @@ def _version(path: str, found: Attributes) -> ObjectVersion:
 
 
 def etag_of(found: Attributes) -> str:
-    """What tells a file's versions of one size apart."""
+    """Return the tag that tells versions of a file with the same size apart."""
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}"
 
 

@@ -1,4 +1,4 @@
-"""Names that are never data: hidden ones, and what operating systems, file servers and tools leave beside data."""
+"""Names that are never data: hidden files, and files that operating systems, file servers and tools leave beside data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FILES = frozenset({"", "_success", "thumbs.db", "ehthumbs.db", "desktop.ini", "
 """The empty name is a bucket's folder marker."""
 
 
-def ignored_folder(name: str) -> bool:
+def is_ignored_folder(name: str) -> bool:
     """Tell whether nothing below a folder of this name is data. Names are compared without case."""
     return name.startswith(".") or name.lower() in _FOLDERS
 
 
-def no_data(path: str) -> bool:
-    """Tell whether a path below a dataset's URI is no part of it."""
+def is_ignored(path: str) -> bool:
+    """Tell whether a path below a dataset's URI is not part of the dataset."""
     *folders, name = path.split("/")
-    return name.startswith(".") or name.lower() in _FILES or any(map(ignored_folder, folders))
+    return name.startswith(".") or name.lower() in _FILES or any(map(is_ignored_folder, folders))

@@ -1,7 +1,6 @@
-"""Where a path leads, a step at a time: who follows the links knows before each step what it will touch.
+"""Resolves the links of a path one step at a time, so that a caller knows before each step which path it will touch.
 
-`os.path.realpath` does the same in one call, which can hang in a mount that nobody knows the name of, and raises
-where a link goes away under its eyes.
+`os.path.realpath` is a single call: when it hangs, the mount is unknown, and it raises when a link is removed meanwhile.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import stat
 from collections.abc import Callable
 
 MAX_LINKS = 40
-"""Linux follows no more: such a path cannot be opened."""
+"""Linux's limit: a path with more links cannot be opened."""
 Follow = Callable[[str], str]
-"""What the link at a path leads to, as it is written there; "" where there is none."""
+"""Returns the target of the link at a path, as it is written there; "" where there is no link."""
 
 
 def follow(path: str) -> str:
-    """Asks the file system. What is not there (any more), or cannot be looked at, is no link."""
+    """Read the link at a path; "" for anything else, also for a path that does not exist or cannot be examined."""
     try:
         return os.readlink(path) if stat.S_ISLNK(os.lstat(path).st_mode) else ""
     except OSError:
@@ -25,8 +24,8 @@ def follow(path: str) -> str:
 
 
 def real(path: str, follow: Follow = follow) -> str:
-    """An absolute path without links, dots and double slashes. What does not exist stays as it is, and so does a path
-    of more than `MAX_LINKS`. `follow` is asked only about paths whose folder has no links."""
+    """Return an absolute path without links, dots and double slashes. Segments that do not exist stay as they are; a path
+    of more than `MAX_LINKS` links is returned unchanged. `follow` is called only with paths whose folder has no links."""
     here, links, rest = "", 0, path.split("/")[::-1]
     while rest:
         name = rest.pop()

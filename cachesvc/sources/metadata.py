@@ -1,9 +1,9 @@
-"""Listings and HEADs kept on disk with expiry, so that a thousand openings cost one LIST.
+"""Caches listings and HEADs on disk until they expire, so that a thousand openings cost one LIST.
 
-diskcache keeps them, through a Disk of our own that refuses pickles: JSONDisk still unpickles a row that
-somebody tampered with, and what lies in a cache directory is not trusted here.
+diskcache stores them through our own Disk, which refuses pickles: files in a cache directory are not trusted, and
+JSONDisk would unpickle a row that was tampered with.
 
-They save requests, no more: where the disk is full, read-only or gone, the source is asked each time.
+When the disk is full, read-only or gone, each request goes to the source.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ log = logging.getLogger(__name__)
 EXPIRY_S = 600.0
 SIZE_LIMIT_BYTES = 1 << 30
 _FAILED = (OSError, sqlite3.Error, diskcache.Timeout)
-"""What a disk in trouble makes of diskcache's calls, or a file on it that is no database."""
+"""Errors of diskcache's calls on a failing disk, or on a file that is no database."""
 
 
 class TextDisk(diskcache.Disk):  # type: ignore[misc]
-    """A diskcache Disk for text and bytes alone: whatever else is asked or found raises CorruptData."""
+    """A diskcache Disk of text and bytes alone. Anything else raises CorruptData."""
 
     def put(self, key: object) -> Any:
-        """Key -> column. Text only."""
+        """Return the column of a key, which must be text."""
         if type(key) is not str:
             raise CorruptData(f"a metadata key must be text, not {type(key).__name__}")
         return key, True
 
     def get(self, key: object, raw: object) -> Any:
-        """Column -> key, never unpickled."""
+        """Return the key of a column; never unpickles."""
         if not raw or type(key) is not str:
             raise CorruptData(f"the metadata cache holds a key that is not text; delete {self._directory}")
         return key
 
     def store(self, value: object, read: bool, key: object = UNKNOWN) -> Any:
-        """Value -> columns. Text or bytes only."""
+        """Return the columns of a value, which must be text or bytes."""
         if type(value) not in (str, bytes) or read:
             raise CorruptData(f"a metadata value must be text or bytes, not {type(value).__name__}")
         return super().store(value, read, key)
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
-        """Columns -> value, never unpickled; files only of the name that we give them."""
+        """Return the value of columns; never unpickles, and reads no file outside the cache's directory."""
         if mode not in (MODE_RAW, MODE_BINARY, MODE_TEXT) or read:
             raise CorruptData(f"the metadata cache holds something else than text; delete {self._directory}")
         if filename is not None and (filename.startswith("/") or ".." in filename):
@@ -63,10 +63,10 @@ class TextDisk(diskcache.Disk):  # type: ignore[misc]
 
 
 class CachedMetadata:
-    """A `Source` whose `list` and `head` answer from disk until `expiry_s`; reads pass through.
+    """A `Source` that caches `list` and `head` on disk for `expiry_s`; reads pass through.
 
-    A listing is kept once it is complete. `forget(prefix)` drops what is known about a prefix. Only what
-    exists is kept: a missing object is looked for again, and what a read finds changed is forgotten.
+    A listing is stored once it is complete. Missing objects are not cached. A read that finds an object changed or missing
+    drops the listings and HEADs that it may be part of.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class CachedMetadata:
         clock: Callable[[], float] = time.time,
         endpoint: str = "",
     ) -> None:
-        """`clock` must be of the kind that diskcache uses: rows outlive processes, and machines' restarts.
-        `endpoint`: what else than their URIs tells listings apart; what is kept of one is not another's."""
+        """`clock` must agree with diskcache's, which is the system's time: rows outlive processes and restarts of the
+        machine. `endpoint` tells listings of the same URIs apart."""
         self._source = source
         self._directory = directory
         self._expiry_s = expiry_s
         self._clock = clock
-        # A digest: an endpoint's URL can hold a password.
-        self._at = f"{xxh3_64_hexdigest(endpoint.encode())} " if endpoint else ""
+        # A digest, since an endpoint's URL can contain a password.
+        self._endpoint_key = f"{xxh3_64_hexdigest(endpoint.encode())} " if endpoint else ""
         self._opened: diskcache.Cache | None = None
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """As the source's, at most `expiry_s` old."""
-        key = f"list {self._at}{prefix}"
-        kept = self._kept(key)
+        """List the source, or return its listing of at most `expiry_s` ago."""
+        key = f"list {self._endpoint_key}{prefix}"
+        kept = self._load(key)
         if kept is not None:
             yield from (_version(row) for row in _rows(kept))
             return
@@ -98,31 +98,31 @@ class CachedMetadata:
         for version in self._source.list(prefix):
             rows.append([version.uri, version.size_bytes, version.etag])
             yield version
-        self._keep(key, rows, prefix)
+        self._store(key, rows, prefix)
 
     def head(self, uri: str) -> ObjectVersion:
-        """As the source's, at most `expiry_s` old."""
-        key = f"head {self._at}{uri}"
-        kept = self._kept(key)
+        """Return the object's version, at most `expiry_s` old."""
+        key = f"head {self._endpoint_key}{uri}"
+        kept = self._load(key)
         if kept is not None:
             return _version(_rows(kept))
         version = self._source.head(uri)
-        self._keep(key, [version.uri, version.size_bytes, version.etag], uri)
+        self._store(key, [version.uri, version.size_bytes, version.etag], uri)
         return version
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """The source's. What turns out to have changed since it was listed is listed anew by whoever opens it next."""
+        """Read a range of the source. After SourceChanged or NotFound the next opening lists anew."""
         with self._forgetting(version):
             self._source.read_into(version, offset, into)
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """The source's; what has changed is listed anew, as after a read."""
+        """Return the source's checker. After SourceChanged or NotFound the next opening lists anew."""
         with self._forgetting(version):
             return self._source.checker(version)
 
     def forget(self, prefix: str) -> int:
-        """Drop the listings and HEADs that `prefix` may have a part in; answers how many were dropped. Raises
-        OutOfSpace where they cannot be dropped."""
+        """Drop the listings and HEADs that may contain objects below `prefix`; returns their number. Raises OutOfSpace
+        when the disk refuses."""
         try:
             return int(self._cache.evict(_tag(prefix)))
         except _FAILED as error:
@@ -142,7 +142,7 @@ class CachedMetadata:
         try:
             yield
         except (SourceChanged, NotFound):
-            with suppress(OutOfSpace):  # it expires by itself
+            with suppress(OutOfSpace):  # the row expires anyway
                 self.forget(version.uri)
             raise
 
@@ -154,29 +154,29 @@ class CachedMetadata:
             )
         return self._opened
 
-    def _kept(self, key: str) -> object:
-        """What a row holds that is young enough. One that ends later than any written now was written before the
-        clock was set back, who knows when."""
+    def _load(self, key: str) -> object:
+        """Return the value of a row that has not expired; None for no row. A row that expires later than one written now
+        dates from before the clock was set back, so its age is unknown: None, too."""
         try:
             kept, ends_at = self._cache.get(key, expire_time=True)
         except _FAILED as error:
-            log.warning("kept listings cannot be read; the source is asked", extra=self._trouble(error))
+            log.warning("kept listings cannot be read; the source is asked", extra=self._log_extra(error))
             return None
         young = ends_at is not None and ends_at <= self._clock() + self._expiry_s
         return kept if young else None
 
-    def _keep(self, key: str, value: object, uri: str) -> None:
+    def _store(self, key: str, value: object, uri: str) -> None:
         try:
             self._cache.set(key, json.dumps(value), expire=self._expiry_s, tag=_tag(uri))
         except _FAILED as error:
-            log.warning("a listing is not kept", extra=self._trouble(error))
+            log.warning("a listing is not kept", extra=self._log_extra(error))
 
-    def _trouble(self, error: Exception) -> dict[str, str]:
+    def _log_extra(self, error: Exception) -> dict[str, str]:
         return {"directory": str(self._directory), "error": str(error)}
 
 
 def _tag(uri: str) -> str:
-    """The bucket, or the top folder: coarse, so that forgetting a prefix also forgets what contains it."""
+    """Return the bucket or the top folder: coarse, so that forgetting a prefix also drops listings that contain it."""
     scheme, mark, rest = uri.partition("://")
     top = (rest if mark else scheme).strip("/").split("/", 1)[0]
     return f"{scheme if mark else 'file'}://{top}"

@@ -1,4 +1,4 @@
-"""Which source a URI is read through, and what is wrapped around it."""
+"""Opens the source of a URI, with retries, counters and cached listings around it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from cachesvc.sources.paces import Paces, SharedPace
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import canonical, expand, glob, has_glob
-from cachesvc.sources.watched import Calls, Watched
+from cachesvc.sources.watched import CallWatch, WatchedSource
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """How sources are reached. Picklable, so that a filler process can open its own.
+    """Settings of all sources. Picklable, so that a filler process can open its own.
 
-    `metadata_directory`: where listings and HEADs are kept; None keeps none. `roots`: real paths that files
-    must lie under (`Allowlist.roots`); empty allows all. `paces`: the file of `Paces` that this process inherits, if any.
+    `roots`: real paths that files must lie under (`Allowlist.roots`); empty allows all. `metadata_directory`: where
+    listings and HEADs are cached; None caches none. `paces`: the descriptor of `Paces` that this process inherits; -1 for
+    none.
     """
 
     resilience: Resilience = field(default_factory=Resilience)
@@ -33,22 +34,21 @@ class SourceSettings:
 
 
 def _opened(
-    uri: str, settings: SourceSettings, calls: Calls | None, pace: SharedPace
+    uri: str, settings: SourceSettings, calls: CallWatch | None, pace: SharedPace
 ) -> tuple[Resilient, str]:
-    """A source for every URI of this one's scheme (fsspec: and host), with patience and counters; and its endpoint,
-    where URIs alone do not tell its objects from those of others. Calls to files, which nothing bounds in time, are
-    said in `calls`.
+    """Open the source of all URIs of this one's scheme (fsspec: and host), with retries and counters.
 
-    Raises InvalidInput for a scheme that nobody reads, NotAllowed without credentials.
+    Also returns its endpoint when URIs alone do not identify objects, else "". Calls on files have no timeout, so they are
+    registered in `calls`. Raises InvalidInput for a scheme that cannot be read, NotAllowed without credentials.
     """
     scheme, mark, _ = uri.partition("://")
     backend: Source
     endpoint = ""
     if not mark or scheme == "file":
-        watch = calls or Calls()
-        backend = Watched(FilesSource(settings.roots, watch.alive), watch)
+        watch = calls or CallWatch()
+        backend = WatchedSource(FilesSource(settings.roots, watch.heartbeat), watch)
     elif scheme == "s3":
-        from cachesvc.sources.s3.s3 import (  # boto3: 9 MB and 0.2 s, which a trainer seldom needs
+        from cachesvc.sources.s3.s3 import (  # boto3 takes 9 MB and 0.2 s, and a trainer seldom needs it
             S3Settings,
             open_s3,
         )
@@ -64,41 +64,42 @@ def _opened(
     return Resilient(backend, settings.resilience, pace=pace), endpoint
 
 
-def _remembering(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
-    """The reader, with listings and HEADs kept where the settings name a directory for them."""
+def _with_cached_metadata(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
+    """Wrap the reader in cached listings and HEADs when the settings name a directory for them."""
     if settings.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
         return reader
     return CachedMetadata(reader, settings.metadata_directory, settings.metadata_expiry_s, endpoint=endpoint)
 
 
 class Sources:
-    """One open source per scheme and host; a URI of any of them finds its own. Shared between threads."""
+    """The open sources of a process, one for each scheme and host. Thread-safe."""
 
-    def __init__(self, settings: SourceSettings, calls: Calls | None = None) -> None:
+    def __init__(self, settings: SourceSettings, calls: CallWatch | None = None) -> None:
         self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
         self._open: dict[str, Source] = {}
         self._readers: list[Resilient] = []
         self._lock = threading.Lock()
 
     def __call__(self, uri: str) -> Source:
-        """The source that reads this URI. Raises InvalidInput, NotAllowed."""
+        """Return the source that reads this URI; opens it first if need be. Raises InvalidInput, NotAllowed."""
         scheme, mark, rest = uri.partition("://")
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         with self._lock:
             if place not in self._open:
                 reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
-                self._open[place] = _remembering(reader, endpoint, uri, self._settings)
+                self._open[place] = _with_cached_metadata(reader, endpoint, uri, self._settings)
                 self._readers.append(reader)
             return self._open[place]
 
-    def asked(self) -> SourceCounters:
-        """What all of them were asked so far."""
+    def counters(self) -> SourceCounters:
+        """Return the counts of all sources together."""
         return sum((reader.counters for reader in tuple(self._readers)), SourceCounters())
 
-    def spelled_out(self, uris: Sequence[str]) -> list[str]:
-        """Brace ranges and globs -> the URIs that they stand for. Raises NotFound for a glob that matches nothing,
-        and InvalidInput, before anything is looked up, where braces stand for what is not canonical: then what
-        is spelled out is below the folder that was typed before the braces, which the allowlist was asked about.
+    def expand(self, uris: Sequence[str]) -> list[str]:
+        """Expand brace ranges and globs. Raises NotFound for a glob that matches nothing.
+
+        Raises InvalidInput before any lookup for braces that stand for a URI that is not canonical. So all results lie
+        below the folder typed before the braces, which the allowlist has checked.
         """
         found: list[str] = []
         for one in [canonical(each) for each in expand(uris)]:
@@ -109,7 +110,7 @@ class Sources:
         return found
 
     def forget(self, uri: str) -> None:
-        """Drop what is cached of the listings that a URI has a part in."""
+        """Drop the cached listings that may contain a URI."""
         source = self(uri)
         if isinstance(source, CachedMetadata):
             source.forget(uri)

@@ -1,8 +1,8 @@
-"""The paces at which the sources of one daemon are asked, one for all processes that do: each by itself would learn of
-the others only from refusals, and a source that bears no burst would be used by half.
+"""Request rates of sources that throttle, shared by the processes of one daemon.
 
-They lie in a memfd that the processes inherit and lock, so nobody serves them, and who dies owes nothing. Clocks are of
-one machine.
+A process with a rate of its own would learn of the others from refusals alone, and a source without burst capacity would be
+used by half. The rates lie in a memfd that the processes inherit and lock, so no process serves them, and a process that
+dies holds no lock. All processes read the same machine's clock.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from io import FileIO
 from cachesvc.core.rates.backoff import Pace
 
 PLACES = 64
-"""Sources of one daemon; what asks more has a pace of its own in each process."""
+"""The most sources of one daemon that share a rate. Further ones have a rate of their own in each process."""
 _NAME_BYTES = 16
 _STATE = struct.Struct(f"<{_NAME_BYTES}s{len(Pace().numbers())}d")
 
 
 def new_paces() -> FileIO:
-    """A file for `Paces`, without any yet; the caller closes it."""
+    """Make an empty file for `Paces`; the caller closes it."""
     file = FileIO(os.memfd_create("paces", os.MFD_CLOEXEC), "r+")
     file.truncate(PLACES * _STATE.size)
     return file
 
 
 class SharedPace:
-    """One `Pace`, of all processes that hold the same part of the same file; in no file, of this process alone."""
+    """One `Pace`, shared by the processes that have the same place of the same file; without a file, this process's own."""
 
     def __init__(self, file: int = -1, offset: int = 0) -> None:
         self._file, self._offset = file, offset
@@ -41,7 +41,7 @@ class SharedPace:
 
     @contextmanager
     def held(self) -> Iterator[Pace]:
-        """The pace, which nobody else sees or changes meanwhile."""
+        """Lend the pace to the body of a `with`, locked against other threads and processes."""
         with self._lock:
             if self._file < 0:
                 yield self._own
@@ -54,13 +54,14 @@ class SharedPace:
 
 
 class Paces:
-    """Those in a file of `new_paces`; without one, this process's own. Locks belong to a process: one of these in each."""
+    """The paces in a file of `new_paces`; without one, paces of this process. POSIX locks belong to a process, so each
+    process must have only one of these."""
 
     def __init__(self, file: int = -1) -> None:
         self._file = file
 
     def __call__(self, source: str) -> SharedPace:
-        """That of a source, which all processes name alike."""
+        """Return the pace of a source, which all processes must name alike."""
         if self._file < 0:
             return SharedPace()
         wanted = hashlib.blake2b(source.encode(), digest_size=_NAME_BYTES).digest()

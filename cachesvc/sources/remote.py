@@ -1,4 +1,4 @@
-"""Any other URL, through fsspec and whatever driver of it is installed."""
+"""The source of all other URLs, through fsspec and an installed driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
-from cachesvc.sources.s3.repeats import Repeats
+from cachesvc.sources.s3.repeated_faults import RepeatedFaults
 
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
@@ -31,17 +31,17 @@ _VERSION_KEYS = (
 class FsspecSource:
     """A `Source` over one fsspec file system, for example of `gs://`, `az://`, `memory://`.
 
-    A version is what the driver's `info` offers (entity tag, checksum, modification time); without any the
-    objects are unversioned. It is looked up again after each read, which catches a change before and during.
-    Drivers raise what they like: not only OSError means that the storage is in trouble.
+    A version is the entity tag, checksum or modification time in the driver's `info`; without any, objects have no version.
+    A HEAD after each read finds a change before and during it. Drivers raise exceptions of any type, not only OSError, for
+    storage that fails.
     """
 
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
-        self._repeats = Repeats()
+        self._repeated = RepeatedFaults()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Every file below `prefix`, sorted by name; a file lists as itself. Raises NotFound, and InvalidInput for
+        """Yield every file below `prefix`, sorted by name, or the file that it names. Raises NotFound, and InvalidInput for
         names that are not UTF-8."""
         try:
             self._filesystem.invalidate_cache()
@@ -55,11 +55,11 @@ class FsspecSource:
             raise _translated(error, prefix) from error
         for name in sorted(found, key=_utf8):
             if found[name].get("type", "file") == "file":
-                # Drivers name files in their own way; ours keep the prefix as it was asked for.
+                # Drivers write names in their own way; URIs keep the prefix as it was given.
                 yield _version(prefix.rstrip("/") + name[len(path.rstrip("/")) :], found[name])
 
     def head(self, uri: str) -> ObjectVersion:
-        """The object's current version. Raises NotFound."""
+        """Return the object's current version. Raises NotFound."""
         try:
             self._filesystem.invalidate_cache()
             found = self._filesystem.info(self._filesystem._strip_protocol(uri))
@@ -83,26 +83,26 @@ class FsspecSource:
             raise SourceChanged(f"{version.uri} is no longer the version that was listed; open it again")
         if len(data) != len(into):
             what = f"{version.uri}: its driver gave {len(data)} bytes of the {len(into)} asked for"
-            if self._repeats.wrong(version.uri, offset):
+            if self._repeated.failed(version.uri, offset):
                 raise CorruptData(
                     f"{what}, twice; an object with a Content-Encoding may be decoded on the way"
                 )
             raise SourceUnavailable(what)
-        self._repeats.right(version.uri, offset)
+        self._repeated.succeeded(version.uri, offset)
         into[:] = data
 
     def checker(self, version: ObjectVersion) -> None:
-        """None: nothing is said of the bytes."""
+        """Return None: fsspec states no checksums."""
 
     def close(self) -> None:
-        """The file system belongs to fsspec, which keeps it."""
+        """Do nothing: fsspec owns and reuses the file system."""
 
 
 def open_fsspec(uri: str) -> FsspecSource:
-    """The source for a URL. Raises InvalidInput when no driver for it is installed."""
+    """Open the source of a URL. Raises InvalidInput when no driver for it is installed."""
     try:
         return FsspecSource(fsspec.core.url_to_fs(uri)[0])
-    except (ImportError, ValueError, TypeError) as error:  # TypeError: it wants what no URL says
+    except (ImportError, ValueError, TypeError) as error:  # TypeError: the driver needs an argument
         reason = " ".join(str(error).split())[:200]
         raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
     except Exception as error:
@@ -128,6 +128,6 @@ def _version(uri: str, info: dict[str, Any]) -> ObjectVersion:
     if info.get("size") is None:
         raise InvalidInput(f"{uri}: its size is unknown, so it cannot be cached")
     tag = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
-    if isinstance(tag, datetime):  # some drivers give a time from `info` and its number from `find`
+    if isinstance(tag, datetime):  # some drivers return a datetime from `info` and a number from `find`
         tag = tag.timestamp()
     return ObjectVersion(uri, int(info["size"]), str(tag).strip('"'))

@@ -1,9 +1,9 @@
-"""Patience around a source: retries with full jitter, a deadline, a rate that gives way when the source throttles,
-a breaker for one that is down, and hedged reads. A decorator, itself a `Source`.
+"""Decorator of a `Source`: retries with full jitter, a deadline, a rate that adapts to throttling, a circuit breaker for a
+source that is down, and hedged reads.
 
-Hedging: a read that runs longer than the tail of recent latencies is asked a second time, into a buffer of
-its own. Whichever finishes first wins: when it is the second, the first is interrupted, and its bytes are
-overwritten only after it has returned, so a late loser never writes over the winner's.
+Hedging: a read that takes longer than the tail of recent latencies is sent a second time, into a buffer of its own. The
+first of the two to finish wins. When that is the second, the first is interrupted, and the answer is copied over its buffer
+after it has returned, so a late loser never overwrites the winner's bytes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from cachesvc.sources.source import Checker, Source
 
 T = TypeVar("T")
 HEDGE_THREADS = 4
-LOOK_S = 0.25
-"""How often one who waits for a source that is down looks whether it is back."""
-LINE_LOOK_S = 1.0
-"""How often one who stands in line for a source that throttles looks how fast the line moves."""
+BREAKER_POLL_S = 0.25
+"""How often a call polls the breaker of a source that is down."""
+RATE_POLL_S = 1.0
+"""How often a call that waits for its turn in the rate polls how fast the queue moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """How patient. `deadline_s` covers all tries of one call; no new try starts after it. What a call stands in line
-    for a source that throttles is not counted, as long as the source serves those before it. `attempts` are tries
-    that failed while the source was up: waiting for one that throttles or is down ends with the deadline alone."""
+    """Limits of retries.
+
+    `deadline_s` covers all tries of one call; no try starts after it. A call's wait for its turn in the rate is not
+    counted while the source serves other calls. `attempts`: the most tries that may fail while the source is up.
+    Throttled tries, and failures of a source that is down, are limited by the deadline alone. `concurrency`: the most
+    calls at a time.
+    """
 
     deadline_s: float = 120.0
     attempts: int = 8
@@ -47,8 +51,8 @@ class Resilience:
 
 @dataclass(slots=True)
 class SourceCounters:
-    """What was asked of the source: reads, each try of them, the bytes that came; the tries after the first of any
-    call; answers that asked for fewer. `hedges` and `hedge_bytes` are not in `requests` and `bytes`."""
+    """Counts of a source: read requests, each try being one, and the bytes received for them; tries after the first of any
+    call; throttling responses. `requests` and `bytes` do not include `hedges` and `hedge_bytes`."""
 
     requests: int = 0
     bytes: int = 0
@@ -67,7 +71,7 @@ class SourceCounters:
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """A source whose reads can be made to fail from another thread; only these are hedged."""
+    """A source whose reads can be interrupted from another thread; only these are hedged."""
 
     def interrupt(self, thread: int) -> None:
         """Make the read that runs in that thread fail now."""
@@ -87,8 +91,8 @@ class _Read:
 
 
 class Resilient:
-    """`Source` that tries again, at a pace that other processes may share. Clock, chance and sleep are arguments for
-    tests."""
+    """A `Source` with retries, at a rate that other processes may share. `clock`, `chance` (uniform in [0, 1)) and
+    `sleep` are arguments for tests."""
 
     def __init__(
         self,
@@ -107,30 +111,30 @@ class Resilient:
         self._pace = pace or SharedPace()
         self._limited = False
         self._breaker = SourceBreaker()
-        self._last = ""
-        self._tail = LatencyTail()
+        self._last_error = ""
+        self._latencies = LatencyTail()
         self._hedger = _Hedger(self._hedge, clock)
 
     @property
     def counters(self) -> SourceCounters:
-        """Live counts."""
+        """The live counts of this source."""
         return self._counters
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """As the source lists, once the listing is complete."""
-        return iter(self._patiently(lambda: [*self._source.list(prefix)]))
+        """List the source with retries; yields the first object when the listing is complete."""
+        return iter(self._with_retries(lambda: [*self._source.list(prefix)]))
 
     def head(self, uri: str) -> ObjectVersion:
-        """As the source's, with patience."""
-        return self._patiently(lambda: self._source.head(uri))
+        """Return the object's version, with retries."""
+        return self._with_retries(lambda: self._source.head(uri))
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """As the source's, with patience."""
-        self._patiently(lambda: self._timed(version, offset, into))
+        """Read a range with retries, hedged when the source is `Interruptible`."""
+        self._with_retries(lambda: self._timed(version, offset, into))
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """As the source's, asked for with patience; an object that it finds damaged is one more retry."""
-        check = self._patiently(lambda: self._source.checker(version))
+        """Return the source's checker, requested with retries. An object that it finds damaged counts as a retry."""
+        check = self._with_retries(lambda: self._source.checker(version))
         if check is None:
             return None
 
@@ -149,12 +153,12 @@ class Resilient:
         self._hedger.close()
         self._source.close()
 
-    def _patiently(self, call: Callable[[], T]) -> T:
+    def _with_retries(self, call: Callable[[], T]) -> T:
         until = self._clock() + self._resilience.deadline_s
         attempt = failures = refusals = 0
         while True:
             self._wait_while_down(until)
-            until += self._stand_in_line(until)
+            until += self._wait_for_rate(until)
             try:
                 with self._under_way:
                     sent_at = self._clock()
@@ -164,9 +168,9 @@ class Resilient:
                 refusals += error.throttled
                 wait_s = full_jitter_s(attempt, self._chance())
                 if refusals > 1 or not error.throttled:
-                    # Where a source is at its limit, it is the rate that answers a Retry-After: which read comes next is
-                    # all the same to it, and a fill would wait for this one. Refused again, it may be this very object.
-                    # Jitter on top, or all who were turned away come back in one instant.
+                    # A source at its limit does not care which read comes next, so after a first refusal the rate alone
+                    # obeys Retry-After, and this fill does not wait longer than others. A second refusal may be of this
+                    # very object. Jitter on top keeps refused calls from returning at the same instant.
                     wait_s = max(wait_s, error.retry_after_s * (1 + 0.25 * self._chance()))
                 if failures >= self._resilience.attempts or self._clock() + wait_s >= until:
                     raise
@@ -188,10 +192,10 @@ class Resilient:
             self._breaker.succeeded()
 
     def _failed(self, error: SourceUnavailable, sent_at: float) -> int:
-        """1 for a failure that counts against `attempts`, else 0."""
+        """Note a failure. Return 1 if it counts against `attempts`, else 0."""
         with self._lock:
             now = self._clock()
-            self._last = str(error)
+            self._last_error = str(error)
             self._breaker.failed(now)
             self._counters.throttled += error.throttled
             counts = not error.throttled and not self._breaker.open
@@ -201,7 +205,8 @@ class Resilient:
         return int(counts)
 
     def _wait_while_down(self, until: float) -> None:
-        """Raises SourceUnavailable at `until`, and at once where it has been down for longer than any call waits."""
+        """Wait until the breaker lets a call through. Raises SourceUnavailable at `until`, and at once for a source that
+        has been down for longer than `deadline_s`."""
         while True:
             with self._lock:
                 now = self._clock()
@@ -210,13 +215,13 @@ class Resilient:
             if not wait_s:
                 return
             if now + wait_s >= until or down_s >= self._resilience.deadline_s:
-                raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last}")
-            self._sleep(min(wait_s, LOOK_S))
+                raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last_error}")
+            self._sleep(min(wait_s, BREAKER_POLL_S))
 
-    def _stand_in_line(self, until: float) -> float:
-        """Wait for a place in the rate of a source that throttles; answers for how long, in seconds, where the source
-        served somebody meanwhile. Raises SourceUnavailable at `until`, once it has served nobody for as long as a call
-        waits."""
+    def _wait_for_rate(self, until: float) -> float:
+        """Wait for this call's turn in the rate of a source that throttles. Return the wait in seconds, 0 if the source
+        served no call meanwhile. Raises SourceUnavailable at `until` when the source has served no call for
+        `deadline_s`."""
         place, joined_at = None, 0.0
         while True:
             with self._pace.held() as pace:
@@ -228,15 +233,15 @@ class Resilient:
             if not wait_s:
                 return now - joined_at if served_at >= joined_at else 0.0
             if now + paused_s >= max(until, served_at + self._resilience.deadline_s):
-                raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last}")
-            self._sleep(min(wait_s, LINE_LOOK_S))
+                raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last_error}")
+            self._sleep(min(wait_s, RATE_POLL_S))
 
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         started = self._clock()
         with self._lock:
             self._counters.requests += 1
             hedged = self._resilience.hedge and not self._limited
-            tail_s = self._tail.tail_s(len(into)) if hedged else None
+            tail_s = self._latencies.tail_s(len(into)) if hedged else None
         received_bytes = len(into)
         try:
             if tail_s is not None and isinstance(self._source, Interruptible):
@@ -249,10 +254,10 @@ class Resilient:
             raise
         with self._lock:
             self._counters.bytes += received_bytes
-            self._tail.add(len(into), self._clock() - started)
+            self._latencies.add(len(into), self._clock() - started)
 
     def _raced(self, version: ObjectVersion, offset: int, into: memoryview, due: float) -> int:
-        """How many bytes the first of the two received."""
+        """Read while the hedger may send a second request. Return the bytes that the first one received."""
         read = _Read(version, offset, len(into))
         self._hedger.watch(due, read)
         try:
@@ -270,7 +275,7 @@ class Resilient:
                 read.running = False
 
     def _hedge(self, read: _Read) -> None:
-        """Runs in a hedging thread when `read` is late."""
+        """Send a late read a second time; runs in a hedging thread."""
         with self._lock:
             if not read.running or not hedge_allowed(self._counters.hedges, self._counters.requests):
                 return
@@ -278,23 +283,21 @@ class Resilient:
         answer = bytearray(read.size)
         try:
             self._source.read_into(read.version, read.offset, memoryview(answer))
-        except (
-            CacheError
-        ) as error:  # the first read is still under way and says what is wrong, if anything is
+        except CacheError as error:  # the first read is still under way, and reports a lasting error itself
             with self._lock:
                 self._counters.hedge_bytes += error.received_bytes
             return
         with self._lock:
             self._counters.hedge_bytes += read.size
             if read.running and isinstance(self._source, Interruptible):
-                # (1) the answer is there before (2) the first read fails; (3) its own thread copies.
+                # Order: (1) the answer is set, (2) the first read fails, (3) the first read's thread copies the answer.
                 self._counters.hedge_wins += 1
                 read.answer = answer
                 self._source.interrupt(read.thread)
 
 
 class _Hedger:
-    """A thread that watches for late reads, and a few that ask again; started by the first read to watch."""
+    """A thread that waits for late reads, and a few that send them again; started with the first read to watch."""
 
     def __init__(self, hedge: Callable[[_Read], None], clock: Callable[[], float]) -> None:
         self._hedge, self._clock = hedge, clock
@@ -306,7 +309,7 @@ class _Hedger:
         self._thread: threading.Thread | None = None
 
     def watch(self, due: float, read: _Read) -> None:
-        """Call `hedge` at `due` unless the read is over by then."""
+        """Call `hedge` at `due` unless the read has ended by then."""
         with self._lock:
             if self._closed:
                 return
@@ -319,7 +322,7 @@ class _Hedger:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Stop watching; waits for hedges under way."""
+        """Stop watching, and wait for hedges under way."""
         with self._lock:
             self._closed = True
             self._changed.notify()
@@ -328,11 +331,11 @@ class _Hedger:
 
     def _run(self) -> None:
         with ThreadPoolExecutor(HEDGE_THREADS, "hedge") as threads:
-            while (read := self._late()) is not None:
+            while (read := self._next_late()) is not None:
                 threads.submit(self._hedge, read)
 
-    def _late(self) -> _Read | None:
-        """The next read that is late; None at the end."""
+    def _next_late(self) -> _Read | None:
+        """Wait for the next late read; None after `close`."""
         with self._lock:
             while not self._closed:
                 while self._due and not self._due[0][2].running:

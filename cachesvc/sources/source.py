@@ -1,4 +1,4 @@
-"""The seam to where the truth lies: S3, POSIX or NFS, anything fsspec opens, and (later) peers."""
+"""The Protocol of a storage backend: S3, POSIX or NFS files, anything that fsspec opens."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from typing import Protocol
 from cachesvc.core.model import ObjectVersion
 
 Checker = Callable[[Iterable[memoryview]], None]
-"""Takes all bytes in order. Raises `SourceUnavailable` where they may come right the next time, `CorruptData` where the
-same wrong ones came twice."""
+"""Compares all bytes of an object, given in order. Raises `SourceUnavailable` when they differ, since the next read may
+bring the right ones, and `CorruptData` when the same wrong bytes came twice."""
 
 
 class Source(Protocol):
-    """One backend. Implementations are safe to share between threads.
-
-    Foreign errors are translated here and nowhere else: `NotFound`, `NotAllowed`, `SourceChanged`,
-    `SourceUnavailable`, `InvalidInput`.
+    """One storage backend. Implementations are thread-safe, and translate all errors of their libraries: to `NotFound`,
+    `NotAllowed`, `SourceChanged`, `SourceUnavailable`, `InvalidInput`.
     """
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Every object below a prefix URI in key order; one object where the URI names exactly that.
+        """Yield every object below a prefix URI in key order, or the one object that the URI names exactly.
 
-        A prefix that holds nothing yields nothing; a missing bucket or root raises `NotFound`.
+        Yields nothing for an empty prefix. Raises `NotFound` for a missing bucket or root.
         """
         ...
 
     def head(self, uri: str) -> ObjectVersion:
-        """The object's current version. Raises `NotFound`."""
+        """Return the object's current version. Raises `NotFound`."""
         ...
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         """Fill `into` with exactly the bytes [offset, offset + len(into)) of that version.
 
-        Raises `SourceChanged` when the object is no longer that version; a short or unverifiable answer
-        is never returned as success.
+        Raises `SourceChanged` when the object is no longer that version, and a typed error for a response that is short or
+        cannot be verified.
         """
         ...
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """What compares the bytes of a whole object, read by several calls, with what the source says of them; None
-        where it says nothing that the reads have not shown already."""
+        """Return a function that compares the bytes of a whole object, read by several calls, with a checksum of the
+        source; None when the source states none, or its transport detects flipped bits."""
         ...
 
     def close(self) -> None:
-        """Give back connections and files."""
+        """Close connections and files."""
         ...

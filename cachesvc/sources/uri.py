@@ -1,7 +1,7 @@
-"""URIs as users type them: one canonical form, an allowlist over it, brace ranges and globs.
+"""URIs as users type them: their canonical form, an allowlist of prefixes, brace ranges and globs.
 
-A canonical URI is a fixed point of `canonical`. Objects' own keys, as listings return them, are not
-canonicalised: a key may hold anything.
+A canonical URI is a fixed point of `canonical`. Keys of objects, as listings return them, are not canonicalised: a key may
+contain anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cachesvc.core.errors import InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import links
 from cachesvc.sources.files import under
-from cachesvc.sources.ignored import no_data
+from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.source import Source
 from cachesvc.sources.wildcards import Wildcards
 
@@ -26,18 +26,17 @@ MAX_EXPANDED = 100_000
 MAX_EXPANDED_CHARACTERS = 32 << 20
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31})://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,31}):/(?!/)")
-_TRICK = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
 _BRACES = re.compile(r"(\{[^{}]*\})")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 def canonical(uri: str) -> str:
-    """The one form of a dataset URI: lower-case scheme, `file://` for paths, no empty or dot segment.
+    """Return the canonical form of a dataset URI: lower-case scheme, `file://` for paths, no empty or dot segment.
 
-    Relative paths start at the working directory. `a//b` is one slash in a path; in a bucket it is another
-    key, and refused. Raises InvalidInput, also for percent-encoded dots and slashes, control characters and
-    backslashes.
+    Relative paths start at the working directory. `a//b` equals `a/b` in a path; in a bucket it is another key and refused.
+    Raises InvalidInput, also for percent-encoded dots and slashes, control characters and backslashes.
     """
     try:
         size_bytes = len(uri.encode())
@@ -45,14 +44,14 @@ def canonical(uri: str) -> str:
         raise InvalidInput(f"{uri!a} is not UTF-8; rename what it names") from None
     if not uri.strip() or size_bytes > MAX_URI_BYTES:
         raise InvalidInput(f"a URI must have 1 to {MAX_URI_BYTES} bytes")
-    if slip := _ONE_SLASH.match(uri):  # what a pathlib.Path makes of a URI, too
+    if one_slash := _ONE_SLASH.match(uri):  # pathlib.Path turns s3://bucket into s3:/bucket
         raise InvalidInput(
-            f"{uri!r} has one slash after {slip[1]}:, a URI has two; give it as text, not as a Path"
+            f"{uri!r} has one slash after {one_slash[1]}:, a URI has two; give it as text, not as a Path"
         )
     found = _SCHEME.match(uri)
     scheme = found[1].lower() if found else "file"
     rest = uri[found.end() :] if found else os.path.abspath(uri) + "/" * uri.endswith("/")
-    if _TRICK.search(rest):
+    if _FORBIDDEN.search(rest):
         raise InvalidInput(f"{uri!r} holds a control character, backslash or percent-encoded dot or slash")
     if scheme == "file":
         rest = "/" + re.sub(r"/+", "/", rest.removeprefix("localhost/")).lstrip("/") if rest else ""
@@ -66,16 +65,15 @@ def canonical(uri: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Allowlist:
-    """Prefixes that may be served; made by `allowlist`. None: whatever the daemon's user may read."""
+    """The prefixes that may be served, made by `allowlist`; None for all that the daemon's user may read."""
 
     prefixes: tuple[str, ...] | None
     typed: tuple[str, ...] = ()
-    """The same, as they were given."""
+    """The prefixes as they were given, in the same order."""
     follow: links.Follow = links.follow
 
     def check(self, uri: str) -> str:
-        """The canonical URI, symbolic links of paths resolved. Raises NotAllowed, InvalidInput, and what `follow`
-        raises."""
+        """Return the canonical URI with links resolved. Raises NotAllowed, InvalidInput, and what `follow` raises."""
         found = resolved(canonical(uri), self.follow)
         if not self._below(found):
             raise NotAllowed(
@@ -83,16 +81,16 @@ class Allowlist:
             )
         return found
 
-    def holds(self, uri: str) -> bool:
-        """Whether an object lies below a prefix, named as listings name it: a key may hold what no typed URI may.
-        Raises what `follow` raises."""
+    def allows(self, uri: str) -> bool:
+        """Tell whether an object of a listing lies below a prefix. Its key may contain characters that `check` would
+        refuse. Raises what `follow` raises."""
         return self._below(resolved(uri, self.follow))
 
     def _below(self, found: str) -> bool:
         return self.prefixes is None or under(found.rstrip("/"), self.prefixes)
 
-    def place(self, typed: str) -> str:
-        """Which of the prefixes was given so."""
+    def canonical_prefix(self, typed: str) -> str:
+        """Return the canonical form of a prefix of `typed`."""
         assert self.prefixes is not None
         return self.prefixes[self.typed.index(typed)]
 
@@ -105,8 +103,8 @@ class Allowlist:
 def allowlist(
     prefixes: Sequence[str], follow: links.Follow = links.follow, place: Callable[[str], str] | None = None
 ) -> Allowlist:
-    """Canonical prefixes, symbolic links of paths resolved (by `place`, if given); none of them: everything. Raises
-    InvalidInput."""
+    """Make an allowlist. `place` canonicalises a prefix and resolves its links; None does both here. No prefixes allow
+    everything. Raises InvalidInput."""
     if not prefixes:
         return Allowlist(None, (), follow)
     found = [place(each) if place else resolved(canonical(each), follow) for each in prefixes]
@@ -114,7 +112,7 @@ def allowlist(
 
 
 def resolved(uri: str, follow: links.Follow) -> str:
-    """A canonical URI; a path with its links resolved up to the first segment that is a glob or a brace range."""
+    """Resolve the links in a canonical URI, up to its first segment with a glob or a brace range."""
     if not uri.startswith("file://"):
         return uri
     path = uri.removeprefix("file://")
@@ -127,10 +125,10 @@ def resolved(uri: str, follow: links.Follow) -> str:
 
 
 def expand(uris: Sequence[str]) -> list[str]:
-    """`{000..012}` and `{a,b}` spelled out, left to right; zero padding kept. Globs stay as they are.
+    """Expand `{000..012}` and `{a,b}`, left to right, and keep zero padding. Globs stay as they are.
 
-    Raises InvalidInput for braces that are neither, and beyond `MAX_EXPANDED` URIs or `MAX_EXPANDED_CHARACTERS`
-    of all `uris` together, before any of them is made.
+    Raises InvalidInput for other braces, and before expanding more than `MAX_EXPANDED` URIs or `MAX_EXPANDED_CHARACTERS` of
+    all `uris` together.
     """
     parts = [[_choices(part, uri) for part in _BRACES.split(uri)] for uri in uris]
     counts = [math.prod(len(each) for each in one) for one in parts]
@@ -146,7 +144,7 @@ def expand(uris: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """`{000..012}`: its members are made only when they are asked for."""
+    """A range like `{000..012}`, expanded lazily."""
 
     numbers: range
     width: int
@@ -159,7 +157,7 @@ class _Range:
 
 
 def _choices(part: str, uri: str) -> Sequence[str] | _Range:
-    """What a part of the URI, with its braces, may stand for. Raises InvalidInput."""
+    """Return the texts that a part of a URI, with its braces, stands for. Raises InvalidInput."""
     if not _BRACES.fullmatch(part):
         return (part,)
     span = _RANGE.fullmatch(part[1:-1])
@@ -174,17 +172,17 @@ def _choices(part: str, uri: str) -> Sequence[str] | _Range:
 
 
 def has_glob(uri: str) -> bool:
-    """Whether the URI is a pattern: `*`, `?` within a segment, `[abc]`, `**` across segments."""
+    """Tell whether the URI is a pattern: `*` and `?` within a segment, `[abc]`, `**` across segments."""
     return any(mark in uri for mark in "*?[")
 
 
 def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
-    """Objects whose URI matches, in key order, `no_data` below the folder left out, as in that folder's listing; lists
-    from the last folder before the first wildcard."""
+    """Yield the objects that match a pattern, in key order, without those that a listing of the folder ignores. Lists the
+    last folder before the first wildcard."""
     start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
     root = pattern[: pattern.rindex("/", 0, start) + 1]
     wanted = Wildcards(pattern[len(root) :])
     for found in source.list(root):
         path = found.uri[len(root) :]
-        if found.uri.startswith(root) and not no_data(path) and wanted.matches(path):
+        if found.uri.startswith(root) and not is_ignored(path) and wanted.matches(path):
             yield found

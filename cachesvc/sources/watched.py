@@ -1,4 +1,4 @@
-"""Calls that cannot be interrupted, watched: a read on a hung NFS mount waits in the kernel for as long as it hangs."""
+"""Watches calls that have no timeout: a read on a hung NFS mount waits in the kernel for as long as it hangs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Checker, Source
 
 HUNG_S = 30.0
-"""A disk that spins up takes 10 s, a server that reboots minutes: those waits are of retries, not of one call."""
+"""A call without progress for this long hangs. A disk spins up in 10 s; retries, not one call, wait for a server's
+reboot."""
 
 
-class Calls:
-    """The calls under way in this process; for many threads, one of which may `look`."""
+class CallWatch:
+    """The calls under way in this process. Thread-safe; one thread may call `hung_after`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,8 +25,9 @@ class Calls:
         self._under_way: dict[int, tuple[float, str]] = {}
 
     @contextmanager
-    def of(self, uri: str) -> Iterator[None]:
-        """This thread is in a call about `uri` that hangs if it takes longer than `HUNG_S` without a word."""
+    def watching(self, uri: str) -> Iterator[None]:
+        """Watch the body of the `with`, a call about `uri` in this thread, which hangs after `HUNG_S` without
+        `heartbeat`."""
         thread = threading.get_ident()
         self._under_way[thread] = self._ran_s() + HUNG_S, uri
         try:
@@ -33,58 +35,58 @@ class Calls:
         finally:
             del self._under_way[thread]
 
-    def alive(self) -> None:
-        """This thread's call, if it is in one, comes along: the first object of a folder is known when all of it, a
-        million files perhaps, has been read and sorted."""
+    def heartbeat(self) -> None:
+        """Note progress of this thread's call, if it is in one. A listing yields its first object only after the whole
+        folder, a million files perhaps, has been read and sorted."""
         thread = threading.get_ident()
         if under_way := self._under_way.get(thread):
             self._under_way[thread] = self._ran_s() + HUNG_S, under_way[1]
 
-    def hung(self) -> str:
-        """The URI of a call that is beyond its limit; else ""."""
+    def hung_uri(self) -> str:
+        """Return the URI of a call that hangs; else ""."""
         until, uri = min(tuple(self._under_way.values()), default=(math.inf, ""))
         return uri if self._ran_s() > until else ""
 
-    def look(self, every_s: float, sleep: Callable[[float], None] = time.sleep) -> str:
-        """`hung`, after a sleep. By how much that was too long, this process was stopped or had no core: no witness
-        against a source."""
+    def hung_after(self, every_s: float, sleep: Callable[[float], None] = time.sleep) -> str:
+        """Sleep, then return `hung_uri`. When the sleep took longer than it should, this process was stopped or had no
+        core: the calls' limits are extended by that time."""
         began_at = self._clock()
         sleep(every_s)
         self._held_up_s += max(0.0, self._clock() - began_at - every_s)
-        return self.hung()
+        return self.hung_uri()
 
     def _ran_s(self) -> float:
         return self._clock() - self._held_up_s
 
 
-class Watched:
-    """A `Source` that says in `calls` what it is doing: a decorator for sources without time-outs of their own."""
+class WatchedSource:
+    """A `Source` that registers its calls in `calls`: a decorator for sources without timeouts of their own."""
 
-    def __init__(self, source: Source, calls: Calls) -> None:
+    def __init__(self, source: Source, calls: CallWatch) -> None:
         self._source, self._calls = source, calls
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """As the source lists; each object is a call of its own."""
+        """List the source; each object is a call of its own."""
         found = iter(self._source.list(prefix))
         while True:
-            with self._calls.of(prefix):
+            with self._calls.watching(prefix):
                 version = next(found, None)
             if version is None:
                 return
             yield version
 
     def head(self, uri: str) -> ObjectVersion:
-        """As the source's."""
-        with self._calls.of(uri):
+        """Return the object's current version."""
+        with self._calls.watching(uri):
             return self._source.head(uri)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """As the source's."""
-        with self._calls.of(version.uri):
+        """Read a range of the source."""
+        with self._calls.watching(version.uri):
             self._source.read_into(version, offset, into)
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """The source's."""
+        """Return the source's checker."""
         return self._source.checker(version)
 
     def close(self) -> None:

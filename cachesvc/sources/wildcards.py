@@ -1,9 +1,8 @@
 """Wildcards over object URIs: `*` and `?` within a segment, `[a-z]`, `[!a]`, `**` across segments.
 
-No pattern may cost more than its length times the name's, whoever wrote it: stars are not left to a regular
-expression, which tries every way to share a name out among them. What lies between two stars matches a
-fixed number of characters (of segments, between two `**`), and the leftmost place for it is as good as any
-other: it leaves the most for what follows.
+Matching costs at most the pattern's length times the name's. A regular expression would try every way to divide a name
+among the stars. Here the text between two stars matches a fixed number of characters (between two `**`, of segments) and
+takes its leftmost position, which leaves the most for the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cachesvc.core.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A run of characters without a star, as an expression that matches `length` characters and no others."""
+    """A run of characters without a star, as an expression that matches exactly `length` characters."""
 
     expression: re.Pattern[str]
     length: int
@@ -25,12 +24,12 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """One segment of a pattern: its pieces have one star between each two."""
+    """One segment of a pattern: pieces with a star between each two."""
 
     pieces: tuple[_Piece, ...]
 
     def matches(self, name: str) -> bool:
-        """Whether the whole segment of a name is meant."""
+        """Tell whether the whole segment of a name matches."""
         first, *middle = self.pieces
         if not middle:
             return first.expression.fullmatch(name) is not None
@@ -47,11 +46,11 @@ class _Segment:
 
 
 class Wildcards:
-    """A pattern, ready to be held against many names. Raises InvalidInput for a range that ends before its start."""
+    """A compiled pattern. Raises InvalidInput for a range that ends before its start."""
 
     def __init__(self, pattern: str) -> None:
         parts = pattern.split("/")
-        if parts[-1] == "**":  # whatever is below, but not the folder itself
+        if parts[-1] == "**":  # everything below the folder, but not the folder itself
             parts.append("*")
         self._blocks: list[list[_Segment]] = [[]]
         for part in parts:
@@ -61,7 +60,7 @@ class Wildcards:
                 self._blocks[-1].append(_segment(part))
 
     def matches(self, name: str) -> bool:
-        """Whether the whole name is meant; `**` stands for any number of segments, none too."""
+        """Tell whether the whole name matches; `**` stands for any number of segments, including none."""
         segments = name.split("/")
         first, *middle = self._blocks
         if not middle:
@@ -99,14 +98,14 @@ def _segment(part: str) -> _Segment:
 
 
 def _class_end(part: str, at: int) -> int:
-    """Where the `]` of a class is that starts at `at`; 0 where none does. A `]` that comes first is a member."""
+    """Return the index of the `]` that ends a class which starts at `at`; 0 for no class. A leading `]` is a member."""
     if part[at] != "[":
         return 0
     return max(part.find("]", at + 2 + part.startswith("!", at + 1)), 0)
 
 
 def _class(body: str) -> str:
-    """The class as a regular expression's. Raises InvalidInput for `[z-a]`."""
+    """Translate a class to a regular expression's. Raises InvalidInput for `[z-a]`."""
     negated = body.startswith("!")
     members, at = [], int(negated)
     while at < len(body):

@@ -1,8 +1,8 @@
 """Checksums of extents: xxh3-64 of every 64 KiB, computed while filling and checked before bytes are trusted.
 
-A fill digests bytes as they pass (`Passing`). Stored blocks are read by `preadv` into one buffer that stays
-in the processor's cache: it releases the interpreter lock and raises on a disk error, where a page fault on a
-mapping would hold the lock and turn it into SIGBUS.
+A fill computes them while it writes the extent (`StreamedChecksums`). Stored blocks are read by `preadv` into one buffer
+that stays in the processor's cache. `preadv` releases the interpreter lock and raises on a disk error; a page fault on a
+mapping would hold the lock and become SIGBUS.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from collections.abc import Iterable, Iterator
 from xxhash import xxh3_64_digest
 
 from cachesvc.core.errors import CorruptData
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
 DIGEST_BYTES = 8
 
 
 def block_digest(block: bytes | bytearray | memoryview) -> bytes:
-    """The 8 little-endian bytes of one block. `b"".join` of an extent's blocks in order is its digests."""
+    """Return the digest of one block, 8 little-endian bytes. An extent's digests are those of its blocks, concatenated."""
     digest: bytes = xxh3_64_digest(block)
     return digest[::-1]  # the library's digest is big-endian
 
 
 def block_count(size_bytes: int) -> int:
-    """Blocks of an extent; the last may be short."""
+    """Return the number of blocks of an extent; the last may be short."""
     return -(-size_bytes // CHECKSUM_BLOCK_BYTES)
 
 
-class Passing:
-    """Digests of an extent's bytes while they pass on their way into it, in any order, from many threads."""
+class StreamedChecksums:
+    """Digests an extent while it is written, in any order. Thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._digests: dict[int, bytes] = {}
 
     def add(self, at: int, data: memoryview) -> None:
-        """Bytes of the extent from `at`; blocks of which only a part is here are left to `checksums`."""
+        """Digest the whole blocks within `data`, the extent's bytes from `at`. `checksums` reads the other blocks back."""
         end = at + len(data)
         for index in range(block_count(at), block_count(end)):
             start = index * CHECKSUM_BLOCK_BYTES
@@ -47,7 +47,7 @@ class Passing:
                 self._digests[index] = block_digest(data[start - at : stop - at])
 
     def checksums(self, fd: int) -> Checksums:
-        """Of the whole extent; blocks that did not pass in one part are read back from `fd`.
+        """Return the checksums of the whole extent. Reads back from `fd` the blocks that no `add` held whole.
 
         Raises `CorruptData` when the file is shorter, `TierFailed` when it cannot be read.
         """
@@ -57,8 +57,8 @@ class Passing:
 
 
 def verify(fd: int, checksums: Checksums) -> None:
-    """Read an extent and compare every block. Raises `CorruptData` naming the first that differs, or
-    `TierFailed` when the file cannot be read."""
+    """Read an extent and compare every block. Raises `CorruptData` naming the first block that differs, `TierFailed` when
+    the file cannot be read."""
     expected = checksums.digests
     if len(expected) != block_count(checksums.size_bytes) * DIGEST_BYTES:
         raise CorruptData(f"{len(expected)} bytes of digests do not fit {checksums.size_bytes} bytes of data")

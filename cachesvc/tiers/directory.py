@@ -1,4 +1,5 @@
-"""A cache directory under its lock. Whatever its path comes to mean, work goes on in the directory that was locked."""
+"""The directory of an NVMe tier, locked by one daemon. All access goes through the lock's descriptor, so that a rename or a
+mount at the path cannot lead it elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
-from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.os_errors import tier_error, translated
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""
@@ -20,24 +21,25 @@ _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What `--nvme` names, and the directory `cachesvc` in it, which one daemon locks."""
+    """The directory that `--nvme` names, with the directory `cachesvc` in it, which one daemon locks."""
 
     path: Path
     lock: int
-    """Descriptor of the locked directory. Whoever has a duplicate has the lock too."""
+    """Descriptor of the locked directory. A process with a duplicate of it shares the lock."""
     mounted: bool
-    """A disk of its own was mounted at the path when the daemon started."""
+    """Whether a disk was mounted at the path when the daemon started."""
     place: tuple[int, int]
-    """Device and inode: no two directories have the same."""
+    """Device and inode of the locked directory."""
 
     @property
     def root(self) -> Path:
-        """Where extents are, by way of the lock: a name that leads nowhere else when the directory is moved or
-        mounted over."""
+        """The folder of extents, named through the lock's descriptor, so that moving the directory or mounting over it does
+        not change what the name means."""
         return Path(f"/proc/self/fd/{self.lock}/v1")
 
-    def here(self) -> bool:
-        """Whether the path still names this directory. Raises `TierFailed`, `OutOfSpace` where nobody can say."""
+    def in_place(self) -> bool:
+        """Tell whether the path still names this directory. Raises `TierFailed` or `OutOfSpace` when the disk does not
+        say."""
         with translated(str(self.path), "look at the cache directory"):
             try:
                 return os.path.samestat(os.stat(_home(self.path)), os.fstat(self.lock))
@@ -45,26 +47,28 @@ class Directory:
                 return False
 
     def check(self) -> None:
-        """Raises `TierFailed` where the path names another directory by now, or none."""
-        if not self.here():
+        """Raise `TierFailed` when the path names another directory now, or none."""
+        if not self.in_place():
             raise TierFailed(
                 f"{_home(self.path)} is not the directory that this daemon locked: it was removed, moved, or another"
                 " disk was mounted or unmounted there"
             )
 
     def close(self) -> None:
-        """Give back the lock."""
+        """Release the lock."""
         os.close(self.lock)
 
 
 def lock_directory(
     path: Path, sync: Sync, locks: Sequence[int] = (), mounted: bool | None = None
 ) -> Directory:
-    """Lock a directory for this daemon and lay it out; `locks` are those that another daemon shares. Where a disk
-    was `mounted` (None: finds out), one must be: the place of one that is not there is another disk.
+    """Lock a directory for this daemon and create its folders. `locks` are descriptors that another daemon shares.
 
-    Raises what its operator is to mend, `InvalidInput` (missing, or used by another daemon), `NotAllowed` or
-    `OutOfSpace`, and `TierFailed` for a disk in trouble.
+    `mounted`: whether a disk must be mounted at the path; None accepts both and records which it is. An empty mount point
+    belongs to another disk.
+
+    Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed` or `OutOfSpace` for what the operator can
+    repair, `TierFailed` for a failing disk.
     """
     home = _home(path.absolute())
     try:
@@ -95,21 +99,21 @@ def lock_directory(
     return found
 
 
-def shelves(root: Path) -> Iterator[Path]:
-    """The folders of extents, by the first byte of their ids."""
+def extent_folders(root: Path) -> Iterator[Path]:
+    """Return the folders of extents, one for each first byte of their ids."""
     return (root / "extents" / f"{number:02x}" for number in range(256))
 
 
 def lay_out(root: Path, sync: Sync) -> None:
-    """Make what folders are missing, durably. Raises OSError."""
-    for folder in (root, root / "extents", *shelves(root), root / "tmp"):
+    """Create the missing folders durably. Raises OSError."""
+    for folder in (root, root / "extents", *extent_folders(root), root / "tmp"):
         _make(folder)
     for directory in (root / "extents", root, root / "..", root / "../.."):
         sync_directory(directory, sync)
 
 
 def sync_directory(directory: str | Path, sync: Sync) -> None:
-    """Make a directory's names durable. Raises OSError."""
+    """Make the entries of a directory durable. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(fd)
@@ -122,7 +126,7 @@ def _home(path: Path) -> Path:
 
 
 def _is_directory(path: Path) -> bool:
-    """Raises OSError where nobody can say: that is the disk's fault, not that of who gave its name."""
+    """Tell whether a path names a directory. Raises OSError for a failing disk, which is no fault of the path's."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -161,7 +165,7 @@ def _locked(home: Path) -> int:
 
 
 def _make(folder: Path) -> None:
-    """A folder, also where anything else lies in its place: that is no extent, and goes as all garbage does."""
+    """Create a folder. Remove a file of that name: it is no extent."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:

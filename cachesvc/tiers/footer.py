@@ -1,8 +1,7 @@
-"""What an extent's file says about itself, behind its bytes: `digests | magic | id | size u64 | seal u64`.
+"""The footer of an extent's file, behind its bytes: `digests | magic | id | size u64 | seal u64`.
 
-The seal is xxh3-64 of everything before it, so a footer is sound or it is none. A file that is whole names
-its extent, its size and its checksums: no index has to be kept beside the files, none can be damaged, and
-none can disagree with them.
+The seal is xxh3-64 of all that precedes it in the footer, so a damaged footer is recognised. A complete file states its
+extent, size and checksums itself, so no index beside the files can be damaged or disagree with them.
 """
 
 from __future__ import annotations
@@ -25,32 +24,34 @@ _FIXED_BYTES = _TAIL.size + _SEAL.size
 
 
 def footer_bytes(size_bytes: int) -> int:
-    """Length of the footer of an extent of `size_bytes`."""
+    """Return the length of the footer of an extent of `size_bytes`."""
     return block_count(size_bytes) * DIGEST_BYTES + _FIXED_BYTES
 
 
 def encode(extent: ExtentId, checksums: Checksums) -> bytes:
-    """The footer, to be written at `checksums.size_bytes`."""
+    """Return the footer, which belongs at offset `checksums.size_bytes`."""
     sealed = checksums.digests + _TAIL.pack(MAGIC, extent, checksums.size_bytes)
     return sealed + _SEAL.pack(xxh3_64_intdigest(sealed))
 
 
 def write(fd: int, extent: ExtentId, checksums: Checksums) -> None:
-    """Put the footer behind the bytes. Raises OSError, also where a disk that runs full takes a part of it."""
+    """Write the footer behind the bytes. Raises OSError; ENOSPC when the disk takes only a part of it."""
     text = encode(extent, checksums)
     if os.pwrite(fd, text, checksums.size_bytes) != len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def is_there(fd: int, size_bytes: int) -> bool:
-    """Whether anything has been written behind an extent of `size_bytes`. Raises OSError."""
+    """Tell whether a byte other than 0 follows an extent of `size_bytes`. Raises OSError."""
     return any(os.pread(fd, footer_bytes(size_bytes), size_bytes))
 
 
 def read(fd: int, extent: ExtentId, size_bytes: int) -> Checksums:
-    """The checksums that a file keeps of its extent. Raises `CorruptData` when it is not this extent, whole,
-    and OSError."""
-    found = os.pread(fd, footer_bytes(size_bytes) + 1, size_bytes)  # one byte more: nothing may follow
+    """Return the checksums in a file's footer. Raises `CorruptData` when the file is not exactly this extent, and
+    OSError."""
+    found = os.pread(
+        fd, footer_bytes(size_bytes) + 1, size_bytes
+    )  # one byte more: nothing may follow the footer
     checksums = Checksums(size_bytes, found[: block_count(size_bytes) * DIGEST_BYTES])
     if found != encode(extent, checksums):
         raise CorruptData(f"the file of extent {extent.hex()} is damaged at its end; it must be filled again")

@@ -1,12 +1,12 @@
-"""An NVMe tier: one file an extent, whole under its final name, or garbage that start-up removes.
+"""An NVMe tier: one file for each extent, complete under its final name, or garbage that the next start removes.
 
 <dir>/cachesvc/            locked by one daemon
-<dir>/cachesvc/v1/tmp/     being filled
+<dir>/cachesvc/v1/tmp/     extents being filled
 <dir>/cachesvc/v1/extents/xx/<hex id>.<size_bytes>
-                           the extent's bytes, then what the file says of itself (`footer.py`)
+                           the extent's bytes, then its footer (`footer.py`)
 
-The directory is the index: a name is a committed extent. So there is nothing to rebuild, nothing that a torn
-write could damage for all extents at once, and no mapping in which a disk error would be a SIGBUS.
+The directory is the index: a name is a committed extent. No index can be damaged by a torn write or needs rebuilding, and
+there is no mapping in which a disk error becomes SIGBUS.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from typing import TypeVar
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
-from cachesvc.tiers.directory import Directory, Sync, lay_out, lock_directory, shelves, sync_directory
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.directory import Directory, Sync, extent_folders, lay_out, lock_directory, sync_directory
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.probe import Room, probe
 from cachesvc.tiers.tier import Checksums
 
 _T = TypeVar("_T")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""Without the last one, opening a pipe of an extent's name would wait for its writer; files do not care."""
+"""O_NONBLOCK: opening a FIFO that has an extent's name must not wait for a writer. It changes nothing for files."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FILE_MODE = 0o400  # readers get read-only descriptors and cannot open a writable one from them
-_BELIEVED_BYTES = 1 << 30
-"""What a name says of an extent up to this size is believed at a start; of few larger ones, their file is asked."""
+_TRUSTED_BYTES = 1 << 30
+"""At a start, the size in a name is trusted up to this; the few larger files are looked at."""
 
 
 class NvmeTier:
     """Extents as files below one directory. Built by `open_nvme`; call `recover` before anything else.
 
-    The order of events, and what a crash or power cut after each leaves (recovery's action in brackets):
+    The order of events, and what a crash or power cut after each leaves (in brackets what recovery does with it):
       1. reserve: temporary file, allocated           -> temporary file [removed]
       2. the filler writes and checks the bytes       -> temporary file [removed]
       3. commit: the footer is written                -> temporary file [removed]
       4. fsync of the file                            -> temporary file [removed]
-      5. rename to its final name                     -> a whole extent, or a temporary file [kept, or removed]
+      5. rename to its final name                     -> a complete extent, or a temporary file [kept, or removed]
       6. fsync of the directory                       -> committed [kept]
-      7. evict: unlink, not waited for                -> nothing, or a whole extent [kept: its bytes are right]
+      7. evict: unlink without a sync                 -> nothing, or a complete extent [kept: its bytes are right]
     """
 
     def __init__(self, name: TierName, directory: Directory, sync: Sync) -> None:
@@ -58,22 +58,22 @@ class NvmeTier:
         self._sizes: dict[ExtentId, int] = {}
         self._filling: dict[ExtentId, int] = {}
         self._held: dict[ExtentId, Checksums] = {}
-        """Keys of `_filling` that stay uncommitted: a start removes their files, like all that was not committed."""
-        self._left: dict[str, None] = {}
-        """Files that the disk would not remove: tried again, one at each reservation and eviction."""
-        self._handover = threading.Lock()  # a commit's last step against open and abort
+        """Extents of `_filling` that are never committed; the next start removes their files."""
+        self._unremoved: dict[str, None] = {}
+        """Files whose removal failed; one is tried again at each reservation and eviction."""
+        self._commit_lock = threading.Lock()  # orders a commit's last step against `open` and `abort`
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """A read-write descriptor of a temporary file with `size_bytes` allocated; the caller closes it.
+        """Return a read-write descriptor of a temporary file with `size_bytes` allocated; the caller closes it.
 
         Raises `OutOfSpace` when the disk is full, `TierFailed` when it is read-only or broken.
         """
         assert extent not in self._filling, "reserved twice"
         path = self._temporary(extent)
-        self._remove_left()
+        self._retry_removal()
         with translated(self._where, "reserve space"):
-            self._remove(path)  # a new file, never one that a stuck filler may still write to
-            own = self._in_folders(partial(os.open, path, _NEW, _FILE_MODE))
+            self._remove(path)  # always a new file: a stuck filler may still write to the old one
+            own = self._with_folders(partial(os.open, path, _NEW, _FILE_MODE))
             try:
                 os.posix_fallocate(own, 0, size_bytes + footer.footer_bytes(size_bytes))
                 given = os.dup(own)
@@ -83,12 +83,12 @@ class NvmeTier:
                 raise
         self._filling[extent] = own
         self._sizes[extent] = size_bytes
-        self._left.pop(self._final(extent), None)  # from here on what is there is this one
+        self._unremoved.pop(self._final(extent), None)  # a file of that name will be this extent's
         return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Steps 3 to 6; may run beside the other calls. After an error, `abort` cleans up: an fsync that
-        failed must not be tried again, the kernel has dropped the pages.
+        """Take steps 3 to 6; may run beside the other calls. After an error the caller aborts: a failed fsync must not be
+        retried, since the kernel has dropped the pages.
 
         Raises `TierFailed`, `OutOfSpace`.
         """
@@ -100,36 +100,36 @@ class NvmeTier:
                 raise TierFailed(f"{self._where}: extent {extent.hex()} changed its size while it was filled")
             footer.write(own, extent, checksums)
             self._sync(own)
-            self._in_folders(partial(os.rename, self._temporary(extent), final))
+            self._with_folders(partial(os.rename, self._temporary(extent), final))
             sync_directory(os.path.dirname(final), self._sync)
-        with self._handover, suppress(OSError):  # all of it is durable
+        with self._commit_lock, suppress(OSError):  # all bytes are durable already
             os.close(self._filling.pop(extent))
 
     def hold(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Step 3 alone. Raises `TierFailed`, `OutOfSpace`."""
+        """Take step 3 alone. Raises `TierFailed`, `OutOfSpace`."""
         with translated(self._where, "hold an extent"):
             footer.write(self._filling[extent], extent, checksums)
         self._held[extent] = checksums
 
     def abort(self, extent: ExtentId) -> None:
-        """Forget a reservation or a commit that failed; unknown extents are ignored. Not during a commit."""
-        with self._handover:
+        """Drop a reservation, or an extent whose commit failed. Ignores unknown extents. Must not run during a commit."""
+        with self._commit_lock:
             own = self._filling.pop(extent, None)
             self._held.pop(extent, None)
         if own is None:
             return
-        with suppress(OSError):  # what could not be written goes anyway
+        with suppress(OSError):  # the file is removed, so a failed write does not matter
             os.close(own)
         for path in (self._temporary(extent), self._final(extent)):
             self._remove_quietly(path)
         del self._sizes[extent]
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
-        """A read-only descriptor (the caller closes it) and the checksums; None before `commit` or `hold`.
+        """Return a read-only descriptor (the caller closes it) and the checksums; None before `commit` or `hold`.
 
         Raises `TierFailed` when the file is gone, `CorruptData` when its footer is damaged.
         """
-        with self._handover, translated(self._where, "open an extent"):
+        with self._commit_lock, translated(self._where, "open an extent"):
             own = self._filling.get(extent)
             if own is not None:  # the descriptor survives the rename
                 held = self._held.get(extent)
@@ -145,38 +145,37 @@ class NvmeTier:
                 raise
 
     def evict(self, extent: ExtentId) -> None:
-        """Remove an extent, also one whose commit failed. A file that is gone already is no error.
+        """Remove an extent, also one whose commit failed. A missing file is no error.
 
         Raises `TierFailed`.
         """
         self.abort(extent)
         if extent not in self._sizes:
             return
-        self._remove_left()
+        self._retry_removal()
         path = self._final(extent)
         del self._sizes[extent]
         with translated(self._where, "remove an extent"):
             self._remove(path)
 
-    def recover(self, heard: Callable[[], None] = lambda: None) -> dict[ExtentId, int]:
-        """Every committed extent and its size in bytes, once garbage is dropped; `heard` is called each time that the
-        disk has answered.
+    def recover(self, progress: Callable[[], None] = lambda: None) -> dict[ExtentId, int]:
+        """Remove garbage; return every committed extent and its size in bytes. Calls `progress` after each folder.
 
-        The names are all that is read, so that a million extents take seconds: verify each before its first
-        grant. A name that says more than a file holds would have good extents evicted. Raises `TierFailed`.
+        Reads names alone, so that a million extents take seconds. The caller must verify each extent before its first
+        grant. Raises `TierFailed`.
         """
         with translated(self._where, "recover"):
             for name in os.listdir(self._root / "tmp"):
                 _remove(self._root / "tmp" / name)
-                heard()
-            for shelf in shelves(self._root):
-                self._sizes.update(_named(shelf))
-                heard()
+                progress()
+            for folder in extent_folders(self._root):
+                self._sizes.update(_extents_in(folder))
+                progress()
         return dict(self._sizes)
 
     def probe(self, thorough: bool, sync: bool = True) -> Room:
-        """Whether the directory works and is still where its path leads, and the room on its disk; from any
-        thread. One that was emptied is laid out again when `thorough`; `sync` as `probe` has it. Raises `TierFailed`."""
+        """Check that the directory works and that its path still leads to it, and return the disk's room. Thread-safe.
+        `thorough` creates missing folders again; see `probe.probe` for it and `sync`. Raises `TierFailed`."""
         self.directory.check()
         if thorough and not self._root.is_dir():
             with translated(self._where, "lay out the cache directory"):
@@ -184,33 +183,33 @@ class NvmeTier:
         return probe(self._root, self._where, thorough, sync)
 
     def close(self) -> None:
-        """Give back descriptors and the directory's lock; reservations are dropped."""
+        """Drop reservations, close descriptors and release the directory's lock."""
         for extent in list(self._filling):
             self.abort(extent)
         self.directory.close()
 
     def _remove(self, path: str) -> None:
-        """Raises OSError; the file, which nothing counts, is then `_left`."""
-        self._left.pop(path, None)
+        """Remove a file. Raises OSError, and notes the file in `_unremoved`."""
+        self._unremoved.pop(path, None)
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
         except OSError:
-            self._left[path] = None
+            self._unremoved[path] = None
             raise
 
     def _remove_quietly(self, path: str) -> None:
         with suppress(OSError):
             self._remove(path)
 
-    def _remove_left(self) -> None:
-        for path in tuple(self._left)[:1]:
+    def _retry_removal(self) -> None:
+        for path in tuple(self._unremoved)[:1]:
             self._remove_quietly(path)
 
-    def _in_folders(self, call: Callable[[], _T]) -> _T:
-        """The result of a call, which is made again where somebody had removed our folders: else nothing could be
-        kept until the next start. What was in them is found missing when it is opened."""
+    def _with_folders(self, call: Callable[[], _T]) -> _T:
+        """Return the result of a call; when folders were removed behind the daemon's back, create them and call again.
+        Extents that were in them are found missing when they are opened."""
         try:
             return call()
         except FileNotFoundError:
@@ -221,8 +220,8 @@ class NvmeTier:
         return f"{self._root}/tmp/{extent.hex()}"
 
     def _final(self, extent: ExtentId) -> str:
-        """No `Path`: it interns each part, and ever new names rebuild the interpreter's table of interned strings
-        again and again, 1.9 MB each time, which stay with the thread that happened to do it."""
+        """Return the extent's final path as text. `Path` would intern each part, and ever new names would rebuild the
+        interpreter's table of interned strings: 1.9 MB each time, which stay with the thread that did it."""
         text = extent.hex()
         return f"{self._root}/extents/{text[:2]}/{text}.{self._sizes[extent]}"
 
@@ -234,46 +233,46 @@ def open_nvme(
     locks: Sequence[int] = (),
     mounted: bool | None = None,
 ) -> NvmeTier:
-    """Lock a directory for this daemon and open what is in it; `locks` and `mounted` as `lock_directory` has them.
+    """Lock a directory for this daemon and make a tier of it. See `lock_directory` for `locks` and `mounted`.
 
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
     """
     return NvmeTier(name, lock_directory(directory, sync, locks, mounted), sync)
 
 
-def _named(shelf: Path) -> Iterator[tuple[ExtentId, int]]:
-    """The extents that the names of a directory's files say; other files are removed."""
-    sizes: dict[str, int] = {}  # few differ: each is read once, and one number kept of it
-    for name in os.listdir(shelf):
+def _extents_in(folder: Path) -> Iterator[tuple[ExtentId, int]]:
+    """Return the extents that the names in a folder state; remove other files."""
+    sizes: dict[str, int] = {}  # few sizes differ: each is parsed once
+    for name in os.listdir(folder):
         text, size = name[:32], name[32:]
         try:
             size_bytes = sizes.get(size)
             if size_bytes is None:
-                size_bytes = sizes[size] = _suffix(size)
+                size_bytes = sizes[size] = _size_of(size)
             extent = ExtentId(bytes.fromhex(text))
         except ValueError:
             extent, size_bytes = ExtentId(b""), 0
-        named = extent.hex() == text and len(text) == 32 and text[:2] == shelf.name
-        if named and (size_bytes <= _BELIEVED_BYTES or _holds(shelf / name, size_bytes)):
+        named = extent.hex() == text and len(text) == 32 and text[:2] == folder.name
+        if named and (size_bytes <= _TRUSTED_BYTES or _has_size(folder / name, size_bytes)):
             yield extent, size_bytes
         else:
-            _remove(shelf / name)
+            _remove(folder / name)
 
 
-def _suffix(text: str) -> int:
-    """The size in a name's end. Raises ValueError for any end that `NvmeTier` does not write."""
+def _size_of(text: str) -> int:
+    """Parse the suffix of a file's name. Raises ValueError for any suffix that `NvmeTier` does not write."""
     size_bytes = int(text[1:])
     if text != f".{size_bytes}" or size_bytes < 0:
         raise ValueError(text)
     return size_bytes
 
 
-def _holds(path: Path, size_bytes: int) -> bool:
-    """Whether a file is as long as one of such an extent."""
+def _has_size(path: Path, size_bytes: int) -> bool:
+    """Tell whether a file has the length of an extent of `size_bytes` with its footer."""
     return os.lstat(path).st_size == size_bytes + footer.footer_bytes(size_bytes)
 
 
 def _remove(path: Path) -> None:
-    """What is no extent; a directory stays, as somebody else's."""
+    """Remove a file that is no extent. A directory is not ours and stays."""
     with suppress(IsADirectoryError):
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""Asking a cache directory whether it works: a small read past the page cache, or a write that is read back."""
+"""Probe of a cache directory: a small read past the page cache, or a small write that is read back."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 
 _BYTES = 4096
 _PATTERN = b"cachesvc" * (_BYTES // 8)
-_NOT_THE_DISKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_OWN_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A file system's bytes: all of them, and those that are free for us."""
+    """The size of a file system, and its bytes that this user may still write."""
 
     total_bytes: int
     free_bytes: int
 
 
 def room(directory: Path) -> Room:
-    """What statvfs says. Raises OSError."""
+    """Measure the file system of a directory. Raises OSError."""
     disk = os.statvfs(directory)
     return Room(disk.f_frsize * disk.f_blocks, disk.f_frsize * disk.f_bavail)
 
 
 def probe(directory: Path, where: str, thorough: bool, sync: bool = True) -> Room:
-    """Read the probe file in `directory`; when `thorough`, write it anew first, or without `sync` another one, which need
-    not reach the disk and is removed. `where`: the directory's name, for people.
+    """Read the probe file in `directory`, and return the disk's room. `thorough` writes the file anew first; without
+    `sync` it writes another file instead, without waiting for the disk, and removes it. `where`: the directory's name in
+    errors.
 
-    Raises `TierFailed`. A full disk works, and what our own limits forbid says nothing about the disk.
+    Raises `TierFailed`. A full disk is healthy, and so is one that this process's own limits keep it from using: their
+    room is 0.
     """
     try:
         with translated(where, "use the cache directory"):
             if thorough and sync:
                 _write(directory)
             elif thorough:
-                scribble(directory)
+                write_and_remove(directory)
             if _read(directory / "probe") != _PATTERN:
                 raise TierFailed(f"{where}: what was written there reads differently; replace the disk")
             return room(directory)
@@ -51,7 +53,7 @@ def probe(directory: Path, where: str, thorough: bool, sync: bool = True) -> Roo
         return Room(0, 0)
     except TierFailed as error:
         cause = error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _NOT_THE_DISKS:
+        if isinstance(cause, OSError) and cause.errno in _OWN_LIMITS:
             return Room(0, 0)
         raise
 
@@ -61,8 +63,8 @@ def _write(directory: Path) -> None:
     os.rename(directory / "probe.new", directory / "probe")
 
 
-def scribble(directory: Path) -> None:
-    """What a fill asks of a disk, but for the bytes and the wait for them. Raises OSError."""
+def write_and_remove(directory: Path) -> None:
+    """Create, rename and remove a file, as a fill and an eviction do. Raises OSError."""
     _new(directory, lambda _: None)
     os.rename(directory / "probe.new", directory / "probe.gone")
     os.unlink(directory / "probe.gone")
@@ -85,11 +87,11 @@ def _read(path: Path) -> bytes:
     try:
         fd = os.open(path, flags | os.O_DIRECT)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: a file system without direct reads
+        if error.errno != errno.EINVAL:  # a file system without direct reads
             raise
         fd = os.open(path, flags)
     try:
-        with mmap.mmap(-1, _BYTES) as page:  # direct reads want an aligned buffer
+        with mmap.mmap(-1, _BYTES) as page:  # direct reads need an aligned buffer
             os.preadv(fd, [page], 0)
             return bytes(page)
     finally:

@@ -1,8 +1,8 @@
-"""The RAM tier: one sealed memfd an extent, so that no reader can change another's bytes.
+"""The RAM tier: one sealed memfd for each extent, so that no reader can change another reader's bytes.
 
-Size is sealed at reservation, contents at commit. What is granted is a duplicate of one read-only opening (its
-file offset is nobody's: readers map or `pread`), and because of the write seal even a reader that reopens it
-through /proc cannot write.
+The size is sealed at reservation, the contents at commit. Readers get duplicates of one read-only descriptor. They share
+its file offset and so use mappings or `pread`. The write seal holds even for a reader that reopens the memfd through
+/proc.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.tiers.failures import tier_error, translated
+from cachesvc.tiers.os_errors import tier_error, translated
 from cachesvc.tiers.tier import Checksums
 
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13
@@ -22,24 +22,24 @@ _CONTENT_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class RamTier:
-    """Extents as memfds; evicting closes ours, and the memory goes when the last reader closes its own.
+    """Extents as memfds. Evicting closes the tier's descriptor; the memory is freed when the last reader closes its own.
 
-    Pages are not allocated at reservation: no memfd limit exists that would answer ENOSPC there (the cgroup
-    kills instead), and zeroing 64 MiB would hold the daemon's thread for tens of milliseconds. Fills use
-    `pwrite`, so memory that is missing is an error of that call, never a SIGBUS.
+    A reservation allocates no pages: no limit on memfds would answer ENOSPC there (the cgroup kills instead), and zeroing
+    64 MiB would hold the daemon's thread for tens of milliseconds. Fills use `pwrite`, which returns an error when memory
+    is short, where a mapping would get SIGBUS.
     """
 
     def __init__(self, name: TierName = RAM, most: int | None = None) -> None:
-        """Holds `most` extents at most, where the daemon may open no more files."""
+        """`most`: the number of extents that the limit of open files allows; None for no limit."""
         self.name = name
         self._most = most
         self._filling: dict[ExtentId, int] = {}
         self._committed: dict[ExtentId, tuple[int, Checksums]] = {}
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """A read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it.
+        """Return a read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it.
 
-        Raises `OutOfSpace`, also where open files are short, and `TierFailed`.
+        Raises `OutOfSpace`, also at `most` extents, and `TierFailed`.
         """
         assert extent not in self._filling, "reserved twice"
         assert extent not in self._committed, "reserved again without evicting"
@@ -61,7 +61,7 @@ class RamTier:
         return given
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Seal the contents. Raises `TierFailed` while a writable mapping is alive, or on a wrong size."""
+        """Seal the contents. Raises `TierFailed` while a writable mapping exists, or on a wrong size."""
         own = self._filling[extent]
         if os.fstat(own).st_size != checksums.size_bytes:
             raise TierFailed(
@@ -70,13 +70,14 @@ class RamTier:
         with translated(self.name, "seal an extent"):
             fcntl.fcntl(own, fcntl.F_ADD_SEALS, _CONTENT_SEALS)
             readable = os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC)
-        # Visible before it leaves `_filling`: abort and open never see it in neither.
+        # Added here before it leaves `_filling`, so that `abort` and `open` always find it in one of them.
         self._committed[extent] = (readable, checksums)
         del self._filling[extent]
         os.close(own)
 
     def adopt(self, extent: ExtentId, readable: int, checksums: Checksums) -> None:
-        """Take what another daemon sealed; `readable` is ours from here on. Raises `TierFailed` for another size."""
+        """Take over an extent that another daemon sealed, and the descriptor `readable`. Raises `TierFailed` on a wrong
+        size."""
         assert extent not in self._committed, "adopted twice"
         if os.fstat(readable).st_size != checksums.size_bytes:
             raise TierFailed(f"{self.name}: extent {extent.hex()} came with another size than it should have")
@@ -89,7 +90,7 @@ class RamTier:
             os.close(own)
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums]:
-        """A read-only descriptor of a committed extent (the caller closes it) and its checksums."""
+        """Return a read-only descriptor of a committed extent (the caller closes it) and its checksums."""
         readable, checksums = self._committed[extent]
         try:
             return os.dup(readable), checksums
@@ -97,16 +98,16 @@ class RamTier:
             raise tier_error(error, self.name, "open an extent") from error
 
     def checksums(self, extent: ExtentId) -> Checksums:
-        """Of a committed extent."""
+        """Return the checksums of a committed extent."""
         return self._committed[extent][1]
 
     def evict(self, extent: ExtentId) -> None:
-        """Close our descriptor of a committed extent."""
+        """Close the tier's descriptor of a committed extent."""
         readable, _ = self._committed.pop(extent)
         os.close(readable)
 
     def close(self) -> None:
-        """Give everything back. Granted descriptors stay valid."""
+        """Drop every extent and reservation. Granted descriptors stay valid."""
         for extent in list(self._filling):
             self.abort(extent)
         for extent in list(self._committed):
@@ -118,6 +119,6 @@ def _memfd(name: str) -> int:
     try:
         return os.memfd_create(name, flags | _NOEXEC_SEAL)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: a kernel before 6.3
+        if error.errno != errno.EINVAL:  # a kernel before 6.3
             raise
         return os.memfd_create(name, flags)

@@ -1,4 +1,4 @@
-"""The seam to where bytes are kept on this node: RAM (sealed memfds) and NVMe (checksummed files)."""
+"""The Protocol of storage on this node; `RamTier` and `NvmeTier` implement it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from cachesvc.core.model import ExtentId, TierName
 
 CHECKSUM_BLOCK_BYTES = 64 << 10
-"""What one checked read of a small sample costs at least; digests are an eight-thousandth of the data."""
+"""Bytes that a verified read of a small sample reads at least. Digests take 1/8192 of the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,49 +20,49 @@ class Checksums:
 
 
 class Tier(Protocol):
-    """Holds extents. Budgets are decided in the core; a tier only does what it is told, or raises
-    `OutOfSpace` / `TierFailed`. All calls come from one thread, except `commit`, which may run on another.
+    """Holds extents. The core decides on budgets and evictions; a tier obeys, or raises `OutOfSpace` or `TierFailed`. All
+    calls come from one thread, except `commit`, which may run on another.
     """
 
     name: TierName
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
-        """A new read-write descriptor with room for `size_bytes` from 0 (the caller closes it), to be filled;
-        what lies behind them is the tier's. Not yet visible."""
+        """Return a new read-write descriptor with room for `size_bytes` from offset 0; the caller closes it. Bytes behind
+        these belong to the tier. The extent is not visible yet."""
         ...
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Make a filled extent permanent: seal it (RAM), or write its footer, fsync and rename it (NVMe)."""
+        """Make a filled extent permanent: seal it (RAM), or write its footer, fsync and rename the file (NVMe)."""
         ...
 
     def abort(self, extent: ExtentId) -> None:
-        """Forget a reservation and give back its space. Never raises for an unknown extent."""
+        """Drop a reservation and free its space. Ignores unknown extents."""
         ...
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums | None]:
-        """A read-only descriptor (the caller closes it) and the checksums given at commit; None before the
-        commit of an NVMe extent, which readers may already have: they wait for verified bytes, not for
-        durability. RAM extents are opened after commit only."""
+        """Return a read-only descriptor (the caller closes it) and the checksums given at commit.
+
+        An NVMe extent may be opened before its commit, since readers need verified bytes, not durable ones; its checksums
+        are None then. RAM extents are opened after commit only."""
         ...
 
     def evict(self, extent: ExtentId) -> None:
-        """Forget a committed extent and give back its space. Descriptors already granted stay valid."""
+        """Drop a committed extent and free its space. Granted descriptors stay valid."""
         ...
 
     def close(self) -> None:
-        """Give back everything; a tier that survives keeps what is committed."""
+        """Release all resources. A `PersistentTier` keeps committed extents on disk."""
         ...
 
 
 @runtime_checkable
-class Recovering(Protocol):
-    """A tier that survives the daemon."""
+class PersistentTier(Protocol):
+    """A tier whose committed extents survive the daemon."""
 
     def hold(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Instead of `commit`: keep a filled extent for this daemon alone, with its checksums."""
+        """Keep a filled extent for the life of this daemon alone, in place of `commit`."""
         ...
 
     def recover(self) -> dict[ExtentId, int]:
-        """Every committed extent and its size in bytes, after garbage (temporary files, files that can be no
-        extent's) was dropped."""
+        """Remove temporary files and files that are no extents; return every committed extent and its size in bytes."""
         ...

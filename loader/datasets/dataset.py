@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
+from cachesvc.catalog.options import Options
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute

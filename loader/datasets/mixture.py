@@ -21,7 +21,7 @@ from cachesvc.core.order.mixture import (
     Size,
     epoch_slots,
     integer_shares,
-    unspotted,
+    split_spots,
 )
 from cachesvc.core.order.permute import mix as mix_seed
 from loader.datasets.components import Component, DatasetComponent, refuse_subsets
@@ -148,7 +148,7 @@ class Mixture(TorchDataset[Any]):
     def locate(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return component, epoch of the component, and index in it for each spot (`batches.indices`). Each such
         triple comes once in a job."""
-        return unspotted(self._sizes, np.asarray(indices, np.int64))
+        return split_spots(self._sizes, np.asarray(indices, np.int64))
 
     where = select = take = split = refuse_subsets("mix")
 
@@ -202,7 +202,7 @@ class Mixture(TorchDataset[Any]):
 
     def _groups(self, spots: Ints, spec: OrderSpec) -> list[tuple[Ints, Component, OrderSpec, int, Ints]]:
         """Group the rows of a batch by component and epoch of the component."""
-        component, own_epoch, inner = unspotted(self._sizes, spots)
+        component, own_epoch, inner = split_spots(self._sizes, spots)
         found = []
         for index in np.unique(component).tolist():
             mine = component == index

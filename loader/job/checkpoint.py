@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable
 
 STATE_VERSION = 3
 """The version that is written. Version 2 can be loaded, too, except inside a last step that is not full."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed, NotFound, StateMismatch

@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Grants
 from cachesvc.core.errors import CorruptData, SourceChanged
 from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from loader.reading.direct_fills import DirectGrants
 from loader.reading.local_files import LocalGrants
@@ -65,7 +67,7 @@ def direct_access(catalog: Catalog) -> Access:
     def fill(extent: Extent, fd: int) -> str:
         if not hasattr(own, "fetcher"):
             own.fetcher = Fetcher(sources, DIRECT_THREADS)  # a fetcher serves one thread
-        return written(own.fetcher.fetch(extent, fd))
+        return encode_missing(own.fetcher.fetch(extent, fd))
 
     direct = DirectGrants(catalog.extent, fill, direct_rate(home).take)
 
@@ -80,7 +82,7 @@ def compile_locally(uris: Sequence[str], options: Options, version: str) -> tupl
     source does not hold `version`."""
     home = _home()
     sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
-    found = survey(sources.spelled_out(uris), options, sources)
+    found = survey(sources.expand(uris), options, sources)
     if version and version != found.id:
         raise SourceChanged(
             f"{found.uri} is now version {found.id}, not {version}; open it without version= to go on with what is there"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
-from cachesvc.tiers.failures import translated
-from cachesvc.tiers.huge import in_huge_pages
+from cachesvc.tiers.huge_pages import use_huge_pages
+from cachesvc.tiers.os_errors import translated
 from loader.process.fork_hooks import abandon_in_children
 
 DIRECT_BYTES = 2 << 30
@@ -166,7 +166,7 @@ class DirectGrants:
         return copy
 
     def _run(self, extent: Extent, fd: int) -> str:
-        in_huge_pages(fd, extent.size_bytes)
+        use_huge_pages(fd, extent.size_bytes)
         self._closing.wait(self._take(extent.stored_bytes))
         self._check_open()
         return self._fill(extent, fd)

@@ -1,7 +1,8 @@
-"""The catalog's file: whole or refused, the same bytes each time, and searched as Python would."""
+"""The catalog's file is complete or refused, has the same bytes each time, and is searched as Python would."""
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 import random
@@ -16,11 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.columns import TextColumn, Texts, read_columns, write_columns
-from cachesvc.catalog.detect import BESIDE
-from cachesvc.catalog.search import Numbers, Words, select
+from cachesvc.catalog.column_file import mapped_columns, write_columns
+from cachesvc.catalog.columns import MappedTexts, TextColumn
+from cachesvc.catalog.listing import BESIDE
+from cachesvc.catalog.search import NumberValues, TextValues, select
+from cachesvc.catalog.survey import survey
+from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace
 from tests.support.catalog_reader import Folder, compiled, samples_of
 from tests.support.datasets import image_folder, labelled_table, mds_shards, tar_shards, write_files
@@ -55,18 +59,30 @@ def test_a_read_only_disk_is_not_called_full(tmp_path: Path) -> None:
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_columns_come_back_and_lmdb_reads_the_same(tmp_path: Path) -> None:
+def test_written_columns_are_read_back_by_us_and_by_lmdb(tmp_path: Path) -> None:
     path = str(tmp_path / "f")
     columns = {f"c{i}": np.arange(i * 997, dtype=dtype) for i in range(12) for dtype in ("<i8",)}
     columns |= TextColumn(["", "ä", "\udcff", "x" * 5000]).columns("words")
     write_columns(path, {"hello": 1}, columns)
-    found = read_columns(path, lambda found: found)
+    with mapped_columns(path) as found:
+        pass
     assert found.head["hello"] == 1
     assert all(np.array_equal(found[name], column) for name, column in columns.items())
-    assert list(Texts(found, "words")) == ["", "ä", "\udcff", "x" * 5000]
+    assert list(MappedTexts(found, "words")) == ["", "ä", "\udcff", "x" * 5000]
     with lmdb.open(path, subdir=False, lock=False, readonly=True) as env, env.begin() as transaction:
         assert transaction.get(b"c11/000000") == columns["c11"].tobytes()
-        assert env.stat()["entries"] == len(found.where)
+        assert env.stat()["entries"] == len(found.places)
+        for key, (begin, length) in found.places.items():
+            assert transaction.get(key.encode()) == bytes(found.data[begin : begin + length])
+
+
+def test_a_column_of_several_values_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachesvc.catalog.column_file.VALUE_BYTES", 1 << 12)
+    columns = {"long": np.arange(5000), "short": np.arange(5, dtype="<i4")}
+    write_columns(str(tmp_path / "f"), {}, columns)
+    with mapped_columns(str(tmp_path / "f")) as found:
+        assert len(found.places) == 12
+        assert all(np.array_equal(found[name], column) for name, column in columns.items())
 
 
 def test_the_same_dataset_gives_the_same_file(tmp_path: Path) -> None:
@@ -90,7 +106,7 @@ def test_a_catalog_opens_through_a_descriptor_twice_and_after_a_fork(tmp_path: P
     assert labels.sum() == 40
 
 
-def test_damaged_catalogs_are_refused_and_kill_nobody(tmp_path: Path) -> None:
+def test_damaged_catalogs_are_refused_without_a_crash(tmp_path: Path) -> None:
     whole, path, draw = _built(tmp_path), tmp_path / "broken", random.Random(0)
     for cut in [0, 1, 31, 32, 33, 4096, *(draw.randrange(len(whole)) for _ in range(30))]:
         path.write_bytes(whole[:cut])
@@ -112,11 +128,11 @@ def test_a_forged_catalog_is_refused_or_reads_within_itself(
         (folder / "whole").write_bytes(_built(folder))
     raw = bytearray((folder / "whole").read_bytes())
     for _ in range(data.draw(st.integers(1, 8))):
-        raw[data.draw(st.integers(0, len(raw) - 33))] = data.draw(st.integers(0, 255))
+        raw[data.draw(st.integers(0, len(raw) - 41))] = data.draw(st.integers(0, 255))
     (folder / "broken").write_bytes(raw)
     try:
         catalog = Catalog.open(str(folder / "broken"))
-        catalog.check()
+        check_catalog(catalog)
     except CorruptData:
         return
     assert catalog.space_bytes >= 0
@@ -135,10 +151,10 @@ def test_a_catalog_beside_the_data_is_used_and_a_stale_one_is_not(tmp_path: Path
     assert compiled(tmp_path / "d").samples == 11
 
 
-def test_a_catalog_beside_the_data_that_is_larger_than_any_of_it_is_not_fetched(
+def test_a_catalog_beside_the_data_that_is_too_large_is_not_fetched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may write beside the data chooses its size: a sparse file costs nothing."""
+    """The size is up to anyone who may write beside the data: a sparse file costs nothing."""
     tar_shards(tmp_path / "d", 1, 10, 300)
     with (tmp_path / "d" / BESIDE).open("wb") as file:
         file.truncate((64 << 20) + 1)
@@ -210,8 +226,10 @@ def _truth(tree, row) -> bool:  # type: ignore[no-untyped-def]
 def test_search_agrees_with_python(rows, tree) -> None:  # type: ignore[no-untyped-def]
     words = ["cat", "dog", "ox"]
     columns = {
-        "word": Words(np.asarray([-1 if word is None else words.index(word) for word, _ in rows]), words),
-        "size": Numbers(np.asarray([np.nan if size is None else size for _, size in rows])),
+        "word": TextValues(
+            np.asarray([-1 if word is None else words.index(word) for word, _ in rows]), words
+        ),
+        "size": NumberValues(np.asarray([np.nan if size is None else size for _, size in rows])),
     }
     found = select(_text(tree), len(rows), columns.__getitem__, list(columns))
     assert found.tolist() == [_truth(tree, row) for row in rows]
@@ -222,15 +240,15 @@ def test_search_agrees_with_python(rows, tree) -> None:  # type: ignore[no-untyp
     ["", "colour == 1", "__import__('os')", "key.upper() == 'A'", "key == key", "(", "label < 'a' + 'b'",
      "[1]", "lambda: 1", "key.startswith(key)", "label == 10**9999", "not " * 300 + "True"],
 )  # fmt: skip
-def test_a_search_that_cannot_be_read_is_one_line(tmp_path: Path, expression: str) -> None:
+def test_an_invalid_search_is_a_typed_error(tmp_path: Path, expression: str) -> None:
     image_folder(tmp_path / "d", ["a", "b"], 2, 50)
     with pytest.raises(InvalidInput):
         compiled(tmp_path / "d").find(expression)
 
 
 @pytest.mark.parametrize("word", ["or", "and"])
-def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
-    samples, column = 10_000, Numbers(np.arange(10_000, dtype=np.float64))
+def test_memory_of_a_search_does_not_grow_with_its_parts(word: str) -> None:
+    samples, column = 10_000, NumberValues(np.arange(10_000, dtype=np.float64))
     expression = f" {word} ".join(f"x == {number}" for number in range(1000))
     tracemalloc.start()
     try:
@@ -243,50 +261,52 @@ def test_a_search_of_many_parts_takes_the_memory_of_a_few(word: str) -> None:
 
 
 def _forged(tmp_path: Path, changed: dict[str, np.ndarray]) -> Catalog:
-    """A sound catalog with some columns replaced, as whoever may write beside the data can write it."""
+    """Return a valid catalog with some columns replaced, as anyone may write it who may write beside the data."""
     (path,) = tmp_path.glob(".*.catalog")
-    found = read_columns(str(path), lambda found: found)
+    with mapped_columns(str(path)) as found:
+        pass
     columns = {name: found[name] for name in found.head["columns"]} | changed
     write_columns(str(tmp_path / "forged"), {k: v for k, v in found.head.items() if k != "columns"}, columns)
     return Catalog.open(str(tmp_path / "forged"))
 
 
 def _is_refused(tmp_path: Path, *changes: dict[str, np.ndarray]) -> None:
-    _forged(tmp_path, {}).check()
+    check_catalog(_forged(tmp_path, {}))
     for changed in changes:
         with pytest.raises(CorruptData):
-            _forged(tmp_path, changed).check()
+            check_catalog(_forged(tmp_path, changed))
 
 
-def _sealed(path: Path, values: dict[bytes, bytes]) -> str:
-    """An LMDB file of any values, with the trailer of a catalog."""
-    with lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 30) as env:
-        with env.begin(write=True) as transaction:
-            for key, value in values.items():
-                transaction.put(key, value)
-        length = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-    with path.open("r+b") as file:
-        file.truncate(length)
-        file.seek(length)
-        file.write(struct.pack("<8sQ16s", b"CSCATLG1", length, bytes(16)))
+def _sealed(path: Path, head: bytes, index: bytes | None = None) -> str:
+    """Write a catalog's file whose LMDB part is only a head, with this index."""
+    index = json.dumps({"head": [0, len(head)]}).encode() if index is None else index
+    path.write_bytes(head + index + struct.pack("<8sQQ16s", b"CSCATLG2", len(head), len(index), bytes(16)))
     return str(path)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("head", "index", "said"),
     [
-        ({b"head": b"[" + b"[]," * 3_000_000 + b"[]]"}, "a head of 9,000,004 bytes"),
-        ({b"head": b"[" * 100_000}, "recursion"),
-        ({b"head": b"[]"}, "is no catalog"),
-        ({b"%05d" % number: b"" for number in range(40_000)}, "with more than 16384"),
-        ({b"%0500d" % number: b"" for number in range(200_000)}, "more than 16384"),
+        (b"[" + b"[]," * 3_000_000 + b"[]]", None, "a head of 9,000,004 bytes"),
+        (b"[" * 100_000, None, "recursion"),
+        (b"[]", None, "is no catalog"),
+        (b"", b"{}" + b" " * 9_000_000, "an index of 9,000,002 bytes"),
+        (b"", b"[" * 100_000, "recursion"),
+        (b"", b"[]", "is no catalog"),
+        (b"", b"{}", "head is missing"),
+        (b"{}", b'{"head": [0, 3]}', "a value outside the file"),
+        (b"{}", b'{"head": [-1, 2]}', "a value outside the file"),
+        (b"{}", b'{"head": [0, Infinity]}', "is no catalog"),
     ],
-    ids=["a long head", "a deep head", "a list", "many values", "many pages"],
-)
-def test_what_no_builder_wrote_costs_little_memory(
-    tmp_path: Path, values: dict[bytes, bytes], said: str
+    ids=[
+        "long head", "deep head", "head is a list", "long index", "deep index", "index is a list", "no head",
+        "value beyond the end", "value before the start", "value without end",
+    ],
+)  # fmt: skip
+def test_a_file_that_no_builder_wrote_is_refused_with_little_memory(
+    tmp_path: Path, head: bytes, index: bytes | None, said: str
 ) -> None:
-    path = _sealed(tmp_path / "c", values)
+    path = _sealed(tmp_path / "c", head, index)
     tracemalloc.start()
     try:
         with pytest.raises(CorruptData, match=said):
@@ -304,16 +324,16 @@ def test_a_catalog_of_many_classes_has_a_short_head(tmp_path: Path) -> None:
     catalog = compiled(tmp_path / "d", Options(labels="labels.csv"))
     assert len(catalog.classes) == 90_000
     assert (catalog.classes[0], catalog.classes[-1]) == ("class 0", "class 9999")
-    catalog.check()
+    check_catalog(catalog)
 
 
-def test_names_that_a_catalog_has_no_room_for_are_the_builders_error(tmp_path: Path) -> None:
+def test_too_long_field_names_are_an_error_of_the_builder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"names of fields and tags take 1,\d+,\d+ bytes"):
         write_columns(str(tmp_path / "c"), {"fields": ["x" * (1 << 20)]}, {})
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_notes_a_catalog_keeps_the_first(tmp_path: Path) -> None:
+def test_a_catalog_keeps_the_first_of_many_notes(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {f"{n:03}.bin": bytes(15) for n in range(150)})
     catalog = compiled(tmp_path / "d", Options(format="records", record_bytes=10))
     assert len(catalog.notes) == 100
@@ -361,7 +381,7 @@ def test_a_forged_catalog_of_records_and_shards_beyond_their_extents_is_refused(
     _is_refused(tmp_path / "m", {"extent.first": np.asarray([0, 0, 0, 9])})
 
 
-def test_a_catalog_beside_the_data_that_cannot_be_kept_is_not_the_end(tmp_path: Path) -> None:
+def test_a_catalog_beside_the_data_that_cannot_be_stored_is_built_anew(tmp_path: Path) -> None:
     tar_shards(tmp_path / "d", 1, 10, 300)
     compiled(tmp_path / "d")
     (tmp_path / "d" / BESIDE).write_bytes(next(tmp_path.glob(".*.catalog")).read_bytes())

@@ -1,4 +1,4 @@
-"""A dataset has no more than a million extents, however small somebody wants them and however large a file says it is."""
+"""A dataset has at most a million extents, for any extent size and any stated file size."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.address_space import AddressSpace
+from cachesvc.catalog.build import DirectBytes, Options, build
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.detect import BESIDE
-from cachesvc.catalog.space import Space
+from cachesvc.catalog.listing import BESIDE
+from cachesvc.catalog.survey import survey
 from cachesvc.client.control import Control
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import MAX_EXTENTS, ObjectVersion
@@ -39,7 +40,7 @@ def with_extents(options: Options, extent_bytes: int) -> Options:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_more_extents_than_a_million_are_refused_before_they_are_laid_out(tmp_path: Path, name: str) -> None:
+def test_more_than_a_million_extents_are_refused_before_layout(tmp_path: Path, name: str) -> None:
     data = sparse(tmp_path / "d" / name, MAX_EXTENTS * PAGE + 1024)
     with pytest.raises(InvalidInput, match=r"1,000,000 extents; raise extent_bytes= to \d+") as refused:
         compiled(data, with_extents(FORMATS[name], PAGE))
@@ -47,9 +48,9 @@ def test_more_extents_than_a_million_are_refused_before_they_are_laid_out(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"d"}
 
 
-def test_a_million_extents_may_be_had_and_the_number_that_is_told_is_enough() -> None:
+def test_a_million_extents_are_allowed_and_the_advised_extent_size_suffices() -> None:
     large, small = ObjectVersion("/large", MAX_EXTENTS * PAGE, "1"), ObjectVersion("/small", 1, "1")
-    space = Space([large, small])
+    space = AddressSpace([large, small])
     space.add_run(0, 0, large.size_bytes, PAGE)
     assert len(space) == MAX_EXTENTS
     with pytest.raises(InvalidInput, match=r"extent_bytes= to \d+") as refused:
@@ -59,12 +60,12 @@ def test_a_million_extents_may_be_had_and_the_number_that_is_told_is_enough() ->
     assert len(space) == MAX_EXTENTS
     (told,) = re.findall(r"extent_bytes= to (\d+)", str(refused.value))
     assert int(told) % PAGE == 0
-    space = Space([large, small])
+    space = AddressSpace([large, small])
     space.add_run(0, 0, large.size_bytes, int(told))
     space.add([(1, 0, 1)])
 
 
-def test_a_sparse_file_is_refused_at_once_and_the_daemon_goes_on(tmp_path: Path) -> None:
+def test_a_huge_sparse_file_is_refused_at_once_and_the_daemon_goes_on(tmp_path: Path) -> None:
     data = sparse(tmp_path / "data/0.bin", 1 << 37)
     options = FORMATS["0.bin"]
     with Daemon(
@@ -78,7 +79,7 @@ def test_a_sparse_file_is_refused_at_once_and_the_daemon_goes_on(tmp_path: Path)
         assert "Traceback" not in daemon.log
 
 
-def test_a_catalog_of_more_that_lies_beside_the_data_is_not_taken(
+def test_a_catalog_beside_the_data_with_too_many_extents_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = sparse(tmp_path / "d/0.bin", 5 * PAGE)
@@ -89,7 +90,7 @@ def test_a_catalog_of_more_that_lies_beside_the_data_is_not_taken(
     source = Folder()
     found = survey([str(data)], options, lambda uri: source)
     assert found.id == built.id
-    for module in ("build", "space"):
+    for module in ("adoption", "address_space"):
         monkeypatch.setattr(f"cachesvc.catalog.{module}.MAX_EXTENTS", 4)
     with pytest.raises(InvalidInput, match="4 extents"):
         build(

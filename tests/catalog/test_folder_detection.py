@@ -1,4 +1,4 @@
-"""What a folder is: decided by most of its data objects, said of the others, and never one opaque sample a container."""
+"""The format of a folder: most data objects decide it, the others are noted, and no container is one opaque sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cachesvc.catalog import kinds
-from cachesvc.catalog.build import Options, survey
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
 from loader import open_dataset
@@ -21,13 +22,13 @@ from tests.support.catalog_reader import compiled
 from tests.support.datasets import mds_shards, write_files
 from tests.support.folders import BIG, HDF5, IMAGES, TAR, left_out, opened, parquet, refusal
 
-# ---- who decides
+# ---- the majority
 
 
 @pytest.mark.parametrize(
     "stray", ["backup.tar", "embeddings.parquet", "old.zip", "x.h5", "cat/x.npy", "b.tar.gz", "a.mds"]
 )
-def test_one_stray_object_does_not_decide_and_is_left_out(tmp_path: Path, stray: str) -> None:
+def test_one_stray_object_is_outvoted_and_left_out(tmp_path: Path, stray: str) -> None:
     catalog = opened(tmp_path / "d", IMAGES | {stray: b"PAR1"})
     assert (catalog.format, catalog.samples, catalog.classes) == ("files", 10, ("cat", "dog"))
     assert left_out(catalog) == (1, 11, stray.rpartition("/")[2])
@@ -92,13 +93,13 @@ def test_megatron_pairs_are_matched_without_case(tmp_path: Path) -> None:
         {"dataset.yaml": b"y"},
     ],
 )
-def test_what_lies_beside_shards_decides_nothing(tmp_path: Path, beside: dict[str, bytes]) -> None:
+def test_objects_beside_shards_have_no_vote(tmp_path: Path, beside: dict[str, bytes]) -> None:
     catalog = opened(tmp_path / "d", {"a.tar": TAR} | beside)
     assert (catalog.format, catalog.samples) == ("webdataset", 1)
     assert left_out(catalog)[:2] == (len(beside), len(beside) + 1)
 
 
-def test_read_mes_cost_no_classes_and_are_no_samples(tmp_path: Path) -> None:
+def test_read_mes_are_neither_samples_nor_classes(tmp_path: Path) -> None:
     catalog = opened(
         tmp_path / "d", IMAGES | {"README.md": b"r", "cat/README": b"r", "dog/license.txt": b"l"}
     )
@@ -106,14 +107,14 @@ def test_read_mes_cost_no_classes_and_are_no_samples(tmp_path: Path) -> None:
     assert left_out(catalog)[:2] == (3, 13)
 
 
-def test_a_folder_of_mostly_read_mes_is_what_else_is_there(tmp_path: Path) -> None:
+def test_read_mes_do_not_outvote_the_data(tmp_path: Path) -> None:
     readmes = {f"{n}/README.md": b"r" for n in range(9)}
     assert opened(tmp_path / "d", readmes | {"0/x.jpg": b"1"}).samples == 1
-    assert "nothing but read-mes" in refusal(tmp_path / "e", readmes)
+    assert "only read-mes" in refusal(tmp_path / "e", readmes)
     assert opened(tmp_path / "e", {}, format="files").samples == 9
 
 
-def test_a_corpus_of_texts_is_files(tmp_path: Path) -> None:
+def test_a_corpus_of_texts_is_read_as_files(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", {f"{n}.txt": b"once" for n in range(3)} | {"README.md": b"r"})
     assert ([field.name for field in catalog.fields], catalog.samples) == (["txt"], 3)
 
@@ -130,22 +131,22 @@ def test_a_corpus_of_texts_is_files(tmp_path: Path) -> None:
         ({"a.npy": npy(1), "b.jpg": b""}, ("1 records (a.npy)", "1 files (b.jpg)")),
     ],
 )
-def test_without_a_majority_the_choices_are_named(
+def test_an_error_names_the_formats_where_none_has_a_majority(
     tmp_path: Path, files: dict[str, bytes], says: tuple[str, ...]
 ) -> None:
     error = refusal(tmp_path / "d", files)
     assert [word for word in says if word not in error] == []
 
 
-def test_a_given_format_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_given_format_notes_left_out_objects(tmp_path: Path) -> None:
     files = {"a.tar": TAR, "b.jpg": b"1", "c.jpg": b"2", "README.md": b"r"}
     assert left_out(opened(tmp_path / "d", files, format="webdataset")) == (3, 4, "README.md")
     everything = compiled(tmp_path / "d", Options(format="files"))
     assert (everything.samples, everything.notes) == (4, ())
 
 
-def test_an_option_of_one_format_decides_for_it(tmp_path: Path) -> None:
-    """nanoGPT's folder."""
+def test_an_option_that_only_one_format_has_selects_it(tmp_path: Path) -> None:
+    """Write a folder like nanoGPT's."""
     files = {
         "train.bin": bytes(512),
         "val.bin": bytes(512),
@@ -157,7 +158,7 @@ def test_an_option_of_one_format_decides_for_it(tmp_path: Path) -> None:
     assert (catalog.format, catalog.samples, left_out(catalog)) == ("tokens", 16, (3, 5, "input.txt"))
 
 
-def test_a_container_or_an_array_of_an_images_stem_is_a_field_of_its_sample(tmp_path: Path) -> None:
+def test_a_container_or_array_that_shares_an_images_stem_is_a_field(tmp_path: Path) -> None:
     pairs = {f"{n}.{extension}": b"PK\3\4" for n in range(3) for extension in ("jpg", "npz", "npy")}
     catalog = opened(tmp_path / "d", pairs)
     assert ([field.name for field in catalog.fields], catalog.samples) == (["jpg", "npy", "npz"], 3)
@@ -167,27 +168,27 @@ def test_a_container_or_an_array_of_an_images_stem_is_a_field_of_its_sample(tmp_
 @pytest.mark.parametrize(
     "beside", [{f"{n}.json": b"{}" for n in range(2)}, {"labels.csv": b"file,label\n0.npy,1\n"}]
 )
-def test_arrays_that_something_describes_are_samples_each(tmp_path: Path, beside: dict[str, bytes]) -> None:
+def test_arrays_with_a_describing_file_are_one_sample_each(tmp_path: Path, beside: dict[str, bytes]) -> None:
     arrays = {f"{n}.npy": npy(3) for n in range(4)}
     assert opened(tmp_path / "d", arrays).samples == 12
     catalog = opened(tmp_path / "d", beside)
     assert (catalog.format, catalog.samples) == ("files", 4)
 
 
-def test_an_index_decides_for_its_shards_and_not_for_the_folder(tmp_path: Path) -> None:
+def test_an_index_votes_for_its_shards_only(tmp_path: Path) -> None:
     mds_shards(tmp_path / "d" / "m", {"x": "bytes"}, [{"x": b"1"}] * 4, 2)
     assert compiled(tmp_path / "d").format == "mds"
     assert left_out(opened(tmp_path / "d", IMAGES)) == (3, 13, "index.json")
     error = refusal(tmp_path / "d" / "m", {f"{n}.jpg": b"1" for n in range(9)})
-    assert "index.json names others than most: 9 files (0.jpg), 2 mds" in error
+    assert "index.json names other objects than most: 9 files (0.jpg), 2 mds" in error
     assert "format= (files, mds)" in error
 
 
-def test_one_zarr_file_does_not_decide_for_what_lies_beside_it(tmp_path: Path) -> None:
+def test_one_zarr_file_does_not_outvote_other_data(tmp_path: Path) -> None:
     assert opened(tmp_path / "d", IMAGES | {".zattrs": b"{}"}).samples == 10
 
 
-def test_mds_shards_of_which_some_are_compressed_are_one_format(tmp_path: Path) -> None:
+def test_compressed_and_plain_mds_shards_are_one_format(tmp_path: Path) -> None:
     mds_shards(tmp_path / "d", {"x": "bytes"}, [{"x": b"1"}] * 4, 2)
     write_files(tmp_path / "d", {"shard.00009.mds.zstd": b"x"})
     assert compiled(tmp_path / "d").format == "mds"
@@ -198,7 +199,7 @@ def test_globs_and_lists_follow_the_same_rule(tmp_path: Path) -> None:
     sources = Sources(SourceSettings())
 
     def found(*names: str) -> tuple[str, int, int]:
-        uris = sources.spelled_out([f"file://{tmp_path}/d/{name}" for name in names])
+        uris = sources.expand([f"file://{tmp_path}/d/{name}" for name in names])
         made = survey(uris, Options(), sources)
         return made.format, len(made.entries), made.left_out
 
@@ -220,7 +221,7 @@ def test_images_of_several_extensions_are_decoded(tmp_path: Path) -> None:
     assert (catalog.samples, catalog.classes, catalog.notes) == (4, ("a", "b"), ())
 
 
-def test_of_mostly_images_only_what_shares_their_stem_belongs_to_them(tmp_path: Path) -> None:
+def test_files_beside_mostly_images_belong_only_if_they_share_a_stem(tmp_path: Path) -> None:
     files = IMAGES | {"cat/0.txt": b"a caption", "annotations.json": b"{}", "notes.pdf": b"%PDF"}
     catalog = opened(tmp_path / "d", files)
     assert ([field.name for field in catalog.fields], catalog.samples) == (["jpg", "txt"], 10)
@@ -228,14 +229,14 @@ def test_of_mostly_images_only_what_shares_their_stem_belongs_to_them(tmp_path: 
     assert left_out(catalog) == (2, 13, "annotations.json")
 
 
-def test_images_among_as_many_others_stay_bytes_and_that_is_said(tmp_path: Path) -> None:
+def test_images_among_as_many_other_files_stay_bytes_with_a_note(tmp_path: Path) -> None:
     files = {f"lidar/{n}.bin": b"\0" for n in range(3)} | {f"image/{n}.png": b"1" for n in range(3)}
     catalog = opened(tmp_path / "d", files)
     assert ([field.name for field in catalog.fields], catalog.samples) == (["file"], 6)
     assert any("3 .png, 3 .bin" in note or "3 .bin, 3 .png" in note for note in catalog.notes)
 
 
-def test_the_catalog_and_the_loader_know_the_same_images() -> None:
+def test_catalog_and_loader_recognise_the_same_images() -> None:
     assert kinds.IMAGES == decode.IMAGES
 
 
@@ -256,12 +257,12 @@ LITTER = (
 )
 
 
-def test_what_systems_leave_beside_data_is_neither_sample_nor_class(tmp_path: Path) -> None:
+def test_files_of_operating_systems_are_neither_samples_nor_classes(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", IMAGES | dict.fromkeys(LITTER, b"litter"))
     assert (catalog.samples, catalog.classes, catalog.notes) == (10, ("cat", "dog"), ())
 
 
-def test_a_folder_of_hive_partitions_is_no_column_and_no_class_which_is_said(tmp_path: Path) -> None:
+def test_hive_partitions_are_neither_columns_nor_classes_and_are_noted(tmp_path: Path) -> None:
     parquet(*(tmp_path / "d" / f"year={year}" / "p.parquet" for year in (2020, 2021)))
     said = "folders such as year=2020 are neither columns nor classes: no sample holds year"
     assert any(said in note for note in compiled(tmp_path / "d").notes)
@@ -290,7 +291,7 @@ SEVERAL = {
 
 
 def told(uri: str) -> tuple[object, ...]:
-    """What opening a dataset says, without the place where it lies."""
+    """Return the error or result of opening a dataset, without its location."""
     try:
         data = open_dataset(uri, decode=None)
     except (InvalidInput, NotFound) as error:
@@ -299,7 +300,7 @@ def told(uri: str) -> tuple[object, ...]:
     return data.catalog.format, len(data), data.classes, notes
 
 
-def test_a_daemon_and_a_bucket_make_no_difference(
+def test_the_format_is_the_same_with_a_daemon_and_in_a_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: SeaweedFS, bucket: str, s3_env: None
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Several URIs are one dataset: all of them have a part in it, or the opening says which has none."""
+"""Several URIs open as one dataset: each contributes objects, or the error names the one that does not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import Options, survey
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.uri import canonical
@@ -28,14 +29,14 @@ def here(tmp_path: Path) -> Path:
 
 
 def entries(here: Path, *names: str, **options: object) -> list[str]:
-    uris = SOURCES.spelled_out([canonical(f"{here}/{name}") for name in names])
+    uris = SOURCES.expand([canonical(f"{here}/{name}") for name in names])
     found = survey(uris, Options(**options), SOURCES)  # type: ignore[arg-type]
     return [entry.object.uri.removeprefix(f"file://{here}/") for entry in found.entries]
 
 
-def test_each_has_its_part(here: Path) -> None:
+def test_each_uri_contributes_its_objects(here: Path) -> None:
     assert entries(here, "tar/000000.tar", "tar/000002.tar") == ["tar/000000.tar", "tar/000002.tar"]
-    assert len(entries(here, "tar/", "tar/000001.tar")) == 3  # named twice, there once
+    assert len(entries(here, "tar/", "tar/000001.tar")) == 3  # named twice, listed once
     assert len(entries(here, "pets/", "tar/", format="files")) == 6
 
 
@@ -48,7 +49,7 @@ def test_each_has_its_part(here: Path) -> None:
             r"3 files .* 3 webdataset .*format= \(files, webdataset\).*\*\.tar",
         ),
         (("tar/", "raw/"), InvalidInput, "raw/ holds no webdataset data"),
-        (("mds/", "pets/"), InvalidInput, r"index\.json names others than most: 3 files .*, 1 mds"),
+        (("mds/", "pets/"), InvalidInput, r"index\.json names other objects than most: 3 files .*, 1 mds"),
         (("tar/", "none/"), NotFound, "none/ holds no data"),
         (("tar/", "nowhere/"), NotFound, "nowhere"),
         (("tar/000000.tar", "tar/000077.tar"), NotFound, "000077.tar"),
@@ -56,7 +57,7 @@ def test_each_has_its_part(here: Path) -> None:
         (("tar/*.tar", "pets/*.tar"), NotFound, r"pets/\*.tar matches no object"),
     ],
 )
-def test_who_has_none_is_named(
+def test_a_uri_without_data_is_named(
     here: Path, names: tuple[str, ...], error: type[CacheError], match: str
 ) -> None:
     with pytest.raises(error, match=match):
@@ -78,7 +79,7 @@ def test_equal_paths_below_several_are_several_samples(tmp_path: Path) -> None:
     ]
 
 
-def test_each_has_its_own_mds_index(tmp_path: Path) -> None:
+def test_each_uri_has_its_own_mds_index(tmp_path: Path) -> None:
     for folder, body in (("a", b"1"), ("b/train", b"2")):
         datasets.mds_shards(tmp_path / folder, {"x": "bytes"}, [{"x": body}] * 3, 2)
     data = open_dataset([str(tmp_path / "a"), str(tmp_path / "b")], decode=None)

@@ -1,4 +1,4 @@
-"""Containers that are not read are refused by name, with the way out, and never open as one opaque sample a shard."""
+"""Containers that are not read are refused by name, with advice, and never open as one opaque sample a shard."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _safetensors() -> bytes:
 
 
 def _tfrecord() -> bytes:
-    """A length and its masked CRC-32C, as TensorFlow writes them, before the record."""
+    """Return a TFRecord as TensorFlow writes it: a length and its masked CRC-32C before the record."""
     return struct.pack("<QI", 5, 0x3E04B2EA) + b"hello" + bytes(4)
 
 
@@ -84,7 +84,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "compressed jsonl": ("JSONL", lambda d: write_files(d, {"c4-train.00000-of-01024.json.gz": b"x"})),
     "csv": ("CSV", lambda d: write_files(d, {"train.csv": b"text,label\na,1\n", "README.md": b"r"})),
     "csv in classes": ("CSV", lambda d: write_files(d, {f"{kind}/{n}.csv": b"1\n" for kind in "ab" for n in range(2)})),
-    # by content
+    # found by content
     "hdf5 of another name": ("HDF5", lambda d: write_files(d, {"a.dat": HDF5})),
     "tfrecord without extension": ("TFRecord", lambda d: write_files(d, {"t-00000-of-00001": _tfrecord()})),
     "litdata of other names": ("litData", lambda d: write_files(d, {"a.bin": _litdata_chunk(b"ab", b"c"), "b.bin": b"x"})),
@@ -102,7 +102,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("case", CONTAINERS)
-def test_a_container_that_is_not_read_is_refused_by_name_with_the_way_out(tmp_path: Path, case: str) -> None:
+def test_an_unread_container_is_refused_by_name_with_advice(tmp_path: Path, case: str) -> None:
     name, write = CONTAINERS[case]
     (tmp_path / "d").mkdir()
     write(tmp_path / "d")
@@ -115,18 +115,18 @@ def test_a_container_that_is_not_read_is_refused_by_name_with_the_way_out(tmp_pa
     assert as_it_is.notes == ()
 
 
-def test_a_compressed_tar_without_the_name_of_one_is_refused_like_one_with(tmp_path: Path) -> None:
+def test_a_compressed_tar_is_recognised_by_content_too(tmp_path: Path) -> None:
     assert "b.tar is a compressed tar: decompress it" in refusal(
         tmp_path / "d", {"a.tar": TAR, "b.tar": gzip.compress(TAR)}
     )
 
 
-def test_a_stray_container_is_known_by_its_content_and_left_out(tmp_path: Path) -> None:
+def test_a_stray_container_is_recognised_by_content_and_left_out(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", {f"{n}.flac": b"fLaC" for n in range(3)} | {"features": HDF5})
     assert (catalog.samples, left_out(catalog)) == (3, (1, 4, "features"))
 
 
-def test_rows_that_label_nothing_are_no_samples(tmp_path: Path) -> None:
+def test_tables_that_label_nothing_are_not_samples(tmp_path: Path) -> None:
     catalog = opened(
         tmp_path / "d",
         IMAGES | {"rows.csv": b"a,b\n1,2\n", "cat/metadata.jsonl": b'{"file_name": "0.jpg"}\n'},
@@ -136,7 +136,7 @@ def test_rows_that_label_nothing_are_no_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["", "files"])
-def test_large_objects_of_unknown_kind_are_warned_of_unless_they_are_asked_for(
+def test_large_objects_of_unknown_kind_are_noted_unless_the_format_is_given(
     tmp_path: Path, format: str
 ) -> None:
     noise = random.Random(0).randbytes(len(BIG))
@@ -168,18 +168,18 @@ def test_small_files_of_any_content_are_samples(tmp_path: Path, name: str, body:
     assert opened(tmp_path / "d", {name: body, f"x/{name}": b"x"}).samples == 2
 
 
-def test_chunks_of_litdata_are_no_tokens(tmp_path: Path) -> None:
+def test_litdata_chunks_are_not_taken_for_tokens(tmp_path: Path) -> None:
     assert "litData" in refusal(
         tmp_path / "d", {"chunk-0-0.bin": _litdata_chunk(b"ab")}, dtype="u2", seq_len=1
     )
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.wav", "a.nii.gz", "a.txt", "a.jpg"])
-def test_large_files_that_are_a_sample_each_are_not_warned_of(tmp_path: Path, name: str) -> None:
+def test_large_files_of_a_known_kind_are_not_noted(tmp_path: Path, name: str) -> None:
     assert opened(tmp_path / "d", {name: BIG}).notes == ()
 
 
-def test_of_many_names_few_objects_are_looked_at_and_of_each_the_beginning(tmp_path: Path) -> None:
+def test_only_the_beginning_of_few_objects_is_read(tmp_path: Path) -> None:
     folder = Folder()
     write_files(tmp_path / "d", {f"{n}.{kind}": b"\0" * 9 for n in range(9) for kind in ("kind_a", "kind_b")})
     compiled(tmp_path / "d", folder=folder)

@@ -1,5 +1,4 @@
-"""Catalogs that nobody has used for a month, or for longest where they take much, are removed; those that somebody uses, or
-is about to, are not."""
+"""Catalogs unused for a month, or the longest unused beyond a limit, are removed; catalogs in use, or about to be, stay."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cachesvc.catalog.build import Options
-from cachesvc.catalog.unused import FRESH_S, UNUSED_S, remove_unused, used
+from cachesvc.catalog.expiry import FRESH_S, UNUSED_S, mark_used, remove_unused
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import OutOfSpace
@@ -35,7 +34,7 @@ def made(path: Path) -> Path:
     return path
 
 
-def test_what_is_old_goes_and_what_is_young_kept_or_no_file_stays(tmp_path: Path) -> None:
+def test_old_files_are_removed_and_young_or_kept_ones_stay(tmp_path: Path) -> None:
     for name in ("old.lmdb", "kept.lmdb", "old.lmdb.7.tmp"):
         aged(made(tmp_path / name))
     aged(made(tmp_path / "young.lmdb"), -60.0)
@@ -47,25 +46,25 @@ def test_what_is_old_goes_and_what_is_young_kept_or_no_file_stays(tmp_path: Path
     assert remove_unused(str(tmp_path), set()) == [], "what was kept was used just now"
 
 
-def test_what_is_about_to_be_opened_is_not_removed(tmp_path: Path) -> None:
+def test_a_catalog_about_to_be_opened_is_not_removed(tmp_path: Path) -> None:
     path = aged(made(tmp_path / "a.lmdb"))
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)  # as `used`, in another process
     assert remove_unused(str(tmp_path), set()) == []
     os.close(fd)
-    assert used(str(path))
+    assert mark_used(str(path))
     assert remove_unused(str(tmp_path), set()) == []
     aged(path)
     assert remove_unused(str(tmp_path), set()) == ["a.lmdb"]
-    assert not used(str(path))
+    assert not mark_used(str(path))
 
 
-def test_whoever_is_about_to_use_what_is_just_removed_waits_and_is_told(tmp_path: Path) -> None:
+def test_marking_a_catalog_waits_for_its_removal_and_reports_it(tmp_path: Path) -> None:
     path = aged(made(tmp_path / "a.lmdb"))
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)  # as `remove_unused`, in another process
     found: list[bool] = []
-    user = threading.Thread(target=lambda: found.append(used(str(path))))
+    user = threading.Thread(target=lambda: found.append(mark_used(str(path))))
     user.start()
     user.join(0.2)
     assert found == []
@@ -76,13 +75,13 @@ def test_whoever_is_about_to_use_what_is_just_removed_waits_and_is_told(tmp_path
 
 
 @pytest.mark.parametrize("meanwhile", ["used", "built anew"])
-def test_what_was_old_when_it_was_listed_is_looked_at_again(
+def test_age_is_checked_again_before_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     path, lock = aged(made(tmp_path / "a.lmdb")), fcntl.flock
 
     def locked(fd: int, how: int) -> None:
-        """Another process was quicker."""
+        """Change the file before it is locked, as another process may."""
         if meanwhile == "built anew":
             path.unlink()
             made(path)
@@ -95,17 +94,17 @@ def test_what_was_old_when_it_was_listed_is_looked_at_again(
     assert path.exists()
 
 
-def test_a_minute_is_as_exact_as_a_catalogs_time_is(tmp_path: Path) -> None:
+def test_last_use_is_recorded_to_the_minute(tmp_path: Path) -> None:
     path = made(tmp_path / "a.lmdb")
     before = path.stat().st_mtime_ns
-    assert used(str(path))
+    assert mark_used(str(path))
     assert path.stat().st_mtime_ns == before
     aged(path)
-    assert used(str(path))
+    assert mark_used(str(path))
     assert path.stat().st_mtime_ns >= before
 
 
-def test_of_what_takes_too_much_the_longest_unused_goes_and_what_is_kept_or_fresh_stays(
+def test_the_longest_unused_catalogs_beyond_the_limit_are_removed(
     tmp_path: Path,
 ) -> None:
     for age, name in enumerate(("fresh.lmdb", "b.lmdb", "a.lmdb", "building.lmdb.7.tmp", "kept.lmdb")):
@@ -113,7 +112,7 @@ def test_of_what_takes_too_much_the_longest_unused_goes_and_what_is_kept_or_fres
         aged(tmp_path / name, age * (FRESH_S + 1.0) - UNUSED_S)
     assert remove_unused(str(tmp_path), {"kept"}, 3 << 20) == []
     assert remove_unused(str(tmp_path), {"kept"}, 2 << 20) == ["a.lmdb"]
-    assert used(str(tmp_path / "b.lmdb"))
+    assert mark_used(str(tmp_path / "b.lmdb"))
     assert remove_unused(str(tmp_path), {"kept"}, 0) == [], "who found it may not have opened it yet"
     aged(tmp_path / "b.lmdb", FRESH_S + 1.0 - UNUSED_S)
     assert remove_unused(str(tmp_path), {"kept"}, 0) == ["b.lmdb"]
@@ -122,7 +121,7 @@ def test_of_what_takes_too_much_the_longest_unused_goes_and_what_is_kept_or_fres
 
 @contextmanager
 def small_disk(path: Path) -> Iterator[Path]:
-    """16 MiB of its own."""
+    """Mount a file system of 16 MiB."""
     path.mkdir(parents=True)
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", path], capture_output=True)
     if done.returncode:
@@ -133,7 +132,7 @@ def small_disk(path: Path) -> Iterator[Path]:
         subprocess.run(["umount", path], check=True)
 
 
-def test_catalogs_that_nobody_uses_leave_as_much_of_a_disk_as_they_take(tmp_path: Path) -> None:
+def test_unused_catalogs_leave_as_much_free_as_they_take(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         for number in range(12):
             (disk / f"{number:02}.lmdb").write_bytes(bytes(1 << 20))
@@ -141,7 +140,7 @@ def test_catalogs_that_nobody_uses_leave_as_much_of_a_disk_as_they_take(tmp_path
         assert remove_unused(str(disk), set()) == ["00.lmdb", "01.lmdb", "02.lmdb", "03.lmdb"]
 
 
-def test_a_disk_that_catalogs_have_filled_has_room_again_for_whoever_opens_another(tmp_path: Path) -> None:
+def test_a_disk_full_of_unused_catalogs_gets_room_for_another(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(os.urandom(1 << 16))
     options = Options(format="records", record_bytes=64)
@@ -152,7 +151,7 @@ def test_a_disk_that_catalogs_have_filled_has_room_again_for_whoever_opens_anoth
     ):
         junk = [disk / f"catalogs/{number:032x}.lmdb" for number in range(17)]
         for each in junk:
-            with suppress(OSError):  # the last one, which fills it
+            with suppress(OSError):  # the last one fills the disk
                 each.write_bytes(bytes(1 << 20))
             aged(each, FRESH_S + 1.0 - UNUSED_S)
         with pytest.raises(OutOfSpace, match="No space left"):
@@ -162,7 +161,7 @@ def test_a_disk_that_catalogs_have_filled_has_room_again_for_whoever_opens_anoth
         daemon.stop()
 
 
-def test_a_daemon_removes_catalogs_that_nobody_used_for_a_month(tmp_path: Path) -> None:
+def test_a_daemon_removes_catalogs_unused_for_a_month(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/0.bin").write_bytes(os.urandom(1 << 16))
     catalogs = tmp_path / "node/state/catalogs"

@@ -1,4 +1,4 @@
-"""The verbs against a real daemon process over real files, and without any daemon."""
+"""The verbs with a real daemon process over real files, and without a daemon."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDS = ["--format", "records", "--record-bytes", "4096"]
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """Six labelled files in two folders."""
+    """Write six labelled files in two folders."""
     for number in range(6):
         folder = tmp_path / "pets" / ("cat" if number % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def pets(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
-    """Eight extents of records in one file."""
+    """Write eight extents of records in one file."""
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "0.bin").write_bytes(os.urandom(8 * EXTENT))
     return tmp_path / "records"
@@ -40,7 +40,7 @@ def records(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No daemon to be found, nor settings from outside."""
+    """Hide any daemon and any settings of the environment."""
     for name in list(os.environ):
         if name.startswith("CACHESVC_"):
             monkeypatch.delenv(name)
@@ -49,7 +49,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A daemon with room for four extents to keep, and more or less for streaming."""
+    """Run a daemon with room to keep four extents, and some for streaming."""
     options = ["--ram", "6MiB", "--allow", str(tmp_path), "--extent-bytes", str(EXTENT), "--fillers", "1"]
     with Daemon(tmp_path / "node", options) as found:
         monkeypatch.setenv("CACHESVC_SOCKET", found.socket_dir)
@@ -72,7 +72,7 @@ def test_a_catalog_is_built_without_a_daemon_and_left_beside_the_data(
     assert rows(capsys.readouterr().out)[0]["dataset"] == first["dataset"]
 
 
-def test_a_catalog_in_the_place_of_what_is_no_file_is_2(nobody: None, pets: Path, capsys: Any) -> None:
+def test_an_output_that_is_not_a_regular_file_is_2(nobody: None, pets: Path, capsys: Any) -> None:
     pipe, link = pets.parent / "pipe", pets.parent / "link"
     os.mkfifo(pipe)
     link.symlink_to("nowhere")
@@ -93,7 +93,7 @@ def test_samples_are_found_without_a_daemon(nobody: None, pets: Path, capsys: An
     assert capsys.readouterr().out == "3\n"
 
 
-def test_a_dead_daemons_socket_is_no_daemon_unless_it_was_named(
+def test_a_dead_daemons_socket_is_ignored_unless_it_was_given(
     nobody: None, pets: Path, tmp_path: Path, capsys: Any
 ) -> None:
     directory = tmp_path / "cachesvc"
@@ -156,7 +156,7 @@ def test_an_estimate_names_fit_and_hit_rate(nobody: None, records: Path, capsys:
 
 def test_a_dataset_is_filled_listed_verified_and_evicted(daemon: Daemon, pets: Path, capsys: Any) -> None:
     assert run(["prefetch", "--json", "--verify", str(pets)]) == 0
-    said = {row["event"]: row for row in rows(capsys.readouterr().out)}  # progress too, on a slow machine
+    said = {row["event"]: row for row in rows(capsys.readouterr().out)}  # a slow machine prints progress too
     filled, verified = said["prefetched"], said["verified"]
     assert filled["resident"] is True
     assert verified["checked_extents"] == filled["extents"]
@@ -201,7 +201,7 @@ def test_a_source_outside_the_allowlist_is_3(daemon: Daemon, capsys: Any) -> Non
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_path_that_is_not_there_is_4(daemon: Daemon, tmp_path: Path, capsys: Any) -> None:
+def test_a_missing_path_is_4(daemon: Daemon, tmp_path: Path, capsys: Any) -> None:
     assert run(["prefetch", str(tmp_path / "nothing")]) == 4
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -216,7 +216,7 @@ def test_a_path_that_is_not_utf_8_is_2(daemon: Daemon, tmp_path: Path, capsys: A
     assert "not UTF-8: b'" in err
 
 
-def test_a_working_directory_and_a_link_that_lead_to_no_utf_8_are_2(
+def test_working_directories_and_links_that_are_not_utf_8_are_2(
     daemon: Daemon, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = tmp_path / os.fsdecode(b"\xff")

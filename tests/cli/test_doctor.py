@@ -1,4 +1,4 @@
-"""`cachesvc doctor`: what it finds, and what it advises."""
+"""`cachesvc doctor`: its findings and its advice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.cli import checks
-from cachesvc.cli.checks import Level
+from cachesvc.cli import doctor_checks
+from cachesvc.cli.doctor_checks import Level
 from cachesvc.config import NvmeSpec, Settings
 
 
@@ -40,7 +40,7 @@ def refusing_server() -> Iterator[str]:
             self.send_error(403)
 
         def log_message(self, *_: object) -> None:
-            """Keep the test's output clean."""
+            """Print nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Refuse)
     thread = threading.Thread(target=server.serve_forever)
@@ -71,12 +71,12 @@ def test_a_failed_check_is_exit_1(no_cloud: None, capsys: Any) -> None:
     assert "fail  nvme: /nowhere is no directory; create it" in out
 
 
-def test_extents_of_no_size_are_a_failed_check(no_cloud: None, capsys: Any) -> None:
+def test_extents_of_size_zero_fail_a_check(no_cloud: None, capsys: Any) -> None:
     assert run(["doctor", "--extent-bytes", "0"]) == 1
     assert "--extent-bytes 0 is not a multiple" in capsys.readouterr().out
 
 
-def test_a_budget_above_the_disk_is_a_warning_for_serve_lowers_it(
+def test_a_budget_above_the_disk_is_a_warning_since_serve_lowers_it(
     no_cloud: None, capsys: Any, tmp_path: Path
 ) -> None:
     assert run(["doctor", "--json", "--ram", "64MiB", "--nvme", f"{tmp_path}=1PiB"]) == 0
@@ -130,7 +130,7 @@ def test_an_endpoint_is_shown_without_its_password(
         ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hunter2\n"}, "", "set it anew without that"),
     ],
 )
-def test_credentials_that_cannot_be_had_are_one_failed_check(
+def test_unavailable_credentials_are_one_failed_check(
     no_cloud: None,
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,35 +154,35 @@ def test_credentials_that_cannot_be_had_are_one_failed_check(
     else:
         (line,) = [line for line in out.splitlines() if line.startswith("fail  credentials: ")]
         assert mend in line.partition("; ")[2]
-    assert "clock" in out  # the checks after it have run
+    assert "clock" in out  # the checks after it ran too
 
 
-def test_a_socket_nobody_answers_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
+def test_a_socket_without_an_answer_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "cachesvc.sock"))
     assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--socket", str(tmp_path)]) == 1
     assert "dead daemon" in capsys.readouterr().out
 
 
-def test_what_is_no_socket_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_fails(no_cloud: None, capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "cachesvc.sock").mkdir()
     assert run(["doctor", "--ram", "1MiB", "--extent-bytes", "1MiB", "--socket", str(tmp_path)]) == 1
     assert "cachesvc.sock is no socket; remove it" in capsys.readouterr().out
 
 
-def test_a_refusal_still_tells_the_time(refusing_server: str) -> None:
-    assert checks.clock(refusing_server).level is Level.OK
+def test_the_clock_is_read_from_a_refusal_too(refusing_server: str) -> None:
+    assert doctor_checks.clock(refusing_server).level is Level.OK
 
 
-def test_an_endpoint_that_is_not_there_fails() -> None:
-    assert checks.clock("http://127.0.0.1:1").level is Level.FAIL
-    assert checks.clock("minio:9000").level is Level.FAIL
+def test_a_missing_endpoint_fails() -> None:
+    assert doctor_checks.clock("http://127.0.0.1:1").level is Level.FAIL
+    assert doctor_checks.clock("minio:9000").level is Level.FAIL
 
 
 @pytest.mark.parametrize(("off_s", "level"), [(5, Level.OK), (-100, Level.WARN), (1000, Level.FAIL)])
-def test_a_clock_is_judged_by_what_signatures_bear(off_s: int, level: Level) -> None:
+def test_a_clock_skew_is_judged_by_the_limit_of_signatures(off_s: int, level: Level) -> None:
     date = "Sat, 21 Nov 2026 06:00:00 GMT"
-    assert checks.skew("http://s3", date, 1795240800 + off_s).level is level
+    assert doctor_checks.skew("http://s3", date, 1795240800 + off_s).level is level
 
 
 def test_the_innermost_mount_names_the_file_system() -> None:
@@ -193,38 +193,40 @@ def test_the_innermost_mount_names_the_file_system() -> None:
             "3 1 0:9 / /mnt/net rw shared:1 - nfs4 server:/x rw",
         ]
     )
-    assert checks.file_system("/mnt/with space/cache", mounts) == "xfs"
-    assert checks.file_system("/mnt/netting", mounts) == "ext4"
-    assert checks.file_system("/mnt/net/x", mounts) == "nfs4"
+    assert doctor_checks.file_system("/mnt/with space/cache", mounts) == "xfs"
+    assert doctor_checks.file_system("/mnt/netting", mounts) == "ext4"
+    assert doctor_checks.file_system("/mnt/net/x", mounts) == "nfs4"
 
 
-def test_a_network_disk_is_warned_of(tmp_path: Path) -> None:
+def test_a_network_disk_is_a_warning(tmp_path: Path) -> None:
     found = list(
-        checks.disk(NvmeSpec(str(tmp_path), size_bytes=1), 1, f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw")
+        doctor_checks.disk(
+            NvmeSpec(str(tmp_path), size_bytes=1), 1, f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw"
+        )
     )
     assert found[0].level is Level.WARN
-    assert found[0].mend == "use a disk of this node"
+    assert found[0].advice == "use a disk of this node"
 
 
 def test_a_budget_below_an_extent_fails_until_extents_are_there(tmp_path: Path) -> None:
     spec = NvmeSpec(str(tmp_path), size_bytes=4096)
-    assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.FAIL
+    assert [each.level for each in doctor_checks.disk(spec, 8192)][-1] is Level.FAIL
     shelf = tmp_path / "cachesvc" / "v1" / "extents" / "00"
     shelf.mkdir(parents=True)
     (shelf / "extent").write_bytes(bytes(4096))
-    assert [each.level for each in checks.disk(spec, 8192)][-1] is Level.OK
+    assert [each.level for each in doctor_checks.disk(spec, 8192)][-1] is Level.OK
 
 
 def test_a_budget_beyond_what_the_daemons_own_processes_leave_is_a_warning_with_the_number_to_use() -> None:
-    def memory(ram_bytes: int, allowed: int = 1 << 30) -> checks.Finding:
+    def memory(ram_bytes: int, allowed: int = 1 << 30) -> doctor_checks.Finding:
         given = Settings(ram_bytes, (), (), "/s", "/d", fillers=2, extent_bytes=16 << 20)
-        return checks.memory(given, allowed)
+        return doctor_checks.memory(given, allowed)
 
     largest = (1 << 30) - (1 << 30) // 20 - (112 + 2 * 28 + 4 * 16 << 20)
     assert memory(largest).level is Level.OK
     assert f"{largest:,} at most" in memory(1).text
     assert memory(largest + 1).level is Level.WARN
-    assert memory(largest + 1).mend == f"give --ram {largest >> 20}MiB, or raise the memory limit"
+    assert memory(largest + 1).advice == f"give --ram {largest >> 20}MiB, or raise the memory limit"
     assert memory(1 << 30).level is Level.WARN
     assert memory((1 << 30) + 1).level is Level.FAIL
-    assert memory(1 << 20, 64 << 20).mend == "lower --extent-bytes, or raise the memory limit"
+    assert memory(1 << 20, 64 << 20).advice == "lower --extent-bytes, or raise the memory limit"

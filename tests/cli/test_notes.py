@@ -1,4 +1,4 @@
-"""What opening left out, each verb that opens a dataset says on stderr, and its results stay what they were."""
+"""Each verb that opens a dataset prints its notes on stderr, and stdout stays the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.cli.notes import SAID, say_notes
+from cachesvc.cli.catalog_notes import MAX_PRINTED, print_notes
 from testbed.node import Daemon
 
 RECORDS = ["--format", "records", "--record-bytes", "4096"]
@@ -18,7 +18,7 @@ RECORDS = ["--format", "records", "--record-bytes", "4096"]
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two records and a part of a third."""
+    """Write two records and a part of a third."""
     for name in list(os.environ):
         if name.startswith("CACHESVC_"):
             monkeypatch.delenv(name)
@@ -29,13 +29,13 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: Any, arguments: list[str]) -> list[str]:
-    """The lines on stderr of a verb that ends well."""
+    """Return the lines on stderr of a successful verb."""
     capsys.readouterr()
     assert run(arguments) == 0
     return [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
 
 
-def test_a_tail_that_is_left_out_is_said_with_a_daemon_at_each_opening(
+def test_a_left_out_tail_is_noted_with_a_daemon_at_each_opening(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     with Daemon(
@@ -50,15 +50,15 @@ def test_a_tail_that_is_left_out_is_said_with_a_daemon_at_each_opening(
             assert "the last 7 bytes" in json.loads(line)["warning"]
 
 
-def test_it_is_said_without_a_daemon_too(data: Path, capsys: Any) -> None:
+def test_a_left_out_tail_is_noted_without_a_daemon(data: Path, capsys: Any) -> None:
     (line,) = said(capsys, ["index", *RECORDS, str(data)])
     assert line.startswith("warning: ")
     (line,) = said(capsys, ["find", "--json", *RECORDS, str(data), "key == 'x'"])
     assert "the last 7 bytes" in json.loads(line)["warning"]
 
 
-def test_many_notes_are_a_few_lines(capsys: Any) -> None:
-    say_notes([f"note\n{n}" for n in range(SAID + 3)], as_json=False)
+def test_many_notes_are_cut_to_a_few_lines(capsys: Any) -> None:
+    print_notes([f"note\n{n}" for n in range(MAX_PRINTED + 3)], as_json=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "warning: note 0"
-    assert lines[SAID:] == ["warning: and 3 notes more, in ds.catalog.notes"]
+    assert lines[MAX_PRINTED:] == ["warning: and 3 notes more, in ds.catalog.notes"]

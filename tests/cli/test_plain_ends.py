@@ -1,4 +1,4 @@
-"""What goes wrong at the shell ends in one line and a code that says so; nothing else is printed, also by children."""
+"""Every failure of a command ends in one line and its exit code; children print nothing else either."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.cli import checks, output
-from cachesvc.cli.notes import say_notes
+from cachesvc.cli import doctor_checks, output
+from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.client.control import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
 from cachesvc.core.errors import CorruptData
@@ -37,7 +37,7 @@ SMALL = ["--ram", "64MiB", "--fillers", "2"]
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings from outside."""
+    """Hide any settings of the environment."""
     for name in list(os.environ):
         if name.startswith("CACHESVC_"):
             monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A daemon over the test's own folder."""
+    """Run a daemon over the test's own folder."""
     options = ["--ram", "16MiB", "--allow", str(tmp_path), "--extent-bytes", str(EXTENT), "--fillers", "1"]
     with Daemon(tmp_path / "node", options) as found:
         monkeypatch.setenv("CACHESVC_SOCKET", found.socket_dir)
@@ -54,13 +54,13 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """Four small files."""
+    """Write four small files."""
     datasets.write_files(tmp_path / "pets", {f"{n}.jpg": os.urandom(1000) for n in range(4)})
     return tmp_path / "pets"
 
 
 def launched(tmp_path: Path, *more: str, before: str = "") -> subprocess.Popen[str]:
-    """`serve` in a process group of its own. Its output ends when the last of its children has ended."""
+    """Start `serve` in a process group of its own. Its output ends when the last of its children has ended."""
     serve = f"exec {sys.executable} -m cachesvc serve --state-dir {tmp_path}/state {' '.join(more)}"
     return subprocess.Popen(
         ["sh", "-c", f"{before}{serve}"],
@@ -94,7 +94,7 @@ def test_a_daemon_that_cannot_start_says_one_line_and_so_do_its_fillers(
     assert says in ours[0]
 
 
-def test_a_daemon_that_may_start_no_thread_says_one_line(tmp_path: Path) -> None:
+def test_a_daemon_that_cannot_start_a_thread_says_one_line(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
     if most != resource.RLIM_INFINITY:
         pytest.skip("stacks are limited here: none can be too large")
@@ -103,10 +103,10 @@ def test_a_daemon_that_may_start_no_thread_says_one_line(tmp_path: Path) -> None
     said, _ = child.communicate(timeout=WAIT_S)
     assert (child.returncode, said.count("cachesvc: ")) == (1, 1), said
     assert "cachesvc: no thread can be started; allow more processes" in said
-    assert "daemon/serve.py" not in said  # its fillers may have come as far as theirs
+    assert "daemon/serve.py" not in said  # its fillers may have printed theirs
 
 
-def test_a_level_of_the_log_that_is_none_is_one_line_and_an_empty_one_is_the_default(
+def test_an_invalid_log_level_is_one_line_and_an_empty_one_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHESVC_LOG", "loud")
@@ -120,12 +120,12 @@ def test_a_level_of_the_log_that_is_none_is_one_line_and_an_empty_one_is_the_def
 
 
 @pytest.mark.parametrize(("number", "whom"), [(signal.SIGINT, "the group"), (signal.SIGKILL, "the daemon")])
-def test_fillers_that_have_just_begun_end_without_a_word(
+def test_fillers_that_have_just_started_end_silently(
     tmp_path: Path, number: signal.Signals, whom: str
 ) -> None:
     child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"), "--allow", str(tmp_path))
     deadline = time.monotonic() + WAIT_S
-    while not children(child.pid):  # what fillers are forked from; it takes a second to import what they need
+    while not children(child.pid):  # the fork server of the fillers; its imports take a second
         assert child.poll() is None
         assert time.monotonic() < deadline
     (os.killpg if whom == "the group" else os.kill)(child.pid, number)
@@ -160,7 +160,7 @@ def test_the_longest_socket_path_works(tmp_path: Path, pets: Path, capsys: Any) 
         os.rmdir(directory)
 
 
-def test_what_stays_at_an_eviction_is_1(daemon: Daemon, pets: Path, capsys: Any) -> None:
+def test_an_eviction_that_leaves_extents_is_1(daemon: Daemon, pets: Path, capsys: Any) -> None:
     assert run(["prefetch", str(pets)]) == 0
     assert run(["pin", str(pets)]) == 0
     capsys.readouterr()
@@ -185,7 +185,7 @@ def test_a_dataset_is_named_by_the_beginning_of_its_id(daemon: Daemon, pets: Pat
     assert f"{short} ({row.dataset.id}): 3.9 KiB evicted" in capsys.readouterr().out
 
 
-def test_the_beginning_of_an_id_must_be_of_one_dataset(
+def test_the_beginning_of_an_id_must_be_unique(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path))
@@ -200,7 +200,7 @@ def test_the_beginning_of_an_id_must_be_of_one_dataset(
         assert OLD in (said := capsys.readouterr().err)
         assert NEW in said
         assert run(["evict", "abcdef123456"]) == 4
-        (tmp_path / "20261121").mkdir()  # a folder of that name is a folder
+        (tmp_path / "20261121").mkdir()  # an existing folder of that name is a path
         assert run(["pin", "20261121"]) == 0
         opened = [each for each in cache.asked if isinstance(each, pb.OpenDatasetRequest)]
         assert list(opened[0].uris) == [str(tmp_path / "20261121")]
@@ -227,10 +227,10 @@ def test_errors_of_a_verb_that_prints_json_are_json(capsys: Any, tmp_path: Path)
         found = json.loads(capsys.readouterr().err)
         assert (found["code"], sorted(found)) == (code, ["code", "error"])
     assert run(["run", "--socket", TOO_LONG, "--", "true", "--json"]) == 2
-    assert capsys.readouterr().err.startswith("cachesvc: ")  # that one is the command's
+    assert capsys.readouterr().err.startswith("cachesvc: ")  # this --json is the command's
 
 
-def test_a_start_that_fails_is_json_where_the_log_is(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_is_json_where_the_log_is_json(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(*words: str) -> str:
         assert run(["serve", *words]) == 2
         return str(capsys.readouterr().err)
@@ -241,11 +241,11 @@ def test_a_start_that_fails_is_json_where_the_log_is(capsys: Any, monkeypatch: p
     monkeypatch.setenv("CACHESVC_LOG_FORMAT", "json")
     assert json.loads(said("--ram", "1"))["code"] == 2
     assert said("--ram", "1", "--log-format", "text").startswith("cachesvc: ")
-    assert run(["ls", "--socket", TOO_LONG]) == 2  # which has no log
+    assert run(["ls", "--socket", TOO_LONG]) == 2  # a command without a log
     assert capsys.readouterr().err.startswith("cachesvc: ")
 
 
-def test_a_disk_that_is_too_full_for_stderr_changes_no_exit_code(tmp_path: Path) -> None:
+def test_a_full_disk_under_stderr_does_not_change_the_exit_code(tmp_path: Path) -> None:
     for words, code in ((["status", "--socket", str(tmp_path)], 10), (["ls", "--nonsense"], 2)):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
@@ -254,7 +254,7 @@ def test_a_disk_that_is_too_full_for_stderr_changes_no_exit_code(tmp_path: Path)
         assert (done.returncode, done.stdout) == (code, b"")
 
 
-def test_doctor_takes_what_a_daemon_is_sized_by(capsys: Any, tmp_path: Path) -> None:
+def test_doctor_takes_the_size_options_of_serve(capsys: Any, tmp_path: Path) -> None:
     given = ["doctor", "--json", "--socket", str(tmp_path), "--ram", "1GiB"]
     run([*given, "--extent-bytes", "4096", "--allow", "s3://bucket/"])
     found = {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
@@ -266,9 +266,9 @@ def test_doctor_takes_what_a_daemon_is_sized_by(capsys: Any, tmp_path: Path) -> 
 
 def test_doctor_and_daemon_advise_the_same_number_of_open_files(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = checks.open_files(64 << 20, 64 << 20)
+    found = doctor_checks.open_files(64 << 20, 64 << 20)
     assert f"{OPEN_FILES:,} advised" in found.text
-    assert (found.level is checks.Level.WARN) == (0 <= hard < OPEN_FILES)
+    assert (found.level is doctor_checks.Level.WARN) == (0 <= hard < OPEN_FILES)
     child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"), before="ulimit -n 1000; ")
     assert child.stdout is not None
     assert f"advised={OPEN_FILES}" in child.stdout.readline()
@@ -276,7 +276,7 @@ def test_doctor_and_daemon_advise_the_same_number_of_open_files(tmp_path: Path) 
     child.communicate(timeout=WAIT_S)
 
 
-def test_names_that_are_no_utf8_are_printed(
+def test_names_that_are_not_utf8_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -285,7 +285,7 @@ def test_names_that_are_no_utf8_are_printed(
     assert capsys.readouterr().out == "\\udcfcn\n"
 
 
-def test_names_that_a_terminal_would_obey_are_spelled_out(
+def test_control_characters_in_names_are_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -297,14 +297,12 @@ def test_names_that_a_terminal_would_obey_are_spelled_out(
     assert json.loads(capsys.readouterr().out)["key"] == name
     output.complain(CorruptData(f"{name} is no tar"))
     assert capsys.readouterr().err == r"cachesvc: a b\x1b[2Jc é d is no tar" + "\n"
-    say_notes([f"{name} is left out"], as_json=False)
+    print_notes([f"{name} is left out"], as_json=False)
     assert capsys.readouterr().err == r"warning: a b\x1b[2Jc é d is left out" + "\n"
 
 
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
-def test_output_that_a_full_disk_does_not_take_is_one_line(
-    daemon: Daemon, pets: Path, unbuffered: str
-) -> None:
+def test_output_to_a_full_disk_is_one_line(daemon: Daemon, pets: Path, unbuffered: str) -> None:
     assert run(["prefetch", str(pets)]) == 0
     find = ["find", str(pets), "key != 'x'"]
     environment = {**os.environ, **daemon.env, "PYTHONUNBUFFERED": unbuffered}
@@ -335,7 +333,7 @@ def test_output_that_a_full_disk_does_not_take_is_one_line(
             assert said == "the output cannot be written: No space left on device; free space there"
 
 
-def test_output_that_nobody_reads_ends_without_a_word(daemon: Daemon, pets: Path) -> None:
+def test_output_to_a_closed_pipe_ends_silently(daemon: Daemon, pets: Path) -> None:
     assert run(["prefetch", str(pets)]) == 0
     for words in (["status"], ["find", str(pets), "key != 'x'"]):
         reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""`cachesvc run`: a daemon for the length of a command."""
+"""`cachesvc run`: a daemon while a command runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = ["--ram", "8MiB", "--extent-bytes", "1MiB", "--fillers", "1"]
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A short runtime directory, where nothing runs yet, and no settings from outside."""
+    """Set an empty runtime directory with a short path, and hide any settings of the environment."""
     for name in list(os.environ):
         if name.startswith("CACHESVC_"):
             monkeypatch.delenv(name)
@@ -40,7 +40,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait a moment for init to reap it."""
+    """Tell whether a process runs. A process that ended may wait a moment for init to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -60,20 +60,18 @@ def test_a_running_daemon_is_adopted_and_left_alone(home: Path, capfd: Any) -> N
         assert run(["status", "--socket", str(home)]) == 0
 
 
-def test_a_relative_directory_is_found_by_a_command_that_goes_elsewhere(
+def test_a_relative_directory_is_found_by_a_command_in_another_directory(
     home: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
     command = shell(f"cd / && exec {' '.join(CACHESVC)} status")
     with canned_daemon(home):
-        for place in (".", "own"):  # a daemon that runs, and one of the command's own
+        for place in (".", "own"):  # with a running daemon, and with one of the command's own
             assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
 
 
 @pytest.mark.parametrize("name", ["a#b", "50%25?", "/"])
-def test_a_directory_may_be_called_what_in_a_uri_means_something_else(
-    home: Path, capfd: Any, name: str
-) -> None:
+def test_a_socket_directory_may_hold_characters_special_in_uris(home: Path, capfd: Any, name: str) -> None:
     command = shell(f"exec {' '.join(CACHESVC)} status")
     place = f"/{home}" if name == "/" else f"{home}/{name}"  # two slashes in front
     assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
@@ -82,10 +80,10 @@ def test_a_directory_may_be_called_what_in_a_uri_means_something_else(
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python 3.10 imports what lies in the working directory"
 )
-def test_nothing_of_the_working_directory_is_imported(
+def test_modules_of_the_working_directory_are_not_imported(
     home: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (home / "cachesvc").mkdir()  # a clone, say
+    (home / "cachesvc").mkdir()  # such as a clone
     (home / "select.py").write_text("raise SystemExit('a user’s own')\n")
     monkeypatch.chdir(home)
     assert run(["run", "--socket", str(home / "own"), *SMALL, *shell("exit 7")]) == 7, capfd.readouterr()
@@ -108,7 +106,7 @@ def test_a_command_that_does_not_exist_is_one_line(home: Path, capsys: Any) -> N
         assert capsys.readouterr().err == "cachesvc: there is no command 'no-such-command' on the PATH\n"
 
 
-def test_a_command_that_is_no_program_is_one_line(home: Path, capsys: Any) -> None:
+def test_a_command_that_cannot_be_executed_is_one_line(home: Path, capsys: Any) -> None:
     junk = home / "junk"
     junk.write_bytes(b"\0junk")
     junk.chmod(0o700)
@@ -121,7 +119,7 @@ def test_a_command_that_is_no_program_is_one_line(home: Path, capsys: Any) -> No
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 )
-def test_a_signal_is_answered_by_the_command(home: Path, number: int) -> None:
+def test_signals_are_forwarded_to_the_command(home: Path, number: int) -> None:
     script = (
         "import signal,sys\nfor n in (1, 2, 10, 12, 15): signal.signal(n, lambda n, _: sys.exit(40 + n))\n"
     )
@@ -164,7 +162,7 @@ def test_a_signal_during_the_daemons_start_ends_the_daemon_too(home: Path, numbe
     wait_until(lambda: not alive(daemon))
 
 
-def test_what_schedulers_send_ahead_of_the_end_leaves_run_and_its_daemon_running(home: Path) -> None:
+def test_warning_signals_of_schedulers_do_not_end_run_or_its_daemon(home: Path) -> None:
     hold = f"trap '' USR1 USR2; {sys.executable} -m cachesvc status --json; read line"
     task = subprocess.Popen(
         [*CACHESVC, "run", *SMALL, *shell(hold)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

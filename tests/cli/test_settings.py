@@ -1,4 +1,4 @@
-"""Options, variables and exit codes: what the shell sees before any daemon."""
+"""Options, variables and exit codes of the command line, without a daemon."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
-from cachesvc.cli import cli, exits, output
-from cachesvc.cli.feedback import Feedback
+from cachesvc.cli import cli, exit_codes, output
 from cachesvc.cli.forecast import Cluster, forecast
+from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.serve import serve, settings_of
 from cachesvc.config import NvmeSpec
 from cachesvc.core import errors
@@ -113,7 +113,7 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
         "--nonsense",
     ],
 )
-def test_serve_refuses_what_makes_no_sense_with_2(
+def test_serve_refuses_invalid_options_with_2(
     capsys: Any, arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CACHESVC_ALLOW", "CACHESVC_NVME"):
@@ -124,7 +124,7 @@ def test_serve_refuses_what_makes_no_sense_with_2(
 
 @pytest.mark.parametrize("option", ["--metrics", "--listen", "--share", "--peer"])
 @pytest.mark.parametrize("given", ["https://node2:9000", "unix:/run/x:9000", "node 2:9000"])
-def test_an_address_is_no_url(capsys: Any, option: str, given: str) -> None:
+def test_an_address_is_not_a_url(capsys: Any, option: str, given: str) -> None:
     assert run(["serve", "--tls-cert", "x", "--tls-key", "x", "--tls-ca", "x", option, given]) == 2
     assert f"{given!r} is not an address; write HOST:PORT" in capsys.readouterr().err
 
@@ -137,10 +137,10 @@ def test_every_verb_prints_json_on_demand_and_every_option_is_explained() -> Non
         assert command.help
 
 
-def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
+def test_exit_codes_are_documented_in_help_and_in_their_module(capsys: Any) -> None:
     kinds = [kind for kind in errors.kinds() if kind.__module__ == errors.__name__]
     table = {
-        int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exits.__doc__ or "", re.M)
+        int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exit_codes.__doc__ or "", re.M)
     }
     assert {kind.code: kind.__name__ for kind in kinds} == table
     assert run(["--help"]) == 0
@@ -148,7 +148,7 @@ def test_exit_codes_are_documented_where_people_look(capsys: Any) -> None:
     assert listed == {0, errors.INTERRUPTED, *table}
 
 
-def test_the_command_line_starts_without_what_only_the_daemon_needs() -> None:
+def test_the_command_line_does_not_import_the_daemons_dependencies() -> None:
     heavy = ["numpy", "lmdb", "boto3", "grpc", "torch"]
     code = f"import sys, cachesvc.__main__; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
@@ -157,7 +157,7 @@ def test_the_command_line_starts_without_what_only_the_daemon_needs() -> None:
 
 def test_a_log_gets_a_line_a_second_at_most(capsys: Any) -> None:
     clock = iter([0.0, 0.4, 0.9, 1.5, 1.6, 3.0])
-    with Feedback("prefetch", now=lambda: next(clock)) as feedback:
+    with ProgressBar("prefetch", now=lambda: next(clock)) as feedback:
         for done in range(5):
             feedback.update(done << 20, 10 << 20)
     lines = capsys.readouterr().err.splitlines()
@@ -170,17 +170,17 @@ def test_a_log_gets_a_line_a_second_at_most(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB")]
 )
-def test_sizes_are_written_for_people(count: int, text: str) -> None:
+def test_sizes_are_formatted_for_people(count: int, text: str) -> None:
     assert output.size(count) == text
 
 
-def test_only_all_of_it_is_100_percent() -> None:
+def test_only_the_whole_is_100_percent() -> None:
     assert output.share(9_999_999, 10_000_000) == "99.9 %"
     assert output.share(5, 5) == "100 %"
     assert output.share(0, 0) == "-"
 
 
-def test_a_node_alone_hits_what_it_holds_and_no_more() -> None:
+def test_a_single_nodes_hit_rate_is_its_share_of_the_data() -> None:
     tenth = Cluster(
         nodes=8, cache_bytes=100, source_bytes_per_s=10, peer_bytes_per_s=100, local_bytes_per_s=1000
     )
@@ -191,10 +191,8 @@ def test_a_node_alone_hits_what_it_holds_and_no_more() -> None:
 
 @pytest.mark.parametrize(("nodes", "held"), [(6, 0.1), (6, 0.3), (6, 0.6), (40, 0.02), (40, 0.2)])
 @pytest.mark.parametrize("epoch", [2, None])
-def test_a_forecast_with_peers_is_what_a_draw_of_kept_parts_gives(
-    nodes: int, held: float, epoch: int | None
-) -> None:
-    """Each node keeps its part of the first epoch, then what its later epochs add; three peers are asked."""
+def test_a_forecast_with_peers_equals_a_random_simulation(nodes: int, held: float, epoch: int | None) -> None:
+    """Each node keeps its part of the first epoch, then parts of later epochs; three peers are asked."""
     draw, extents = np.random.default_rng(1), 240 * 40
     kept = np.zeros((nodes, extents), bool)
     goal = round(extents * min(held, 1 / nodes if epoch == 2 else 1.0))

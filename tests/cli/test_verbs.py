@@ -24,7 +24,7 @@ from tests.support.canned import DATASET, NEW, OLD, URI, CannedCache, canned_dae
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedCache]:
-    """A canned daemon that the environment points to."""
+    """Run a canned daemon, and point the environment to it."""
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path))
     with canned_daemon(tmp_path) as servicer:
         yield servicer
@@ -55,7 +55,7 @@ def test_prefetch_ends_with_0_when_every_extent_is_resident(cache: CannedCache, 
     assert cache.asked[-1].dataset == NEW
 
 
-def test_prefetch_prints_objects_for_programs(cache: CannedCache, capsys: Any) -> None:
+def test_prefetch_prints_json_for_programs(cache: CannedCache, capsys: Any) -> None:
     cache.prefetch = [progress(10, done=True, source_bytes=7)]
     assert run(["prefetch", "--json", URI]) == 0
     last = rows(capsys.readouterr().out)[-1]
@@ -77,9 +77,7 @@ def test_data_that_does_not_fit_is_8_and_says_how_much_is_missing(
     assert out
 
 
-def test_a_tier_that_takes_no_more_is_named_wherever_somebody_looks(
-    cache: CannedCache, capsys: Any, tmp_path: Path
-) -> None:
+def test_a_full_tier_is_named_in_every_report(cache: CannedCache, capsys: Any, tmp_path: Path) -> None:
     cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20, full_tiers=["nvme0"])]
     assert run(["prefetch", URI]) == 8
     assert "nvme0 takes no more" in capsys.readouterr().err
@@ -103,7 +101,7 @@ def test_a_failed_extent_gives_its_own_code(cache: CannedCache, capsys: Any) -> 
     assert "s3://bucket/x changed" in err
 
 
-def test_a_prefetch_that_stops_short_is_no_success(cache: CannedCache, capsys: Any) -> None:
+def test_an_incomplete_prefetch_fails(cache: CannedCache, capsys: Any) -> None:
     cache.prefetch = [progress(9, done=True)]
     assert run(["prefetch", URI]) == 1
     assert "only 9 of 10" in capsys.readouterr().err
@@ -152,7 +150,7 @@ def test_dataset_options_reach_the_daemon(cache: CannedCache, capsys: Any) -> No
     assert wanted.extent_bytes == 0
 
 
-def test_a_local_path_is_sent_as_seen_from_here(
+def test_a_local_path_is_sent_absolute(
     cache: CannedCache, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,10 +172,10 @@ def test_verify_reports_good_and_corrupt_extents(cache: CannedCache, capsys: Any
     assert rows(capsys.readouterr().out)[0]["corrupt_extents"] == 0
 
 
-def test_a_check_that_breaks_off_is_no_success(cache: CannedCache, capsys: Any) -> None:
+def test_an_incomplete_verification_fails(cache: CannedCache, capsys: Any) -> None:
     cache.verify = [pb.VerifyReply(checked_extents=1, extents=4)]
     assert run(["verify", NEW]) == 1
-    assert "half-way" in capsys.readouterr().err
+    assert "ended the check" in capsys.readouterr().err
 
 
 def test_status_shows_tiers_and_datasets(cache: CannedCache, capsys: Any) -> None:
@@ -193,7 +191,7 @@ def test_status_shows_tiers_and_datasets(cache: CannedCache, capsys: Any) -> Non
     assert row["datasets"][0]["dataset"]["id"] == NEW
 
 
-def test_long_names_are_whole_where_no_terminal_is(cache: CannedCache, capsys: Any) -> None:
+def test_long_names_are_not_folded_outside_a_terminal(cache: CannedCache, capsys: Any) -> None:
     long = pb.Dataset(id=NEW, uri="s3://bucket/" + "x" * 300, size_bytes=1)
     cache.datasets = [pb.DatasetStatus(dataset=long)]
     assert run(["ls"]) == 0
@@ -203,12 +201,12 @@ def test_long_names_are_whole_where_no_terminal_is(cache: CannedCache, capsys: A
 def test_evict_drops_every_known_version_of_a_uri_without_opening_it(cache: CannedCache, capsys: Any) -> None:
     old = pb.Dataset(id=OLD, uri=URI)
     cache.datasets = [pb.DatasetStatus(dataset=old), pb.DatasetStatus(dataset=DATASET)]
-    assert run(["evict", "--json", URI]) == 1  # the canned daemon always has some that stays
+    assert run(["evict", "--json", URI]) == 1  # the canned daemon always reports bytes that stay
     assert [row["dataset"] for row in rows(capsys.readouterr().out)] == [OLD, NEW]
     assert not [request for request in cache.asked if isinstance(request, pb.OpenDatasetRequest)]
 
 
-def test_evict_says_what_stays(cache: CannedCache, capsys: Any) -> None:
+def test_evict_reports_the_bytes_that_stay(cache: CannedCache, capsys: Any) -> None:
     assert run(["evict", NEW]) == 1
     out, err = capsys.readouterr()
     assert "3.0 MiB evicted; 1.0 MiB are leased or pinned" in out
@@ -270,7 +268,7 @@ def test_a_closed_pipe_is_no_traceback(cache: CannedCache) -> None:
 
 @pytest.fixture
 def _interrupts() -> Iterator[None]:
-    """A shell's background job ignores SIGINT, and so would all that we start."""
+    """Handle SIGINT, which a shell's background job and its children ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -285,7 +283,7 @@ def test_ctrl_c_ends_a_prefetch_with_130(cache: CannedCache) -> None:
         stderr=subprocess.PIPE,
     )
     assert child.stdout is not None
-    child.stdout.readline()  # a first progress line: it is in the middle of its work
+    child.stdout.readline()  # a first progress line: the prefetch is running
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 130
@@ -304,7 +302,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(cache: CannedCache) -> None
     )
     os.close(there)
     shown = b""
-    with suppress(OSError):  # EIO: it has been read to its end
+    with suppress(OSError):  # EIO: the end of the terminal
         while part := os.read(here, 1 << 16):
             shown += part
     os.close(here)
@@ -331,7 +329,7 @@ def test_a_narrow_terminal_gets_a_line_for_each_row(cache: CannedCache) -> None:
         assert [line.split()[0] for line in shown.splitlines()[1:]] == 3 * [NEW.encode()], shown
 
 
-def test_names_that_the_terminal_cannot_show_are_spelled_out(cache: CannedCache) -> None:
+def test_names_that_the_terminal_cannot_encode_are_escaped(cache: CannedCache) -> None:
     cache.datasets = [pb.DatasetStatus(dataset=pb.Dataset(id=NEW, uri="s3://b/na\u00efve/"))]
     done = subprocess.run(
         [sys.executable, "-m", "cachesvc", "ls"],

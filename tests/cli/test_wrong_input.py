@@ -35,7 +35,7 @@ EXTENT = 1 << 20
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is asked for, and what must come of it. `{bucket}` stands for a real bucket."""
+    """A request and its expected error. `{bucket}` stands for a real bucket."""
 
     uri: str
     error: type[CacheError]
@@ -62,7 +62,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Place:
-    """A daemon, and the bucket before it."""
+    """Create a bucket and run a daemon."""
 
     daemon: Daemon
     bucket: str
@@ -96,7 +96,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> Ite
 
 @pytest.fixture
 def through(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """This process reads through the daemon, and has no credentials."""
+    """Have this process read through the daemon, without credentials."""
     monkeypatch.setenv("CACHESVC_SOCKET", place.daemon.socket_dir)
     monkeypatch.setenv("CACHESVC", "require")
     return place
@@ -104,7 +104,7 @@ def through(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @pytest.fixture
 def around(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """This process reads directly, with its own credentials."""
+    """Have this process read directly, with its own credentials."""
     monkeypatch.setenv("CACHESVC", "off")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, value in place.s3.env().items():
@@ -113,7 +113,7 @@ def around(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
 
 
 def one_line(capfd: Any, error: type[CacheError], says: str) -> None:
-    """stderr is exactly one JSON object that names what is wrong, with its code."""
+    """Assert that stderr is exactly one JSON object with the error and its code."""
     told = capfd.readouterr().err
     assert told.count("\n") == 1, told
     found = json.loads(told)
@@ -124,7 +124,7 @@ def one_line(capfd: Any, error: type[CacheError], says: str) -> None:
 
 
 def plain_line(capfd: Any, says: str) -> None:
-    """stderr is exactly one line, of us, that names what is wrong."""
+    """Assert that stderr is exactly one line of ours with the error."""
     told = capfd.readouterr().err
     assert told.startswith("cachesvc: "), told
     assert told.count("\n") == 1, told
@@ -183,7 +183,7 @@ def test_wrong_credentials_in_the_daemon_are_not_allowed(
             open_dataset(uri, **RECORDS)
 
 
-def test_a_dataset_that_fits_nowhere_is_said_by_prefetch_and_streamed_to_a_trainer(
+def test_a_dataset_that_does_not_fit_fails_prefetch_and_streams_to_a_trainer(
     through: Place, capfd: Any
 ) -> None:
     uri = f"s3://{through.bucket}/records/"
@@ -191,7 +191,7 @@ def test_a_dataset_that_fits_nowhere_is_said_by_prefetch_and_streamed_to_a_train
     out = capfd.readouterr()
     assert "does not fit" in json.loads(out.err)["error"]
     assert json.loads(out.out.splitlines()[-1])["fits"] is False
-    for workers, window in ((0, EXTENT), (2, EXTENT), (0, 4 * EXTENT)):  # also one beyond all room
+    for workers, window in ((0, EXTENT), (2, EXTENT), (0, 4 * EXTENT)):  # also one that exceeds all tiers
         found = open_dataset(uri, **RECORDS)
         batches = DataLoader(found, batch_size=64, shuffle=True, window=window, num_workers=workers)
         seen = np.concatenate([batches.indices for _ in batches])
@@ -199,7 +199,9 @@ def test_a_dataset_that_fits_nowhere_is_said_by_prefetch_and_streamed_to_a_train
         found.close()
 
 
-def test_no_daemon_is_said_with_the_mend(tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_daemon_is_reported_with_advice(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path))
     monkeypatch.setenv("CACHESVC", "require")
     assert run(["prefetch", "s3://bucket/data/"]) == DaemonUnavailable.code
@@ -209,9 +211,7 @@ def test_no_daemon_is_said_with_the_mend(tmp_path: Path, capfd: Any, monkeypatch
 
 
 @pytest.mark.parametrize("given", ["never", "-1", "0", "nan"])
-def test_a_deadline_that_is_no_time_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_an_invalid_deadline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("CACHESVC_TIMEOUT_S", given)
     monkeypatch.setenv("CACHESVC", "off")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -230,12 +230,12 @@ def test_a_socket_in_use_is_refused(place: Place, tmp_path: Path) -> None:
     ended = serve("--ram", "64MiB", "--socket", place.daemon.socket_dir, "--state-dir", str(tmp_path))
     assert ended.returncode == InvalidInput.code
     assert place.daemon.socket_dir in complaint(ended)
-    assert run(["status", "--json", "--socket", place.daemon.socket_dir]) == 0  # the first one is well
+    assert run(["status", "--json", "--socket", place.daemon.socket_dir]) == 0  # the first directory works
 
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB without a free byte."""
+    """Mount a file system of 256 KiB and fill it."""
     mounted = tmp_path / "full"
     mounted.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", mounted], capture_output=True)
@@ -246,14 +246,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
             try:
                 while file.write(bytes(4096)):
                     pass
-            except OSError:  # that is what it is for
+            except OSError:  # the disk is full
                 pass
         yield mounted
     finally:
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_a_full_cache_disk_at_start_is_said(full_disk: Path, tmp_path: Path) -> None:
+def test_a_full_cache_disk_at_start_is_reported(full_disk: Path, tmp_path: Path) -> None:
     sockets = tmp_path / "run"
     ended = serve(
         "--ram",
@@ -272,7 +272,10 @@ def test_a_full_cache_disk_at_start_is_said(full_disk: Path, tmp_path: Path) -> 
 def test_doctor_fails_a_full_cache_disk_as_serve_does(full_disk: Path, capfd: Any) -> None:
     assert run(["doctor", "--ram", "64MiB", "--nvme", f"{full_disk}=128KiB", "--json"]) == 1
     rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [row["level"] for row in rows if row["check"] == "nvme"] == ["warn", "fail"]  # tmpfs; full
+    assert [row["level"] for row in rows if row["check"] == "nvme"] == [
+        "warn",
+        "fail",
+    ]  # a warning for tmpfs; a failure for the full disk
 
 
 def test_doctor_looks_at_the_state_directory_as_serve_does(
@@ -299,12 +302,12 @@ def test_an_empty_uri_is_not_the_working_directory(through: Place, capfd: Any, v
 
 
 @pytest.mark.parametrize("uri", ["", " ", [""], None, [None], 7, b"bytes", []])
-def test_a_trainer_that_names_no_uri_is_told(around: Place, uri: Any) -> None:
+def test_a_trainer_without_a_uri_gets_a_typed_error(around: Place, uri: Any) -> None:
     with pytest.raises(InvalidInput, match="URI"):
         open_dataset(uri)
 
 
-def test_a_full_disk_for_the_daemons_state_is_said(full_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_for_the_daemons_state_is_reported(full_disk: Path, tmp_path: Path) -> None:
     state = ["--state-dir", str(full_disk / "state")]
     ended = serve("--ram", "64MiB", "--socket", str(tmp_path / "run"), *state)
     assert ended.returncode == OutOfSpace.code

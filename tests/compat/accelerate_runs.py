@@ -1,4 +1,4 @@
-"""Accelerate: a prepared loader in its checkpoints, and `skip_first_batches`."""
+"""Runs under Accelerate: a prepared loader in checkpoints, and `skip_first_batches`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.compat.ledger import EPOCHS, STOP, Model, Seen, ids, loader_of
 
 
 class Run:
-    """A script of one process."""
+    """A training script of one process."""
 
     def __init__(self, data: Dataset) -> None:
         self.accelerator = Accelerator(cpu=True)
@@ -29,7 +29,7 @@ class Run:
 
 
 def first(data: Dataset, folder: Path) -> Seen:
-    """The uninterrupted run, and one that ends in mid-epoch."""
+    """Run uninterrupted, and until an interruption in mid-epoch."""
     whole, begun = Run(data), Run(data)
     for _ in range(EPOCHS):
         for rows in whole.batches:
@@ -46,7 +46,7 @@ def first(data: Dataset, folder: Path) -> Seen:
 
 
 def again(data: Dataset, folder: Path) -> Seen:
-    """The rest of it, in three ways."""
+    """Resume the interrupted run in three ways."""
     prepared = Run(data)
     prepared.accelerator.load_state(str(folder / "accelerate"))
     for _ in range(prepared.batches.epoch, EPOCHS):

@@ -1,7 +1,7 @@
 """Runs of every trainer, in one rank of torchrun's: `python -m tests.compat.job ROWS FOLDER first|again`.
 
-Writes to FOLDER/PHASE-RANK.json what this rank saw in each run. "first": whole runs, and runs that are interrupted;
-"again": how the latter go on in another process.
+Writes to FOLDER/PHASE-RANK.json the samples that this rank saw in each run. Phase "first": whole runs and interrupted
+runs. Phase "again": resumes the interrupted runs in another process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.compat.ledger import save
 
 
 def named(rows: torch.Tensor) -> dict[str, Any]:
-    """A sample as Trainer wants it."""
+    """A sample in the form that Trainer expects."""
     return {"rows": rows, "labels": rows[0]}
 
 

@@ -1,4 +1,4 @@
-"""What one rank saw in a run, in order; written down before and after the run is interrupted."""
+"""Ledger of the samples that one rank saw, and the model and loader that all trainers here share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loader import DataLoader, Dataset
 
 BATCH, EPOCHS = 5, 3
 STOP = 29
-"""Batches of each rank after which a run is interrupted: in its second epoch."""
+"""Batches of each rank before the interruption, which is in the second epoch."""
 Seen = dict[str, list[int]]
 
 
 class Model(torch.nn.Module):
-    """Learns nothing."""
+    """Model that learns nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Model(torch.nn.Module):
 
 
 def loader_of(data: Dataset) -> DataLoader:
-    """A training loader, as every trainer here is given one."""
+    """The training loader of every trainer."""
     return DataLoader(data, BATCH, shuffle=True, seed=7)
 
 
 def ids(rows: torch.Tensor) -> list[int]:
-    """The samples of a batch: record n holds n."""
+    """Numbers of the samples in a batch; record n holds n."""
     return [int(number) for number in rows[:, 0]]
 
 

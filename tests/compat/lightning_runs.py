@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Fabric, with and without the sampler that they bring."""
+"""Runs under Lightning's Trainer and Fabric, with and without their own sampler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THEIR_SAMPLER = {"with their sampler": True, "without their sampler": False}
 
 
 class Training(lightning.LightningModule):
-    """Remembers what it was given."""
+    """Module that records its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def predicted(data: Dataset, folder: Path, theirs: bool) -> list[int]:
 
 
 def first(data: Dataset, folder: Path) -> Seen:
-    """Uninterrupted runs, and those that end in mid-epoch."""
+    """Run uninterrupted, and until an interruption in mid-epoch."""
     seen = {}
     for name, theirs in THEIR_SAMPLER.items():
         seen[f"Lightning, {name}"] = trained(data, folder / name, theirs, None)
@@ -75,7 +75,7 @@ def first(data: Dataset, folder: Path) -> Seen:
 
 
 def again(data: Dataset, folder: Path) -> Seen:
-    """The rest of those."""
+    """Resume the interrupted runs."""
     seen = {}
     for name, theirs in THEIR_SAMPLER.items():
         checkpoint = str(folder / name / f"step={STOP}.ckpt")

@@ -1,5 +1,5 @@
-"""Other projects' trainers over a loader of ours: which samples each of two ranks sees in a run that is interrupted in its
-second epoch and goes on in other processes, against the run that nothing interrupts."""
+"""Other projects' trainers over our loader: samples that two ranks see in a run that is interrupted in its second epoch
+and resumed in other processes, compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ for name in ("accelerate", "pytorch_lightning", "transformers"):
 
 COUNT, RANKS = 203, 2
 STEPS = -(-COUNT // (BATCH * RANKS))
-"""Of an epoch; the last one is not full."""
-INSIDE = STOP - STEPS
-"""How many steps of its second epoch an interrupted run has done."""
+"""Steps of an epoch; the last one is not full."""
+DONE_STEPS = STOP - STEPS
+"""Steps of the second epoch before the interruption."""
 Ledgers = list[dict[str, Any]]
-"""What each rank saw, by the name of the run."""
+"""For each rank, the samples that it saw by the name of the run."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers]:
-    """Record n holds n. What was seen before the interruption, and after it."""
+    """Ledgers before and after the interruption. Record n holds n."""
     folder = tmp_path_factory.mktemp("ledgers")
     rows = folder / "rows.npy"
     for path, count in ((rows, COUNT), (Path(f"{rows}.1000.npy"), 1000)):
@@ -64,7 +64,7 @@ RESUMED = {
     "Trainer, override, with the state, ignore_data_skip=True": "Trainer, override",
     "Trainer, train_dataset, ignore_data_skip=False": "Trainer, train_dataset",
 }
-BEGUN_ANEW = {
+RESTARTED = {
     "Trainer, override, without the state, ignore_data_skip=True": "Trainer, override",
     "Trainer, train_dataset, ignore_data_skip=True": "Trainer, train_dataset",
 }
@@ -81,27 +81,25 @@ def test_every_epoch_has_every_sample(runs: tuple[Ledgers, Ledgers], name: str) 
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_an_interrupted_run_goes_on_with_what_it_had_not_seen(
-    runs: tuple[Ledgers, Ledgers], name: str
-) -> None:
+def test_a_resumed_run_continues_with_the_unseen_samples(runs: tuple[Ledgers, Ledgers], name: str) -> None:
     first, again = runs
     for before, after in zip(first, again, strict=True):
         whole = before[RESUMED[name]]
-        done = len(whole) // EPOCHS + INSIDE * BATCH
-        begun = before.get(f"{RESUMED[name]}, begun", whole[:done])  # Lightning's goes on to its end
+        done = len(whole) // EPOCHS + DONE_STEPS * BATCH
+        begun = before.get(f"{RESUMED[name]}, begun", whole[:done])  # Lightning's run continued to its end
         assert len(begun) == done
         assert begun + after[name] == whole
 
 
-@pytest.mark.parametrize("name", BEGUN_ANEW)
-def test_a_trainer_that_is_told_to_ignore_what_was_read_begins_the_epoch_anew(
+@pytest.mark.parametrize("name", RESTARTED)
+def test_with_ignore_data_skip_and_no_state_a_trainer_restarts_the_epoch(
     runs: tuple[Ledgers, Ledgers], name: str
 ) -> None:
     first, again = runs
     for before, after in zip(first, again, strict=True):
-        whole = before[BEGUN_ANEW[name]]
+        whole = before[RESTARTED[name]]
         second = len(whole) // EPOCHS
-        third = (STEPS - INSIDE) * BATCH  # as far as the number of steps goes
+        third = (STEPS - DONE_STEPS) * BATCH  # the run ends after the same number of steps in all
         assert after[name] == whole[second:][: second + third]
 
 

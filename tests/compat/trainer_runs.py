@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: over a loader of ours that it is given, and over a loader that it makes itself."""
+"""Runs under Hugging Face's Trainer, over a loader of ours and over a loader that Trainer makes from our dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of
 
 
 class Scoring(torch.nn.Module):
-    """Predicts the number of each sample."""
+    """Model that predicts the number of each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Scoring(torch.nn.Module):
 
 
 class Interrupted(TrainerCallback):
-    """Saves, and ends the run, in mid-epoch."""
+    """Callback that saves and ends the run in mid-epoch."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == STOP:
@@ -34,7 +34,7 @@ class Interrupted(TrainerCallback):
 
 
 class Recording(Trainer):
-    """Remembers what it trained on; given `own`, a loader of ours, it trains with that."""
+    """Trainer that records its samples. It trains with `own`, a loader of ours, where given."""
 
     def __init__(self, data: Dataset, folder: Path, own: DataLoader | None, **given: Any) -> None:
         self.own, self.seen = own, list[int]()
@@ -60,13 +60,13 @@ class Recording(Trainer):
 
 
 def counted(found: EvalPrediction) -> dict[str, float]:
-    """How many predictions there are, and how many of them are of different samples."""
+    """Numbers of predictions, and of distinct samples among them."""
     assert (found.predictions == found.label_ids).all()
     return {"predictions": len(found.predictions), "samples": len(np.unique(found.predictions))}
 
 
 def first(data: Dataset, folder: Path) -> Seen:
-    """Uninterrupted runs, and those that end in mid-epoch."""
+    """Run uninterrupted, and until an interruption in mid-epoch."""
     seen = {}
     for name in ("override", "train_dataset"):
         own = [loader_of(data) if name == "override" else None for _ in range(2)]
@@ -82,7 +82,7 @@ def first(data: Dataset, folder: Path) -> Seen:
 
 
 def again(data: Dataset, folder: Path) -> Seen:
-    """The rest of those, in the ways that Trainer has to resume."""
+    """Resume the interrupted runs in each way that Trainer offers."""
     seen = {}
     for ignored in (False, True):
         ways: dict[str, DataLoader | None] = {
@@ -101,5 +101,5 @@ def again(data: Dataset, folder: Path) -> Seen:
 
 
 def evaluated(data: Dataset, folder: Path) -> dict[str, float]:
-    """What `evaluate` says of as many samples as there are."""
+    """Metrics of `evaluate`, which count its samples."""
     return Recording(data, folder, None).evaluate(data)

@@ -1,7 +1,7 @@
-"""Everything here that parses bytes somebody else wrote, as functions of those bytes: for Hypothesis, atheris
-and the kept corpus (tests/fuzz/corpus/<name>/).
+"""Every parser of bytes of unknown origin, as a function of these bytes: for Hypothesis, atheris and the kept corpus
+(tests/fuzz/corpus/<name>/).
 
-    python -m tests.fuzz.hostile NAME SECONDS     # atheris; what breaks a target is written to tests/fuzz/corpus/NAME/
+    python -m tests.fuzz.hostile NAME SECONDS     # atheris; it writes bytes that break a target to tests/fuzz/corpus/NAME/
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.formats.fixed import compile_records
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.mds import compile_mds
-from cachesvc.catalog.formats.parquet import compile_parquet
+from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core import wire
@@ -35,7 +35,6 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
-from cachesvc.sources.parquet.parquet import decode
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -47,7 +46,7 @@ SETTINGS = Settings(0, (), (), "/s", "/t")
 
 
 class _Store:
-    """Objects in memory, which notice reads beyond their ends."""
+    """Objects in memory that assert reads within their ends."""
 
     def __init__(self, bodies: dict[str, bytes]) -> None:
         self.bodies = bodies
@@ -71,7 +70,9 @@ class _Store:
 def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies: bytes) -> list[Extent]:
     names = {name.replace("_", "."): body for name, body in bodies.items()}
     store = _Store({f"s3://b/{name}": body for name, body in names.items()})
-    entries = [Entry(ObjectVersion(f"s3://b/{n}", len(b), xxh3_64_hexdigest(b)), n) for n, b in names.items()]
+    entries = [
+        ListedObject(ObjectVersion(f"s3://b/{n}", len(b), xxh3_64_hexdigest(b)), n) for n, b in names.items()
+    ]
     inputs = Inputs("s3://b/", entries, options, store.fetch, store, lambda done, total: None)
     try:
         draft = compile_it(inputs)
@@ -88,7 +89,7 @@ def _compiled(compile_it: Callable[[Inputs], Draft], options: Options, **bodies:
 
 
 def grants_message(data: bytes) -> None:
-    """`wire.decode`: a message or ValueError."""
+    """Expect a message of `wire.decode`, or ValueError."""
     try:
         found = wire.decode(data)
     except ValueError:
@@ -97,7 +98,7 @@ def grants_message(data: bytes) -> None:
 
 
 def open_request(data: bytes) -> None:
-    """A request to open a dataset: objects below the allowed prefix alone, or a typed error."""
+    """Expect only objects below the allowed prefix of a request to open a dataset, or a typed error."""
     try:
         request = pb.OpenDatasetRequest.FromString(data)
     except DecodeError:
@@ -111,8 +112,8 @@ def open_request(data: bytes) -> None:
 
 
 def plan_memory(data: bytes) -> None:
-    """A reader's plan: rows of extents that there are, in order, or InvalidInput."""
-    rows, rest = divmod(len(data), 24)  # as many rows of the epoch after it
+    """Expect ordered rows of known extents of a reader's plan, or InvalidInput."""
+    rows, rest = divmod(len(data), 24)  # the rest are rows of the next epoch
     fd = os.memfd_create("plan")
     try:
         os.write(fd, data)
@@ -128,7 +129,7 @@ def plan_memory(data: bytes) -> None:
 
 
 def tar(data: bytes) -> None:
-    """Headers of an archive; members lie within it and never overlap backwards."""
+    """Expect members within the archive that never overlap."""
     store, end = _Store({"t": data}), 0
     whole = ObjectVersion("t", len(data), "e")
     try:
@@ -140,45 +141,35 @@ def tar(data: bytes) -> None:
 
 
 def webdataset(data: bytes) -> None:
-    """A whole tar shard."""
+    """Compile a tar shard."""
     _compiled(compile_webdataset, Options(format="webdataset", extent_bytes=4096), a_tar=data)
 
 
 def mds(data: bytes) -> None:
-    """An MDS index beside one shard."""
+    """Compile an MDS index beside one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
     _compiled(compile_mds, Options(format="mds", extent_bytes=4096), index_json=data, **shard)
 
 
-def parquet(data: bytes) -> None:
-    """A Parquet file: its footer, and its rows where they claim to take little."""
-    for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
-        if extent.size_bytes <= MAX_READ_BYTES:
-            try:
-                assert len(decode(extent.pieces[0], memoryview(data))) == extent.size_bytes
-            except CacheError:
-                continue
-
-
 def npy(data: bytes) -> None:
-    """A `.npy` file as records."""
+    """Compile a `.npy` file as records."""
     _compiled(compile_records, Options(format="records", extent_bytes=4096), a_npy=data)
 
 
 def megatron(data: bytes) -> None:
-    """A Megatron index over 4 KiB of tokens."""
+    """Compile a Megatron index over 4 KiB of tokens."""
     options = Options(format="tokens", seq_len=8, extent_bytes=4096)
     _compiled(compile_tokens, options, a_bin=bytes(4096), a_idx=data)
 
 
 def catalog(data: bytes) -> None:
-    """A catalog left beside the data: opened and checked as a stranger's."""
+    """Open and check a catalog left beside the data."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
         try:
             found = Catalog.open(file.name)
-            found.check()
+            check_catalog(found)
             if found.samples:
                 found.locate(np.arange(min(found.samples, 100)))
                 found.key(0)
@@ -195,7 +186,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         tar,
         webdataset,
         mds,
-        parquet,
         npy,
         megatron,
         catalog,
@@ -204,7 +194,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def small_tar() -> bytes:
-    """Two samples, a long name, a pax header."""
+    """Return a tar of two samples, a long name and a pax header."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made:
         for name in ("a.jpg", "a.cls", "b.jpg", "n" * 150 + ".txt", "ü.json"):
@@ -215,18 +205,18 @@ def small_tar() -> bytes:
 
 
 def megatron_index(sequences: int = 2, documents: int = 2, lengths: Sequence[int] = (1024, 1024)) -> bytes:
-    """An index of uint16 tokens."""
+    """Return a Megatron index of uint16 tokens."""
     head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, sequences, documents)
     return head + np.asarray(lengths, "<i4").tobytes() + bytes(8 * len(lengths)) + struct.pack("<2q", 0, 2)
 
 
 def seeds(name: str) -> list[bytes]:
-    """The kept corpus of a target."""
+    """Return the kept corpus of a target."""
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir()) if path.is_file()]
 
 
 def main(name: str, seconds: str) -> None:
-    """Fuzz one target with atheris for so many seconds; exits 77 with the bytes in a file when one breaks it."""
+    """Fuzz one target with atheris for a time; exit 77, with the bytes in a file, when they break it."""
     import atheris
 
     work = tempfile.mkdtemp(prefix=f"fuzz-{name}-")

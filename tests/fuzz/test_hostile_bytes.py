@@ -1,4 +1,4 @@
-"""Bytes that somebody else wrote: a typed error or a sound result, little memory, never a crash."""
+"""Bytes of unknown origin give a typed error or a valid result, with little memory and never a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.tags import Tags
+from cachesvc.catalog.labels.tags import Tags
 from cachesvc.core.errors import CorruptData
 from tests.fuzz.hostile import CORPUS, MAX_READ_BYTES, TARGETS, megatron_index, seeds, small_tar
 from tests.support.catalog_reader import compiled
@@ -32,7 +32,7 @@ _MDS = {
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_what_was_found_once_stays_mended(name: str) -> None:
+def test_bytes_found_by_fuzzing_are_still_handled(name: str) -> None:
     assert (CORPUS / name).is_dir()
     for body in seeds(name):
         TARGETS[name](body)
@@ -49,7 +49,7 @@ def test_any_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_sound_bytes_with_some_changed_cut_or_doubled(name: str) -> None:
+def test_valid_bytes_with_some_changed_cut_or_doubled(name: str) -> None:
     bodies = seeds(name)
 
     @settings(max_examples=120, deadline=None, database=None)
@@ -138,7 +138,7 @@ def test_bombs_cost_little_memory(bomb: str) -> None:
     assert peak < 4 * MAX_READ_BYTES
 
 
-def test_tags_without_end_cost_little_memory() -> None:
+def test_endless_tag_names_cost_little_memory() -> None:
     tags = Tags()
     tracemalloc.start()
     try:
@@ -163,7 +163,7 @@ def test_tags_without_end_cost_little_memory() -> None:
         "(0, 9223372036854775808)",
     ],
 )
-def test_no_array_has_sides_below_zero_or_beyond_all_numbers_or_so_many(tmp_path: Path, shape: str) -> None:
+def test_array_shapes_that_cannot_exist_are_corrupt(tmp_path: Path, shape: str) -> None:
     write_files(tmp_path / "d", {"a.npy": _npy(shape)})
     with pytest.raises(CorruptData, match=r"a\.npy.*shape"):
         compiled(tmp_path / "d")

@@ -328,7 +328,7 @@ class LoaderMachine(RuleBasedStateMachine):
                 run.batches.close()
             rank.runs, rank.newest, rank.loader = [], None, twin
             rank.moves += 1
-            rank.forget_mended()
+            rank.forget_latest()
 
     @rule(
         numbers=st.sets(st.integers(0, COUNT - 1), max_size=8), once=st.sampled_from([None, "once", "away"])

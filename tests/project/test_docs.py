@@ -6,8 +6,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import inspect
+import io
 import re
 import shlex
+import sys
+import types
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +20,11 @@ import click
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from cachesvc.__main__ import run
 from cachesvc.catalog.build import Options
-from cachesvc.catalog.choice import SELECT as FORMATS
+from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.cli import cli
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
@@ -41,6 +45,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
+def sides(diff: str) -> tuple[str, str]:
+    """The script before and after the change that a diff block shows."""
+    lines = diff.splitlines()
+    before, after = (
+        "\n".join(line[1:] for line in lines if line[:1] in ("", " ", mark)) for mark in ("-", "+")
+    )
+    return before, after
+
+
 def commands() -> list[list[str]]:
     """The command lines of the shell blocks."""
     lines = [line for block in blocks("sh") for line in block.splitlines()]
@@ -53,6 +66,14 @@ def verb_lines(*verbs: str) -> list[list[str]]:
     return [words for words in found if not verbs or words[0] in verbs]
 
 
+def picture(rng: np.random.Generator) -> bytes:
+    """A JPEG of noise, of more than the 900 bytes that docs/training.md takes of each."""
+    file = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(file, "jpeg", quality=95)
+    assert len(file.getvalue()) > 900
+    return file.getvalue()
+
+
 @pytest.fixture(scope="module")
 def data(s3_server: SeaweedFS) -> SeaweedFS:
     """s3://bucket/ as the README has it: two classes of files, and a file of tokens."""
@@ -61,7 +82,7 @@ def data(s3_server: SeaweedFS) -> SeaweedFS:
     rng = np.random.default_rng(0)
     for number in range(PETS):
         key = f"pets/{'cat' if number % 2 else 'dog'}/{number:03d}.jpg"
-        client.put_object(Bucket="bucket", Key=key, Body=rng.bytes(1000))
+        client.put_object(Bucket="bucket", Key=key, Body=picture(rng))
     tokens = rng.integers(0, 50_000, 100_000, np.uint16)
     client.put_object(Bucket="bucket", Key="text/tokens.bin", Body=tokens.tobytes())
     return s3_server
@@ -89,8 +110,47 @@ def client(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+class ImageFolder:
+    """Stands in for torchvision's, which needs the build of torch that it was made for."""
+
+    def __init__(self, root: str) -> None:
+        self.files = sorted(Path(root).glob("*/*.jpg"))
+        self.classes = sorted({file.parent.name for file in self.files})
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file = self.files[index]
+        return Image.open(file).convert("RGB"), self.classes.index(file.parent.name)
+
+
+def test_the_script_before_the_change_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(PETS):
+        file = tmp_path / ("cat" if number % 2 else "dog") / f"{number:03d}.jpg"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(picture(rng))
+    datasets = types.ModuleType("torchvision.datasets")
+    datasets.ImageFolder = ImageFolder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
+    (diff,) = blocks("diff")
+    before, after = sides(diff)
+    assert len(set(after.splitlines()) - set(before.splitlines())) == 3
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    names: dict[str, Any] = {"__name__": "before"}
+    try:
+        exec(compile(before.replace("/data/pets", str(tmp_path)), "README.md", "exec"), names)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert names["images"].shape == (PETS - 32, 64, 64, 3)
+
+
 def test_the_python_blocks_run_one_after_another(client: None) -> None:
     names: dict[str, Any] = {"__name__": "readme"}
+    (diff,) = blocks("diff")
+    exec(compile(sides(diff)[1], "README.md", "exec"), names)
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), names)
     assert names["text"].via == "daemon"
@@ -114,10 +174,15 @@ def test_serve_accepts_the_command_line_given(client: None) -> None:
             assert context.params["allow"]
 
 
-def test_no_other_program_is_asked_for_than_pip_and_make() -> None:
-    assert {words[0] for words in commands()} == {"pip", "make", "cachesvc"}
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert {words[1] for words in commands() if words[0] == "make"} <= targets
+def test_users_are_asked_for_no_other_program_than_pip() -> None:
+    assert {words[0] for words in commands()} == {"pip", "cachesvc"}
+
+
+def test_every_target_of_make_is_documented() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)
+    text = TEXT + (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.M))
+    assert named == set(phony.split()) - {"suite", "clean"}
 
 
 def anchors(page: Path) -> set[str]:
@@ -129,13 +194,44 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+    "page",
+    [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
         named = page.parent / target if target else page
         assert named.exists(), target
         assert not anchor or anchor in anchors(named), (target, anchor)
+
+
+def test_every_test_that_the_faults_name_exists() -> None:
+    named = set(re.findall(r"`([\w/]*test_\w+(?:\.py)?)`", (ROOT / "docs" / "faults.md").read_text()))
+    modules = {str(path.relative_to(ROOT / "tests")): path for path in (ROOT / "tests").rglob("test_*.py")}
+    functions = "\n".join(path.read_text() for path in modules.values())
+    assert len(named) > 50
+    assert [name for name in named if name not in modules and f"def {name}" not in functions] == []
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    files = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        named = re.findall(r"`([a-z][a-z0-9_/]*\.py)`", page.read_text())
+        absent = [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+        assert absent == [], page.name
+
+
+def test_every_folder_is_a_room_of_the_architecture() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    tops = [ROOT / name for name in ("cachesvc", "loader")]
+    rooms = [file.parent.relative_to(top) for top in tops for file in top.rglob("__init__.py")]
+    assert [str(room) for room in rooms if str(room) != "." and f"| `{room}/` |" not in page] == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    assert [path.name for path in folder.glob("20*.md") if f"({path.name})" not in index] == []
 
 
 def test_every_verb_and_every_option_of_serve_is_documented() -> None:

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.simulate.compare import PolicyName, simulate
-from cachesvc.simulate.engine import DATASET, Engine, NodeSpec, tiers_of
 from cachesvc.simulate.formulas import EXPECTED
 from cachesvc.simulate.measure import Result, peak_rate
-from cachesvc.simulate.source import SourceSpec
+from cachesvc.simulate.simulated_source import SourceSpec
+from cachesvc.simulate.simulation import DATASET, NodeSpec, Simulation, tiers_of
 from cachesvc.simulate.trace import Workload, trace
 
 FRACTIONS = (0.1, 0.35, 0.5, 0.8)
@@ -79,12 +80,12 @@ def test_places_change_under_faults_with_every_invariant_intact(seed: int) -> No
     """What is kept moves between tiers only by being fetched, and stays as much as it was."""
     work = Workload(shards=240, samples_per_shard=4, shard_bytes=1000, batch=4, epochs=4, seed=seed)
     spec = replace(spec_of(work, 0.7, 0.3), source=SourceSpec(fault_rate=0.1), check_every=5)
-    engine = Engine(spec, work)
-    engine.log = []
-    results = engine.run()
+    simulation = Simulation(spec, work)
+    simulation.log = []
+    results = simulation.run()
     assert all(abs(epoch.hit_rate - 0.7) <= 0.04 for epoch in results[1:])
-    began = [at for at, command in engine.log if isinstance(command, ev.StartFill)][work.shards]
-    later = [command for at, command in engine.log if at > began and isinstance(command, ev.StartFill)]
+    began = [at for at, command in simulation.log if isinstance(command, cmd.StartFill)][work.shards]
+    later = [command for at, command in simulation.log if at > began and isinstance(command, cmd.StartFill)]
     assert {command.tier for command in later if command.from_tier is None} == {"ram", "nvme0"}
 
 
@@ -107,9 +108,9 @@ def test_controls_match_their_formulas(policy: PolicyName, f: float) -> None:
 
 def test_the_node_tells_each_epochs_hits_against_its_bound() -> None:
     work = Workload(shards=200, epochs=4, seed=2)
-    engine = Engine(spec_of(work, 0.5), work)
-    measured = engine.run()
-    told = engine.node.counters(DATASET).epochs
+    simulation = Simulation(spec_of(work, 0.5), work)
+    measured = simulation.run()
+    told = simulation.node.counters(DATASET).epochs
     assert [epoch.number for epoch in told] == [0, 1, 2, 3]
     for epoch, result in zip(told, measured, strict=True):
         assert epoch.touched == work.shards
@@ -128,12 +129,12 @@ def test_belady_hits_first_and_then_nothing_where_keep_is_even() -> None:
 def test_readers_ask_no_more_for_what_they_hold_and_only_what_is_kept_stays_held() -> None:
     for f, grants in ((1.1, 60), (0.5, 180)):  # the kept part passes too where the rest streams
         work = Workload(shards=60, epochs=3)
-        engine = Engine(spec_of(work, f), work)
-        engine.log = []
-        engine.run()
-        found = [command for _, command in engine.log if isinstance(command, ev.Grant)]
+        simulation = Simulation(spec_of(work, f), work)
+        simulation.log = []
+        simulation.run()
+        found = [command for _, command in simulation.log if isinstance(command, cmd.Grant)]
         assert abs(len(found) - grants) <= 12
-        held = set().union(*(rank._holding.held for rank in engine._ranks))
+        held = set().union(*(rank._holding.held for rank in simulation._ranks))
         assert len(held) == 60 if f > 1 else len(held) <= 8
 
 
@@ -152,19 +153,19 @@ def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
     work = Workload(shards=60, epochs=2, seed=5)
     logs = []
     for seeded in (work, work, replace(work, seed=6)):
-        engine = Engine(replace(spec_of(seeded, 0.4), source=SourceSpec(fault_rate=0.1)), seeded)
-        engine.log = []
-        engine.run()
-        logs.append(engine.log)
+        simulation = Simulation(replace(spec_of(seeded, 0.4), source=SourceSpec(fault_rate=0.1)), seeded)
+        simulation.log = []
+        simulation.run()
+        logs.append(simulation.log)
     assert logs[0] == logs[1] != logs[2]
 
 
 def test_a_failure_says_how_to_see_it_again() -> None:
     work = Workload(shards=8, epochs=2, seed=11)
-    engine = Engine(spec_of(work, 0.5), work)
-    engine.node.handle(ev.TierLost(engine.spec.tiers[0].name), 0.0)
+    simulation = Simulation(spec_of(work, 0.5), work)
+    simulation.node.handle(ev.TierLost(simulation.spec.tiers[0].name), 0.0)
     with pytest.raises(CacheError, match=r"again with Workload\(shards=8.*seed=11\)"):
-        engine.run()
+        simulation.run()
 
 
 def test_a_trace_is_the_order_that_the_loader_reads() -> None:
@@ -212,21 +213,21 @@ def test_every_epoch_ends_with_a_bounded_number_of_fills(
     capacity = max(2000, int(f * work.size_bytes))
     tiers = tiers_of(max(1000, int(ram * capacity)), capacity - int(ram * capacity))
     spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults), check_every=7)
-    engine = Engine(spec, work)
-    engine.run()
+    simulation = Simulation(spec, work)
+    simulation.run()
     touches = sum(len(step) for e in range(3) for r in range(ranks) for step in trace(work, e, r).steps)
     plans = sum(len(trace(work, e, r).plan) for e in range(3) for r in range(ranks))
-    assert sum(result.fills for result in engine.results) <= touches + plans
+    assert sum(result.fills for result in simulation.results) <= touches + plans
 
 
 def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> None:
     """Four readers of one dataset that shuffle all of it, with room for a third."""
     work = Workload(shards=24, samples_per_shard=32, shard_bytes=1000, batch=32, window=0, epochs=2, ranks=4)
-    engine = Engine(NodeSpec(tiers_of(8000), check_every=50), work)
-    results = engine.run()
+    simulation = Simulation(NodeSpec(tiers_of(8000), check_every=50), work)
+    results = simulation.run()
     touches = sum(len(step) for rank in range(4) for step in trace(work, 1, rank).steps)
     assert results[1].fills <= touches * (1 - 8 / 24) * 1.1
-    assert engine.node.policy.reserve.tight
+    assert simulation.node.policy.reserve.tight
 
 
 @pytest.mark.parametrize("option", ["--cache", "--ram", "--step-s", "--latency-s", "--faults"])

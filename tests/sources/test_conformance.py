@@ -1,4 +1,4 @@
-"""One conformance suite for every source: S3 (SeaweedFS), a local directory, fsspec's memory file system."""
+"""The conformance suite of every source: S3 (SeaweedFS), a local directory, fsspec's memory file system."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ODD_KEYS = [
 
 @dataclass
 class Store:
-    """A source under test, and a way to write to what it reads."""
+    """A source under test, and a way to write to its storage."""
 
     source: Source
     root: str
@@ -164,7 +164,7 @@ def test_threads_share_a_source(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["caf\udce9", "lone \ud800"])
-def test_a_name_that_is_not_utf_8_is_named_whoever_lists_it(name: str) -> None:
+def test_a_name_that_is_not_utf_8_is_a_typed_error(name: str) -> None:
     root = f"memory://t{uuid.uuid4().hex}/"
     fsspec.filesystem("memory").pipe_file(root + name, b"data")
     with pytest.raises(InvalidInput, match=r"not UTF-8: .*\\ud.*; rename it"):
@@ -172,11 +172,11 @@ def test_a_name_that_is_not_utf_8_is_named_whoever_lists_it(name: str) -> None:
 
 
 class _Trouble(Exception):
-    """As gcsfs's HttpError, Azure's, paramiko's: a class that is no OSError."""
+    """An exception that is no OSError, like gcsfs's HttpError, Azure's and paramiko's."""
 
 
 class _Down(AbstractFileSystem):
-    """A driver whose storage is in trouble."""
+    """A driver whose storage fails."""
 
     def find(self, *_: object, **__: object) -> None:
         raise _Trouble("503 try again")
@@ -184,7 +184,7 @@ class _Down(AbstractFileSystem):
     info = cat_file = find
 
 
-def test_whatever_a_driver_raises_is_trouble_that_may_pass() -> None:
+def test_any_exception_of_a_driver_is_a_transient_error() -> None:
     source = FsspecSource(_Down())
     version = ObjectVersion("down://host/x", 5, "")
     calls: list[Callable[[], object]] = [
@@ -198,7 +198,7 @@ def test_whatever_a_driver_raises_is_trouble_that_may_pass() -> None:
 
 
 class _Store(AbstractFileSystem):
-    """A driver with a file of five bytes, and a word of its own for what tells its versions apart."""
+    """A driver with a file of five bytes and its own key for the version."""
 
     def __init__(self, word: str) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class _Store(AbstractFileSystem):
 
 
 @pytest.mark.parametrize("word", ["ETag", "mtime", "modificationTime", "blob_id"])
-def test_each_driver_has_its_own_word_for_a_version(word: str) -> None:
+def test_each_drivers_version_key_is_read(word: str) -> None:
     files = _Store(word)
     source = FsspecSource(files)
     version = source.head("store://host/x")
@@ -221,7 +221,7 @@ def test_each_driver_has_its_own_word_for_a_version(word: str) -> None:
         _read(source, version)
 
 
-def test_a_driver_that_writes_a_tag_in_another_way_has_the_same_version() -> None:
+def test_a_drivers_differently_written_tag_is_the_same_version() -> None:
     files = _Store("etag")
     files.version = 'W/"abc"'  # type: ignore[assignment]
     source = FsspecSource(files)
@@ -230,7 +230,7 @@ def test_a_driver_that_writes_a_tag_in_another_way_has_the_same_version() -> Non
     assert _read(source, version) == b"first"
 
 
-def test_a_driver_that_gives_other_lengths_each_time_is_no_outage() -> None:
+def test_a_driver_that_always_returns_other_lengths_is_corrupt_data() -> None:
     files = _Store("e_tag")
     source = Resilient(FsspecSource(files), sleep=lambda _: None)
     version = source.head("store://host/x")

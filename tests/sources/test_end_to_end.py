@@ -1,5 +1,5 @@
-"""A daemon and its readers before a source that does everything at once, and at the sizes that sources have: what a
-loader gets is right, or a typed error that names the object."""
+"""A daemon and its readers with a source that has all faults at once, or real sizes: a loader gets right bytes, or a typed
+error that names the object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FAULTS = (
     Fault("ignore-if-match"),
     Fault("slow", after_s=0.3),
 )
-"""All that a proxy can do to an answer, but for a stall, which has a test of its own."""
+"""All faults of the proxy except a stall, which has a test of its own."""
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def serving(
     env: Mapping[str, str] | None = None,
     extent_bytes: int = EXTENT,
 ) -> Iterator[Daemon]:
-    """A daemon that this process's loaders find, and that nothing surprised."""
+    """Run a daemon that this process's loaders find; afterwards assert that its log has no traceback."""
     options = ["--ram", str(40 * EXTENT), "--extent-bytes", str(extent_bytes), "--fillers", "2"]
     with Daemon(tmp_path / "node", [*options, "--allow", f"s3://{bucket}/"], env) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
@@ -77,7 +77,7 @@ def test_an_epoch_through_every_fault_at_once_holds_no_wrong_sample(
     proxy: Proxy,
     seed: int,
 ) -> None:
-    """Keys of any characters, empty objects, small ones and one in ranges: each byte is there, and no other."""
+    """Objects with keys of any characters, empty, small, and one read by ranges: all bytes are right."""
     draw, client = random.Random(seed), s3_server.client()
     bodies = {f"d/{key}": draw.randbytes(draw.randrange(1, 60_000)) for key in ODD}
     small = [f"d/{number:03d}.bin" for number in range(60)]
@@ -94,7 +94,7 @@ def test_an_epoch_through_every_fault_at_once_holds_no_wrong_sample(
         read = [sample if isinstance(sample, bytes) else sample[0] for batch in batches for sample in batch]
         found.close()
     assert sorted(map(digest, read)) == sorted(map(digest, bodies.values()))
-    assert not any(fault.times for fault in faults), "faults that nobody met"
+    assert not any(fault.times for fault in faults), "faults that were not met"
 
 
 def digest(body: bytes) -> bytes:
@@ -151,7 +151,8 @@ def read(grants: DaemonGrants, extent: int) -> bytes:
 def test_keys_that_expire_under_a_daemon_are_asked_for_anew_and_no_read_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeS3
 ) -> None:
-    """From a program of the user's, as SSO and Vault give them; the server calls them expired, whatever they say."""
+    """The keys come from a credential process, like those of SSO and Vault; the server calls them expired before their
+    end."""
     said = tmp_path / "keys.json"
 
     def give(key: str) -> None:

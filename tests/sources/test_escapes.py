@@ -1,4 +1,4 @@
-"""Ways out of what may be read: links swapped at the worst moment, URLs that mean something else, redirects."""
+"""Attempts to read outside the allowed prefixes: links swapped at the worst moment, misleading URLs, redirects."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_folders_and_links_swapped_all_the_time_never_give_a_byte_from_outside(t
 
 
 def test_a_link_from_one_root_into_another_is_not_followed(tmp_path: Path) -> None:
-    """An inner root may be for other users: what lies there is read by its own name only."""
+    """An inner root may belong to other users: its files are read by their own path only."""
     (tmp_path / "all" / "team").mkdir(parents=True)
     (tmp_path / "all" / "team" / "x").write_bytes(b"secret")
     (tmp_path / "all" / "window").symlink_to(tmp_path / "all" / "team" / "x")
@@ -140,8 +140,8 @@ def test_a_link_that_flips_while_a_folder_is_listed_never_shows_a_size_from_outs
     assert sizes == {1000}
 
 
-def test_nothing_is_said_of_what_a_link_leads_to_outside(tmp_path: Path) -> None:
-    """The same words whether it is there or not, and never its real path."""
+def test_the_error_for_a_link_outside_does_not_depend_on_its_target(tmp_path: Path) -> None:
+    """The text is the same whether the target exists or not, and never contains its real path."""
     for name in ("in", "out", "out/folder"):
         (tmp_path / name).mkdir()
     (tmp_path / "out" / "x").write_bytes(b"secret")
@@ -179,7 +179,7 @@ def test_only_regular_files_are_read(tmp_path: Path, special: str) -> None:
 
 @pytest.fixture
 def redirecting() -> Iterator[tuple[str, list[str]]]:
-    """An S3 endpoint that sends everybody elsewhere, and who came there."""
+    """An S3 endpoint that redirects every request, and the requests that followed."""
     visitors: list[str] = []
 
     class Inside(BaseHTTPRequestHandler):
@@ -195,7 +195,7 @@ def redirecting() -> Iterator[tuple[str, list[str]]]:
         do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     inside = ThreadingHTTPServer(("127.0.0.1", 0), Inside)
 
@@ -214,7 +214,7 @@ def redirecting() -> Iterator[tuple[str, list[str]]]:
         do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     outside = ThreadingHTTPServer(("127.0.0.1", 0), Redirect)
     threads = [threading.Thread(target=each.serve_forever, args=(0.05,)) for each in (inside, outside)]
@@ -230,7 +230,7 @@ def redirecting() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("target", ["local", "metadata"])
-def test_redirects_are_errors_and_nobody_is_visited(
+def test_redirects_are_errors_and_are_not_followed(
     redirecting: tuple[str, list[str]], s3_env: dict[str, str], status: int, target: str
 ) -> None:
     endpoint, visitors = redirecting

@@ -1,4 +1,4 @@
-"""An extent's pieces arrive at their places, or the fetch fails by name."""
+"""A fetch writes the pieces of an extent at their offsets, or fails with an error that names the object."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_decoded_object_must_have_its_announced_length(
 def test_an_encoded_object_far_larger_than_its_data_is_not_fetched(
     tmp_path: Path, fetcher: Fetcher, target: int, piece: tuple[str, int, int]
 ) -> None:
-    """All of it would be held until it is decoded: a sparse file of some GiB costs whoever writes it nothing."""
+    """It would be held in memory until it is decoded, and a sparse file of some GiB costs its writer nothing."""
     codec, length, stored = piece
     (tmp_path / "x").touch()
     os.truncate(tmp_path / "x", 6 << 30)
@@ -120,7 +120,7 @@ def test_the_first_failure_is_raised_and_the_fetcher_goes_on(
 
 
 class Slow:
-    """A source that counts who is in the middle of a read."""
+    """A source that counts concurrent reads."""
 
     reading = 0
 
@@ -135,7 +135,7 @@ class Slow:
 
 
 class Talkative(Slow):
-    """A source that answers the last part once it was asked what it says of the whole."""
+    """A source that delivers the last range only after its checker was requested."""
 
     def __init__(self, parts: int) -> None:
         self._left, self._asked = parts, threading.Event()
@@ -149,7 +149,7 @@ class Talkative(Slow):
         self._asked.set()
 
 
-def test_what_a_source_says_of_an_object_is_asked_while_its_parts_come(target: int) -> None:
+def test_a_checksum_is_requested_while_the_object_is_read(target: int) -> None:
     source = Talkative(parts=4)
     fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)  # type: ignore[arg-type, return-value]
     fetcher.fetch(extent_of([Piece(ObjectVersion("s3://b/x", 400, ""), 0, 400)]), target)
@@ -157,7 +157,7 @@ def test_what_a_source_says_of_an_object_is_asked_while_its_parts_come(target: i
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_a_process_that_may_start_no_more_threads_goes_on_with_those_it_has(
+def test_a_fetch_goes_on_when_no_more_threads_can_start(
     monkeypatch: pytest.MonkeyPatch, target: int, limit: int
 ) -> None:
     start, started = threading.Thread.start, 0
@@ -177,7 +177,7 @@ def test_a_process_that_may_start_no_more_threads_goes_on_with_those_it_has(
     fetcher.close()
 
 
-def test_one_get_a_part_and_no_more(
+def test_a_fetch_sends_one_get_for_each_part(
     s3_env: dict[str, str], s3_server: SeaweedFS, proxy: Proxy, bucket: str, target: int
 ) -> None:
     client, rng = s3_server.client(), random.Random(3)
@@ -195,6 +195,6 @@ def test_one_get_a_part_and_no_more(
     source.close()
     assert os.pread(target, extent.size_bytes + 1, 0) == b"".join(blobs[key] for key in sorted(blobs))
     assert sum(count for each, count in proxy.counts.by.items() if each.startswith("GET")) == 40 + 4
-    assert proxy.counts.requests == 40 + 4 + 1  # a HEAD of the one that is read by ranges
+    assert proxy.counts.requests == 40 + 4 + 1  # a HEAD of the object that is read by ranges
     assert proxy.counts.bytes == extent.size_bytes
     assert set(proxy.counts.by.values()) == {1}

@@ -1,5 +1,5 @@
-"""A mount that now and then answers any call with ESTALE or EIO, or late: no wrong byte, nothing that hangs, and errors
-that name the file."""
+"""A mount that sometimes answers a call late or with ESTALE or EIO: no wrong byte, no hang, and errors that name the
+file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ EXTENT = 256 << 10
 OPTIONS = ["--ram", "32MiB", "--extent-bytes", str(EXTENT)]
 
 
-def weather(seed: int, each: float, told: set[int]) -> Callable[[], int]:
-    """ESTALE, EIO and a wait of 0.2 s, so often of each; what it was at some time is noted."""
+def mount_faults(seed: int, each: float, told: set[int]) -> Callable[[], int]:
+    """Inject ESTALE, EIO and a delay of 0.2 s with the given frequencies, and record which of them occurred."""
     draw, lock = random.Random(seed), threading.Lock()
 
     def now() -> int:
@@ -57,7 +57,7 @@ def mount(tmp_path: Path) -> Iterator[FaultyMount]:
 
 
 def opened(daemon: Daemon, folder: Path) -> DatasetId:
-    """As a user would: again, after an error that says that the source is away."""
+    """Retry like a user would after an error that says that the source is unavailable."""
     said = []
     with Control(daemon.socket_dir) as control:
         while len(said) < 20:
@@ -77,7 +77,7 @@ class Reading:
         self.catalog = Catalog.open(f"/proc/self/fd/{fd}")
 
     def read(self) -> dict[str, bytes | CacheError]:
-        """By file, its bytes or why there are none."""
+        """Return for each file its bytes, or the error in their place."""
         found: dict[str, bytes | CacheError] = {}
         addresses, lengths = self.catalog.locate(np.arange(self.catalog.samples))
         for index, start in enumerate(self.catalog.extent_starts.tolist()):
@@ -104,13 +104,13 @@ class Reading:
 
 @needs_fuse
 @pytest.mark.parametrize("seed", range(3))
-def test_in_bad_weather_bytes_are_right_and_errors_are_typed(
+def test_on_a_flaky_mount_bytes_are_right_and_errors_are_typed(
     tmp_path: Path, mount: FaultyMount, seed: int
 ) -> None:
     whole = {name: file.data for name, file in mount.files.items()}
     with Daemon(tmp_path / "node", [*OPTIONS, "--allow", f"{tmp_path}/"]) as daemon:
         told: set[int] = set()
-        mount.weather = weather(seed, 0.02, told)
+        mount.weather = mount_faults(seed, 0.02, told)
         reading = Reading(daemon, mount.path)
         with closing(reading.grants):
             began, found = time.monotonic(), reading.read()

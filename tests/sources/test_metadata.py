@@ -1,4 +1,4 @@
-"""Kept listings: asked once, dropped on request, never unpickled."""
+"""Cached listings: requested once, dropped on request, never unpickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.servers import SeaweedFS
 
 
 class CountingSource:
-    """Lists three objects of any prefix and counts how often it is asked."""
+    """A source that lists three objects below any prefix and counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -52,7 +52,7 @@ class CountingSource:
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
+    """An object that leaves a file when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str, str]]:
         return (open, ("exploded", "w"))
@@ -70,13 +70,13 @@ def cached(source: CountingSource, tmp_path: Path) -> Iterator[CachedMetadata]:
     found.close()
 
 
-def test_a_listing_and_a_head_are_asked_for_once(source: CountingSource, cached: CachedMetadata) -> None:
+def test_a_listing_and_a_head_are_requested_once(source: CountingSource, cached: CachedMetadata) -> None:
     assert list(cached.list("s3://b/p/")) == list(cached.list("s3://b/p/"))
     assert cached.head("s3://b/x") == cached.head("s3://b/x")
     assert source.asked == 2
 
 
-def test_a_listing_left_halfway_and_a_missing_object_are_not_kept(
+def test_an_incomplete_listing_and_a_missing_object_are_not_cached(
     source: CountingSource, cached: CachedMetadata
 ) -> None:
     next(cached.list("s3://b/p/"))
@@ -97,7 +97,7 @@ def test_forget_drops_its_bucket_only(source: CountingSource, cached: CachedMeta
 
 
 @pytest.mark.parametrize("kind", [SourceChanged, NotFound])
-def test_what_a_read_finds_changed_is_asked_again(
+def test_a_change_found_by_a_read_drops_the_listing(
     source: CountingSource, cached: CachedMetadata, kind: type[CacheError]
 ) -> None:
     (version, *_) = cached.list("s3://b/p/")
@@ -108,7 +108,7 @@ def test_what_a_read_finds_changed_is_asked_again(
     assert source.asked == 2
 
 
-def test_what_a_comparison_finds_changed_is_asked_again(
+def test_a_change_found_by_a_checker_drops_the_listing(
     source: CountingSource, cached: CachedMetadata
 ) -> None:
     version = list(cached.list("s3://b/p/"))[1]
@@ -119,7 +119,7 @@ def test_what_a_comparison_finds_changed_is_asked_again(
     assert source.asked == 2
 
 
-def test_what_is_kept_of_one_endpoint_is_not_anothers(source: CountingSource, tmp_path: Path) -> None:
+def test_endpoints_do_not_share_listings(source: CountingSource, tmp_path: Path) -> None:
     for asked, endpoint in ((2, "http://a"), (4, "http://b"), (4, "http://a")):
         cached = CachedMetadata(source, tmp_path / "meta", endpoint=endpoint)
         list(cached.list("s3://b/p/"))
@@ -128,10 +128,10 @@ def test_what_is_kept_of_one_endpoint_is_not_anothers(source: CountingSource, tm
         assert source.asked == asked
 
 
-def test_another_endpoint_is_asked_for_its_own_listing(
+def test_another_endpoint_is_listed_for_itself(
     s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server under two names: what the second lists is not what was kept of the first."""
+    """One server has two names: the second must not get the cached listing of the first."""
     settings = SourceSettings(metadata_directory=tmp_path / "meta")
     for count in (1, 2):
         s3_server.client().put_object(Bucket=bucket, Key=f"p/{count}", Body=b"x")
@@ -142,7 +142,7 @@ def test_another_endpoint_is_asked_for_its_own_listing(
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint.replace("127.0.0.1", "localhost"))
 
 
-def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> None:
+def test_an_expired_listing_is_requested_again(source: CountingSource, tmp_path: Path) -> None:
     cached = CachedMetadata(source, tmp_path / "meta", expiry_s=-1.0)
     list(cached.list("s3://b/p/"))
     list(cached.list("s3://b/p/"))
@@ -150,10 +150,8 @@ def test_what_expired_is_asked_again(source: CountingSource, tmp_path: Path) -> 
     assert source.asked == 2
 
 
-def test_what_was_kept_before_the_clock_was_set_back_is_asked_again(
-    source: CountingSource, tmp_path: Path
-) -> None:
-    """Rows by diskcache's own clock, read an hour earlier."""
+def test_a_row_from_before_the_clock_was_set_back_is_not_used(source: CountingSource, tmp_path: Path) -> None:
+    """The row is written by diskcache's clock and read an hour earlier."""
     cached = CachedMetadata(source, tmp_path / "meta", clock=lambda: time.time() - 3600)
     list(cached.list("s3://b/p/"))
     list(cached.list("s3://b/p/"))
@@ -163,7 +161,7 @@ def test_what_was_kept_before_the_clock_was_set_back_is_asked_again(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """Mount a file system of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", folder]).returncode:
@@ -173,7 +171,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("from_the_start", [True, False])
-def test_a_full_disk_costs_requests_and_no_listing(
+def test_with_a_full_disk_listings_still_work(
     source: CountingSource, small_disk: Path, from_the_start: bool
 ) -> None:
     cached = CachedMetadata(source, small_disk / "meta")
@@ -197,7 +195,7 @@ def test_a_full_disk_costs_requests_and_no_listing(
     cached.close()
 
 
-def test_without_its_directory_the_source_is_asked(source: CountingSource, tmp_path: Path) -> None:
+def test_without_the_directory_the_source_is_requested(source: CountingSource, tmp_path: Path) -> None:
     cached = CachedMetadata(source, tmp_path / "meta")
     list(cached.list("s3://b/p/"))
     shutil.rmtree(tmp_path / "meta")
@@ -206,7 +204,7 @@ def test_without_its_directory_the_source_is_asked(source: CountingSource, tmp_p
     cached.close()
 
 
-def test_a_file_that_is_no_database_costs_requests_only(source: CountingSource, tmp_path: Path) -> None:
+def test_with_a_file_that_is_no_database_listings_still_work(source: CountingSource, tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/cache.db").write_bytes(b"garbage" * 1000)
     cached = CachedMetadata(source, tmp_path / "meta")

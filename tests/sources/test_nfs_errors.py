@@ -1,4 +1,4 @@
-"""What NFS and other file systems do to their readers: stale handles, errors, files replaced, mounts that hang."""
+"""Faults of NFS and other file systems: stale handles, errors, replaced files, mounts that hang."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.attributes import fresh
+from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.watched import HUNG_S, Calls, Watched
+from cachesvc.sources.watched import HUNG_S, CallWatch, WatchedSource
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.users import ALICE, as_root, as_user
 
@@ -40,7 +40,7 @@ def read(source: FilesSource | Resilient, version: ObjectVersion) -> bytes:
 def test_attributes_from_the_server_are_those_of_fstat(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
     with open(tmp_path / "x", "rb") as file:
-        ours, theirs = fresh(file.fileno()), os.fstat(file.fileno())
+        ours, theirs = stat_from_server(file.fileno()), os.fstat(file.fileno())
     for name in ("st_mode", "st_size", "st_mtime_ns", "st_ctime_ns"):
         assert getattr(ours, name) == getattr(theirs, name)
 
@@ -95,7 +95,7 @@ def test_a_file_replaced_while_it_is_read_gives_one_version_or_none(tmp_path: Pa
 
     def replace() -> None:
         replaced = False
-        while not replaced or not stop.is_set():  # once at least, however late this thread has a core
+        while not replaced or not stop.is_set():  # at least once, even if this thread gets a core late
             other.write_bytes(DATA[::-1])
             os.rename(other, path)
             replaced = True
@@ -143,47 +143,47 @@ def test_a_link_out_of_the_root_is_refused_also_when_it_came_later(tmp_path: Pat
 
 def test_a_call_that_takes_too_long_is_named() -> None:
     now = [0.0]
-    calls = Calls(lambda: now[0])
-    with calls.of("file:///slow"):
+    calls = CallWatch(lambda: now[0])
+    with calls.watching("file:///slow"):
         now[0] = 29
-        assert calls.hung() == ""
+        assert calls.hung_uri() == ""
         now[0] = 31
-        assert calls.hung() == "file:///slow"
-        calls.alive()
-        assert calls.hung() == "", "it takes long, but comes along"
+        assert calls.hung_uri() == "file:///slow"
+        calls.heartbeat()
+        assert calls.hung_uri() == "", "it takes long, but comes along"
         now[0] = 62
-        assert calls.hung() == "file:///slow"
-    calls.alive()
-    assert calls.hung() == ""
+        assert calls.hung_uri() == "file:///slow"
+    calls.heartbeat()
+    assert calls.hung_uri() == ""
 
 
-def test_a_process_that_was_stopped_itself_blames_no_mount() -> None:
+def test_a_process_that_was_stopped_reports_no_hung_call() -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds + late_s
 
-    calls, late_s = Calls(lambda: now[0]), 40.0
-    with calls.of("file:///x"):
-        assert calls.look(1.0, sleep) == ""
-        assert calls.look(HUNG_S - 2.0, sleep) == ""
-        assert calls.look(2.0, sleep) == "file:///x", "it had as long as ever while the process ran"
+    calls, late_s = CallWatch(lambda: now[0]), 40.0
+    with calls.watching("file:///x"):
+        assert calls.hung_after(1.0, sleep) == ""
+        assert calls.hung_after(HUNG_S - 2.0, sleep) == ""
+        assert calls.hung_after(2.0, sleep) == "file:///x", "it had as long as ever while the process ran"
 
 
-def test_a_listing_says_that_it_comes_along(tmp_path: Path) -> None:
+def test_a_listing_reports_its_progress(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(DATA)
     steps = []
-    source = FilesSource(alive=lambda: steps.append(""))
+    source = FilesSource(heartbeat=lambda: steps.append(""))
     assert len(list(source.list(f"file://{tmp_path}/"))) == 3
-    assert len(steps) == 4 + 6  # folders, and what is in them
+    assert len(steps) == 4 + 6  # folders, and their entries
 
 
 def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
-    calls = Calls()
-    watched = Watched(FilesSource(), calls)
+    calls = CallWatch()
+    watched = WatchedSource(FilesSource(), calls)
     (version,) = watched.list(f"file://{tmp_path}/")
     assert watched.head(version.uri) == version
     into = bytearray(len(DATA))
@@ -193,7 +193,7 @@ def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["b", "d"])
-def test_what_goes_away_while_its_folder_is_listed_is_left_out(tmp_path: Path, gone: str) -> None:
+def test_entries_removed_during_a_listing_are_left_out(tmp_path: Path, gone: str) -> None:
     for name in ("a", "b", "c", "d/x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -218,7 +218,7 @@ def test_a_folder_that_becomes_something_else_while_it_is_listed_is_left_out(
     assert [found.uri.removeprefix(f"file://{tmp_path}") for found in listed] == ["/e"]
 
 
-def test_links_that_lead_to_one_another_are_left_out_as_those_that_lead_nowhere(tmp_path: Path) -> None:
+def test_cyclic_and_dangling_links_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "self").symlink_to("self")
     (tmp_path / "ring").symlink_to("other")
@@ -228,7 +228,7 @@ def test_links_that_lead_to_one_another_are_left_out_as_those_that_lead_nowhere(
 
 
 @pytest.mark.parametrize(("deep", "fits"), [(400, True), (1500, False)])
-def test_folders_too_deep_in_one_another_are_a_typed_error(tmp_path: Path, deep: int, fits: bool) -> None:
+def test_folders_nested_too_deep_are_a_typed_error(tmp_path: Path, deep: int, fits: bool) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(deep):
         os.mkdir("d", dir_fd=folder)
@@ -248,21 +248,23 @@ def test_folders_too_deep_in_one_another_are_a_typed_error(tmp_path: Path, deep:
 
 
 @pytest.mark.parametrize("name", [".snapshot", "lost+found", "Lost+Found", "@eaDir", "__MACOSX"])
-def test_a_folder_that_holds_no_data_by_its_name_is_not_walked(tmp_path: Path, name: str) -> None:
+def test_an_ignored_folder_is_not_opened(tmp_path: Path, name: str) -> None:
     for folder in (tmp_path / name, tmp_path / "d" / name):
         folder.mkdir(parents=True)
         for number in range(50):
             (folder / str(number)).write_bytes(b"x")
     (tmp_path / "d/a").write_bytes(b"x")
     steps: list[None] = []
-    found = [each.uri for each in FilesSource(alive=lambda: steps.append(None)).list(str(tmp_path))]
+    found = [each.uri for each in FilesSource(heartbeat=lambda: steps.append(None)).list(str(tmp_path))]
     assert found == [f"file://{tmp_path}/d/a"]
     assert len(steps) < 10
-    assert len(list(FilesSource().list(f"{tmp_path}/{name}"))) == 50, "the folder that is asked for is"
+    assert len(list(FilesSource().list(f"{tmp_path}/{name}"))) == 50, (
+        "the ignored name is the root of this listing"
+    )
 
 
 @as_root
-def test_an_unreadable_folder_is_named_and_one_that_holds_no_data_costs_nothing() -> None:
+def test_an_unreadable_folder_is_an_error_unless_it_is_ignored() -> None:
     with tempfile.TemporaryDirectory() as here:
         Path(here).chmod(0o755)
         Path(here, "a").write_bytes(b"x")

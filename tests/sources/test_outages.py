@@ -1,4 +1,4 @@
-"""The daemon and sources in trouble, over real servers: a rate limit, an outage, a mount that hangs, secrets in URLs."""
+"""The daemon with failing sources, on real servers: a rate limit, an outage, a mount that hangs, secrets in URLs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.processes import children
 from tests.support.waiting import wait_until
 
 STARVED = 3
-"""Seconds in wait of a core for each second on one; fillers are nice, and wait behind all others."""
+"""Seconds of waiting for a core for each second on one. Fillers are nice, and wait behind all other processes."""
 
 
 @pytest.mark.slow
@@ -54,10 +54,10 @@ def test_a_mount_that_hangs_stops_neither_the_daemon_nor_other_data(tmp_path: Pa
 
 
 def starved(daemon: Daemon) -> bool:
-    """Whether the daemon's children spent most of their life in wait of a core: then it is others who set their pace."""
+    """Tell whether the daemon's children mostly waited for a core: then the machine, not the source, limited their rate."""
     lives = []
     for path in (found for pid in children(daemon.pid) for found in glob(f"/proc/{pid}/task/*/schedstat")):
-        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended since it was listed
             lives.append(Path(path).read_text())
     ran_ns, waited_ns = (sum(int(life.split()[field]) for life in lives) for field in (0, 1))
     return waited_ns > STARVED * ran_ns
@@ -80,14 +80,15 @@ def test_fillers_settle_at_the_rate_of_a_source_that_throttles(
     bucket: str,
     s3_env: dict[str, str],
 ) -> None:
-    """Four fillers at a source that bears two requests at once: each with a pace of its own, they were served 0.65."""
-    count, size = 35 * rate, 4096  # few enough for fillers that must share their core
+    """Four fillers read from a source with a burst of two. With a rate of its own each, they got 0.65 of the source's
+    rate."""
+    count, size = 35 * rate, 4096  # few enough for fillers that share a core
     client = s3_server.client()
     body = os.urandom(size)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: client.put_object(Bucket=bucket, Key=f"t/{n:05}.x", Body=body), range(count)))
     target = s3_server.endpoint.removeprefix("http://")
-    # In a process of its own: while this one looks for garbage, it would let nothing pass.
+    # In a process of its own, since garbage collection in this one would delay requests.
     with ProxyProcess(target, delay_ms=1e3 * delay_s, gets_per_s=rate, retry_after_s=retry_after_s) as proxy:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         options = [
@@ -109,12 +110,12 @@ def test_fillers_settle_at_the_rate_of_a_source_that_throttles(
             hungry = starved(daemon)
         asked = proxy.counts().gets
     start = asked[0][0]
-    found_s = 5 + 5 * delay_s + (retry_after_s or 0)  # at first most is refused, and all wait for so long
+    found_s = 5 + 5 * delay_s + (retry_after_s or 0)  # at first most requests are refused and wait this long
     settled = [(at - start, passed) for at, passed in asked if found_s <= at - start <= 30]
     span = settled[-1][0] - settled[0][0]
     offered, served = len(settled) / span / rate, sum(passed for _, passed in settled) / span / rate
     assert offered <= 1.1, offered
-    # The first seconds included, in which the rate is found: longer where answers are late.
+    # Includes the first seconds, in which the rate is found; these take longer with late responses.
     assert len(asked) <= (1.15 + 0.35 * delay_s) * count
     if hungry and served < 0.85:
         pytest.skip(f"NOT TESTED: fillers waited for a core most of the time, and were served {served:.2f}")
@@ -146,7 +147,7 @@ def test_an_outage_of_the_source_is_waited_out(
         got: list[bytes] = []
         reading = threading.Thread(target=lambda: got.append(extent(daemon, f"s3://{bucket}/r/")))
         reading.start()
-        reading.join(WAIT_S)  # that is how long it is away: three times what the tries of one read take
+        reading.join(20)  # the length of the outage: three times what the tries of one read take
         assert reading.is_alive()
         with Proxy(target, port=port):
             reading.join(WAIT_S)

@@ -1,4 +1,4 @@
-"""Processes that share the pace of a source: what one learns the others know, and who dies in between stops nobody."""
+"""Processes that share the pace of a source: each knows what the others learned, and one that dies blocks no other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def next_place(file: FileIO) -> float:
         return pace.join(1.0)
 
 
-def test_processes_stand_in_one_line(file: FileIO) -> None:
+def test_processes_share_one_queue(file: FileIO) -> None:
     workers = [worker(file, JOINS) for _ in range(3)]
     for each in workers:
         with each:
@@ -57,7 +57,7 @@ def test_processes_stand_in_one_line(file: FileIO) -> None:
     assert next_place(file) == 3 * JOINS + 1
 
 
-def test_who_is_killed_with_the_pace_in_hand_stops_nobody(file: FileIO) -> None:
+def test_a_process_killed_while_it_holds_the_pace_blocks_no_other(file: FileIO) -> None:
     chance = random.Random(3)
     for _ in range(8):
         with worker(file, 10**9) as doomed:
@@ -70,7 +70,7 @@ def test_who_is_killed_with_the_pace_in_hand_stops_nobody(file: FileIO) -> None:
     assert next_place(file) == place + 1
 
 
-def test_each_source_has_its_own_and_those_beyond_the_file_are_not_shared(file: FileIO) -> None:
+def test_each_source_has_its_own_pace_and_those_beyond_the_file_are_not_shared(file: FileIO) -> None:
     paces, others = Paces(file.fileno()), Paces(file.fileno())
     for number in range(PLACES + 2):
         with paces(f"s3://{number}").held() as pace:
@@ -87,7 +87,7 @@ events = st.tuples(
 
 
 @given(st.lists(events, max_size=100))
-def test_what_is_handed_on_is_all_that_a_pace_knows(found: list[tuple[str, float, float]]) -> None:
+def test_a_paces_numbers_are_its_whole_state(found: list[tuple[str, float, float]]) -> None:
     one, other, now = Pace(), Pace(), 0.0
     for what, later, retry_after_s in found:
         now += later
@@ -103,7 +103,7 @@ def test_what_is_handed_on_is_all_that_a_pace_knows(found: list[tuple[str, float
 
 
 class Closed:
-    """A source that says when to come back, and is open then."""
+    """A source that throttles with a Retry-After and serves requests after it."""
 
     def __init__(self, clock: Clock, until: float) -> None:
         self.clock, self.until, self.asked = clock, until, list[float]()
@@ -117,7 +117,7 @@ class Closed:
         return ObjectVersion(uri, 1, "v")
 
 
-def test_what_one_process_is_told_holds_up_the_others(file: FileIO) -> None:
+def test_a_retry_after_told_to_one_process_delays_the_others(file: FileIO) -> None:
     clocks = Clock(), Clock()
     sources = [Closed(clock, 30.0) for clock in clocks]
     for source, clock in zip(sources, clocks, strict=True):

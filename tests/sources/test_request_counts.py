@@ -1,4 +1,4 @@
-"""What the daemon says it asked of a source is what the source was asked."""
+"""The daemon's counts of requests to a source equal the source's own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.waiting import wait_until
 EXTENT = 64 << 10
 BODY = os.urandom(8 * EXTENT)
 CUT = 500
-"""Bytes that come of an answer that is cut: the bucket's bill names them too."""
+"""Bytes of a response that is cut; the bucket's bill contains them, too."""
 
 
-def test_reads_retries_and_throttles_of_a_source_are_told(
+def test_reads_retries_and_throttles_are_counted(
     tmp_path: Path, s3_server: SeaweedFS, s3_env: dict[str, str], bucket: str, proxy: Proxy
 ) -> None:
     s3_server.client().put_object(Bucket=bucket, Key="d/0.bin", Body=BODY)

@@ -1,4 +1,4 @@
-"""Patience, with sources that fail on purpose and a clock that does not move by itself."""
+"""Retries and deadlines, with fake sources that fail and a fake clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ X = ObjectVersion("fake://x", 4, "v")
 
 
 class FlakySource:
-    """Fails the first `failures` calls, throttled on request; lists ten objects and breaks off in between."""
+    """A source that fails the first `failures` calls, optionally as throttled, and whose listing of ten objects breaks
+    off."""
 
     def __init__(self, failures: int, throttled: bool = False, retry_after_s: float = 0.0) -> None:
         self.failures, self.throttled, self.retry_after_s = failures, throttled, retry_after_s
@@ -65,7 +66,7 @@ def _resilient(source: FlakySource, clock: Clock, **settings: float) -> Resilien
     return Resilient(source, Resilience(**settings), clock, lambda: 0.5, clock.sleep)  # type: ignore[arg-type]
 
 
-def test_it_tries_again_until_it_works() -> None:
+def test_a_call_is_retried_until_it_succeeds() -> None:
     clock, source, into = Clock(), FlakySource(3), bytearray(4)
     patient = _resilient(source, clock)
     patient.read_into(X, 0, memoryview(into))
@@ -74,7 +75,7 @@ def test_it_tries_again_until_it_works() -> None:
     assert clock.now == pytest.approx(0.5 * (0.1 + 0.2 + 0.4))
 
 
-def test_it_gives_up_after_its_attempts_and_before_its_deadline() -> None:
+def test_a_call_gives_up_after_its_attempts_or_before_its_deadline() -> None:
     clock, source = Clock(), FlakySource(1000)
     with pytest.raises(SourceUnavailable):
         _resilient(source, clock, attempts=4).head("fake://x")
@@ -84,7 +85,7 @@ def test_it_gives_up_after_its_attempts_and_before_its_deadline() -> None:
     assert clock.now < 31
 
 
-def test_what_is_missing_is_not_asked_for_twice() -> None:
+def test_a_missing_object_is_requested_once() -> None:
     source = FlakySource(0)
     with pytest.raises(NotFound):
         _resilient(source, Clock()).head("fake://missing")
@@ -116,7 +117,7 @@ def test_a_retry_after_holds_a_read_that_is_refused_twice_where_others_are_serve
         clock.now += 2 * Pace.FORGET_S
 
 
-def test_a_server_that_does_not_work_is_asked_when_it_says() -> None:
+def test_retry_after_of_a_failing_server_is_honoured() -> None:
     clock = Clock()
     _resilient(FlakySource(1, retry_after_s=7), clock).head("fake://x")
     assert clock.now >= 7
@@ -131,7 +132,7 @@ def test_a_source_that_refuses_everybody_is_given_up_at_the_deadline(retry_after
     assert source.calls <= 2 + 120 / retry_after_s
 
 
-def test_a_listing_that_breaks_off_goes_on_where_it_was() -> None:
+def test_a_listing_that_breaks_off_is_repeated() -> None:
     patient = _resilient(FlakySource(2), Clock())
     assert [v.uri for v in patient.list("fake://")] == [f"fake://{number}" for number in range(10)]
 

@@ -1,4 +1,4 @@
-"""URIs as people type them, and as people type them who want out."""
+"""URIs as users type them, and as attackers do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import Options, survey
+from cachesvc.catalog.build import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
@@ -50,7 +51,7 @@ def test_tricks_are_refused(trick: str) -> None:
 
 
 @pytest.mark.parametrize("typed", ["s3:/bucket/x", str(Path("s3://bucket/x/")), "file:/data"])
-def test_a_uri_that_lost_a_slash_is_no_relative_path(typed: str) -> None:
+def test_a_uri_with_one_slash_is_not_a_relative_path(typed: str) -> None:
     with pytest.raises(InvalidInput, match="not as a Path"):
         canonical(typed)
 
@@ -107,7 +108,7 @@ def test_brace_ranges() -> None:
             expand([wrong])
 
 
-def test_what_all_uris_of_an_opening_stand_for_is_bounded_together() -> None:
+def test_the_expansion_of_all_uris_together_is_bounded() -> None:
     bomb = [f"s3://b/{{00000..99999}}{number}" for number in range(400)]
     assert len(expand(bomb[:1])) == MAX_EXPANDED
     long = ["s3://b/" + "x" * 3000 + "{00000..99999}"]
@@ -122,8 +123,10 @@ def test_what_all_uris_of_an_opening_stand_for_is_bounded_together() -> None:
 
 
 @pytest.mark.parametrize("out", ["{..,..}/a/x", "{.,..}/x", "a{/,//}../x", "{%2,%2}e./x", "d/{..,.}"])
-def test_braces_that_spell_a_way_out_are_refused_whatever_is_there(tmp_path: Path, out: str) -> None:
-    """Before anything is looked up: no source is opened for them."""
+def test_braces_that_expand_outside_the_allowlist_are_refused_before_any_lookup(
+    tmp_path: Path, out: str
+) -> None:
+    """They are refused before any lookup: no source is opened."""
     (tmp_path / "b" / "d").mkdir(parents=True)
     (tmp_path / "b" / "a").mkdir()
     (tmp_path / "a").mkdir()
@@ -132,7 +135,7 @@ def test_braces_that_spell_a_way_out_are_refused_whatever_is_there(tmp_path: Pat
         said = []
         for typed in (out, out.replace("x", "none")):
             with pytest.raises(InvalidInput) as caught:
-                Sources(SourceSettings()).spelled_out([allowlist([head]).check(head + typed)])
+                Sources(SourceSettings()).expand([allowlist([head]).check(head + typed)])
             said.append(str(caught.value).replace("none", "x"))
         assert said[0] == said[1]
         assert "nobody reads" not in said[0]
@@ -140,12 +143,12 @@ def test_braces_that_spell_a_way_out_are_refused_whatever_is_there(tmp_path: Pat
 
 @pytest.mark.parametrize("other", [".DS_Store", "_SUCCESS", ".cachesvc-catalog.lmdb", ".git/config"])
 @pytest.mark.parametrize("pattern", ["*", "**", "**/*"])
-def test_a_glob_leaves_out_what_the_folder_does(tmp_path: Path, pattern: str, other: str) -> None:
+def test_a_glob_ignores_what_a_listing_ignores(tmp_path: Path, pattern: str, other: str) -> None:
     for name in ("a.jpg", "b.jpg", other):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     sources = Sources(SourceSettings())
-    uris = sources.spelled_out([f"{tmp_path}/{pattern}"])
+    uris = sources.expand([f"{tmp_path}/{pattern}"])
     assert [uri.rpartition("/")[2] for uri in uris] == ["a.jpg", "b.jpg"]
     assert len(survey(uris, Options(), sources).entries) == 2
 
@@ -170,7 +173,7 @@ def test_globs_do_not_cross_slashes_but_double_stars_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["ftpx://h/x", "https://h/x"])
-def test_a_scheme_nobody_reads_is_one_clear_line(uri: str) -> None:
+def test_an_unknown_scheme_is_one_clear_line(uri: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Sources(SourceSettings())(uri)
     assert isinstance(caught.value, CacheError)

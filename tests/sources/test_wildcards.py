@@ -1,4 +1,4 @@
-"""Wildcards: what they mean, against an obvious matcher; and that no pattern costs more than it may."""
+"""Wildcards agree with a naive matcher, and no pattern takes long."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import InvalidInput
 from cachesvc.sources.wildcards import Wildcards
 
-CPU_S = 5.0  # a thousand times what is needed; trying every way takes centuries
+CPU_S = 5.0  # a thousand times what is needed; backtracking takes centuries
 
 
 def obvious(pattern: str, name: str) -> bool:
-    """The meaning, with every way tried: of `*`, `?`, `[ab]`, `[!ab]`, `/` and whole segments `**`."""
+    """Match by trying every way: `*`, `?`, `[ab]`, `[!ab]`, `/` and whole segments `**`."""
 
     def segments(wanted: list[str], have: list[str]) -> bool:
         if not wanted:
@@ -45,7 +45,7 @@ def obvious(pattern: str, name: str) -> bool:
 
 @contextmanager
 def within_cpu_s(limit_s: float) -> Iterator[None]:
-    """Ends what runs on (a regular expression too) after so much processor time of this process."""
+    """End the body, even a running regular expression, after `limit_s` seconds of this process's CPU time."""
 
     def over(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"took more than {limit_s} s of processor time")
@@ -73,7 +73,7 @@ TOKENS = st.sampled_from(["a", "b", "*", "?", "/", "**", "/**/", "[ab]", "[!a]",
 @example("a*a", "a")
 @example("[]", "[]")
 @example("[!]", "[!]")
-def test_means_what_an_obvious_matcher_finds(pattern: str, name: str) -> None:
+def test_matches_agree_with_a_naive_matcher(pattern: str, name: str) -> None:
     assert Wildcards(pattern).matches(name) == obvious(pattern, name)
 
 
@@ -97,7 +97,7 @@ def test_classes_and_plain_characters(pattern: str, fits: str, not_these: str) -
     assert [one for one in not_these if wanted.matches(one)] == []
 
 
-def test_a_range_that_ends_before_it_starts_is_said_in_one_line() -> None:
+def test_a_range_that_ends_before_it_starts_is_a_typed_error() -> None:
     with pytest.raises(InvalidInput, match=r"\[z-a\]"):
         Wildcards("x/[z-a]")
 

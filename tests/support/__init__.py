@@ -1,1 +1,1 @@
-"""Fakes, builders and scripts that several test modules use."""
+"""Fakes, builders and scripts that several test modules share."""

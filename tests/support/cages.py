@@ -1,4 +1,4 @@
-"""Memory cgroups of our own, for processes that tests start."""
+"""Memory cgroups for processes that tests start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 
 
 class Cage:
-    """A memory cgroup with a limit, of either version."""
+    """A memory cgroup with a limit, of version 1 or 2."""
 
     def __init__(self, limit_bytes: int) -> None:
         second = (CGROUPS / "cgroup.controllers").exists()
@@ -39,29 +39,29 @@ class Cage:
             raise
 
     def enter(self) -> None:
-        """Put the calling process in it."""
+        """Move the calling process into the cgroup."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
-    def open(self) -> None:
-        """Remove it, as soon as its processes have ended."""
+    def remove(self) -> None:
+        """Remove the cgroup, once its processes have ended."""
         wait_until(lambda: not (self.folder / "cgroup.procs").read_text())
         self.folder.rmdir()
 
     def oom_kills(self) -> int:
-        """Processes in it that the kernel ended for memory."""
+        """Number of its processes that the kernel killed for lack of memory."""
         names = ("memory.events", "memory.oom_control")
         counts = next(path.read_text() for name in names if (path := self.folder / name).exists())
         return int(dict(line.split() for line in counts.splitlines())["oom_kill"])
 
     def own_bytes(self) -> int:
-        """Anonymous memory of its processes, and what the kernel holds for them; no files and no memfds."""
+        """Anonymous memory of its processes and the kernel memory for them, without files and memfds."""
         stat = self._stat()
         if "total_rss" not in stat:
             return stat["anon"] + stat.get("kernel", 0) + stat.get("sock", 0)
         return stat["total_rss"] + int((self.folder / "memory.kmem.usage_in_bytes").read_text())
 
     def free_bytes(self) -> int:
-        """What its processes may take before the kernel ends one; files can go, memfds cannot."""
+        """Memory left before the kernel kills a process. The kernel can drop file pages, but not memfds."""
         stat = self._stat()
         return self.limit_bytes - self.own_bytes() - stat.get("total_shmem", stat["shmem"])
 
@@ -72,19 +72,19 @@ class Cage:
 
 @contextmanager
 def caged(limit_bytes: int) -> Iterator[Cage]:
-    """One that is removed in the end; without the right to make one, the test is skipped."""
+    """A cgroup that is removed in the end. Skips the test when this user may not create one."""
     try:
         found = Cage(limit_bytes)
     except (OSError, StopIteration) as error:
-        pytest.skip(f"NO MEMORY CGROUP OF OUR OWN HERE, so no memory that runs short: {error}")
+        pytest.skip(f"NOT TESTED: a lack of memory needs the right to create a memory cgroup: {error}")
     try:
         yield found
     finally:
-        found.open()
+        found.remove()
 
 
 class Caged(Daemon):
-    """A daemon that is born in a cage."""
+    """A daemon that starts inside a cage."""
 
     def __init__(self, cage: Cage, root: Path, options: Sequence[str], **more: Any) -> None:
         super().__init__(root, options, **more)

@@ -1,4 +1,4 @@
-"""A daemon's gRPC service that answers with what a test put in."""
+"""A fake daemon whose gRPC service gives answers that a test chose."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ DATASET = pb.Dataset(
 
 @dataclass
 class CannedCache:
-    """Answers with what a test put in, and remembers what it was asked."""
+    """gRPC service with answers that a test sets; `asked` holds the requests. `refusal`: the error of every call;
+    `hang`: a prefetch does not end by itself."""
 
     prefetch: list[pb.PrefetchReply] = field(default_factory=list)
     verify: list[pb.VerifyReply] = field(default_factory=list)
@@ -81,12 +82,12 @@ class CannedCache:
 
 @contextmanager
 def _identifying(directory: Path) -> Iterator[None]:
-    """A grants socket that greets whoever connects, and stays: who cannot be connected to the other one at once asks
-    again."""
+    """Serve a grants socket that greets each client and stays connected, since clients retry while either socket is
+    missing."""
     held: list[socket.socket] = []
 
     def greet(listener: socket.socket) -> None:
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # the listener was closed
             while True:
                 held.append(listener.accept()[0])
                 held[-1].recv(wire.MAX_MESSAGE_BYTES)
@@ -109,7 +110,7 @@ def _identifying(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def canned_daemon(directory: Path) -> Iterator[CannedCache]:
-    """A real gRPC server on the control socket of a directory."""
+    """Serve `CannedCache` with a real gRPC server on the control socket in a directory."""
     servicer = CannedCache()
     with _identifying(directory), futures.ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)

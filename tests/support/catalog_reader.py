@@ -1,4 +1,4 @@
-"""A real local-directory source, and the smallest reader of an address space, for the catalog's tests."""
+"""A local directory as a source, and a minimal reader of an address space, for the catalog's tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect
+from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import SourceChanged
 from cachesvc.core.model import ObjectVersion
 
@@ -45,11 +46,11 @@ class Folder:
         pass
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since no resource is held."""
 
 
 def compiled(root: Path | Sequence[str], options: Options = DEFAULT, folder: Folder | None = None) -> Catalog:
-    """Survey, build and open, beside nothing."""
+    """Survey, build and open a catalog without a daemon."""
     source = folder or Folder()
     uris = [str(root)] if isinstance(root, Path) else list(root)
     found = survey(uris, options, lambda uri: source)
@@ -59,7 +60,7 @@ def compiled(root: Path | Sequence[str], options: Options = DEFAULT, folder: Fol
 
 
 def space_of(catalog: Catalog) -> np.ndarray:
-    """The whole address space, filled; uint8[space_bytes]."""
+    """Return the whole address space, filled; uint8[space_bytes]."""
     space = np.zeros(catalog.space_bytes, np.uint8)
     for index, start in enumerate(catalog.extent_starts.tolist()):
         for piece in catalog.extent(index).pieces:
@@ -74,7 +75,7 @@ def space_of(catalog: Catalog) -> np.ndarray:
 
 
 def samples_of(catalog: Catalog) -> list[tuple[bytes | None, ...]]:
-    """Every sample's fields, read as a loader reads them; also asserts who owns each sample."""
+    """Return every sample's fields, read as a loader reads them; assert that each lies in its extent."""
     space, ids = space_of(catalog), np.arange(catalog.samples)
     addresses, lengths = catalog.locate(ids)
     if isinstance(catalog.layout, Indirect):

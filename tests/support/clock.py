@@ -1,10 +1,10 @@
-"""A clock that moves only when it is told to."""
+"""A virtual clock."""
 
 from __future__ import annotations
 
 
 class Clock:
-    """Moves only when somebody sleeps."""
+    """Clock that moves only by `sleep`."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,7 +1,4 @@
-"""Writers of small real datasets in every format: for tests and benches.
-
-Each returns what a reader must see.
-"""
+"""Writers of small datasets in every format. Each returns what a reader must see."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ Sample = dict[str, bytes]
 
 
 def write_files(root: Path, files: Mapping[str, bytes]) -> None:
-    """Plain files by relative path."""
+    """Write plain files, given by relative path."""
     for path, body in files.items():
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +28,7 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> None:
 def image_folder(
     root: Path, classes: Sequence[str], per_class: int, size_bytes: int, seed: int = 0
 ) -> dict[str, bytes]:
-    """`class/000001.jpg` of random bytes; path -> body."""
+    """Write `class/000001.jpg`, ... of random bytes; return path -> body."""
     draw = np.random.default_rng(seed)
     files = {
         f"{name}/{number:06d}.jpg": draw.bytes(size_bytes + number % 7)
@@ -43,7 +40,7 @@ def image_folder(
 
 
 def labelled_table(root: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV or JSONL (by its name) beside the data."""
+    """Write a table as CSV or JSONL, by the suffix of its name."""
     root.mkdir(parents=True, exist_ok=True)
     if name.endswith(".jsonl"):
         (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -55,7 +52,7 @@ def labelled_table(root: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def tar_bytes(samples: Mapping[str, Sample], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """One WebDataset shard: key -> extension -> body."""
+    """One WebDataset shard of `samples`: key -> extension -> body."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
         for key, fields in samples.items():
@@ -67,7 +64,7 @@ def tar_bytes(samples: Mapping[str, Sample], form: int = tarfile.PAX_FORMAT) -> 
 
 
 def tar_shards(root: Path, shards: int, per_shard: int, size_bytes: int, seed: int = 0) -> dict[str, Sample]:
-    """`000000.tar`... of (jpg, cls, json) samples; key -> fields."""
+    """Write `000000.tar`, ... of (jpg, cls, json) samples; return key -> fields."""
     draw, everything = np.random.default_rng(seed), {}
     for shard in range(shards):
         samples = {
@@ -90,7 +87,7 @@ def mds_shards(
     per_shard: int,
     compression: str = "",
 ) -> None:
-    """MDS version 2 with variable-size columns, plain or zstd, as MosaicML's writer lays it out."""
+    """Write MDS version 2 with variable-size columns, plain or zstd, in the layout of MosaicML's writer."""
     root.mkdir(parents=True, exist_ok=True)
     shards = []
     for number in range(0, len(samples), per_shard):
@@ -121,25 +118,25 @@ def mds_shards(
 
 
 def mds_bytes(rows: Sequence[Sequence[bytes]]) -> bytes:
-    """One raw shard: u32 count, u32 offsets, rows of u32 sizes and bodies."""
+    """One raw MDS shard: u32 count, u32 offsets, rows of u32 sizes and bodies."""
     bodies = [struct.pack(f"<{len(row)}I", *map(len, row)) + b"".join(row) for row in rows]
     offsets = np.cumsum([4 + 4 * (len(rows) + 1), *map(len, bodies)]).astype("<u4")
     return struct.pack("<I", len(rows)) + offsets.tobytes() + b"".join(bodies)
 
 
 def records(path: Path, count: int, record_bytes: int, seed: int = 0) -> np.ndarray:
-    """Fixed-size records, raw or `.npy`; uint8[count, record_bytes]."""
+    """Write fixed-size records, raw or `.npy`; return uint8[count, record_bytes]."""
     rows = np.random.default_rng(seed).integers(0, 256, (count, record_bytes), np.uint8)
     return array_file(path, rows)
 
 
 def tokens(path: Path, count: int, dtype: str = "<u2", seed: int = 0) -> np.ndarray:
-    """A token stream, raw or `.npy`."""
+    """Write a token stream, raw or `.npy`; return it."""
     return array_file(path, np.random.default_rng(seed).integers(0, 50_000, count).astype(dtype))
 
 
 def array_file(path: Path, array: np.ndarray) -> np.ndarray:
-    """Any array, raw or `.npy` by the path's suffix."""
+    """Write an array, raw or `.npy` by the path's suffix; return it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".npy":
         np.save(path, array)
@@ -149,7 +146,7 @@ def array_file(path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def megatron(stem: Path, documents: Sequence[Sequence[int]], dtype: str = "<u2") -> np.ndarray:
-    """A Megatron `.bin/.idx` pair of one sequence a document; the concatenated tokens."""
+    """Write a Megatron `.bin/.idx` pair with one sequence per document; return the concatenated tokens."""
     code = {"|u1": 1, "<i4": 4, "<u2": 8}[np.dtype(dtype).str]
     lengths = np.asarray([len(document) for document in documents], "<i4")
     stream = np.concatenate([np.asarray(document, dtype) for document in documents])

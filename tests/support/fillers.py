@@ -14,7 +14,7 @@ from cachesvc.config import NvmeSpec, Settings
 from cachesvc.core.model import TierName
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from testbed import WAIT_S
 
 BYTES = os.urandom(1 << 16)
@@ -43,7 +43,7 @@ class Pool:
         self.answers: dict[object, list[jobs.JobDone]] = {}
         self.inside = root / "memory"
         self.inside.write_bytes(BYTES)
-        passing = Passing(len(BYTES))
+        passing = StreamedChecksums(len(BYTES))
         passing.add(0, memoryview(BYTES))
         fd = os.open(self.inside, os.O_RDONLY)
         self._digests = jobs.pack_digests(passing.checksums(fd).digests)

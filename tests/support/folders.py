@@ -1,4 +1,4 @@
-"""Folders of many kinds, and what opening them says."""
+"""Folders of many kinds, and the errors and notes of opening them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refusal(folder: Path, files: Mapping[str, bytes] = {}, **options: object) ->
 
 
 def left_out(catalog: Catalog) -> tuple[int, int, str]:
-    """What the one note says: N of M, and the first one's name."""
+    """(count left out, count listed, name of the first) from the single note on left-out objects."""
     (note,) = [note for note in catalog.notes if "left out" in note]
     count, _, listed = note.split()[:3]
     assert f"objects are no {catalog.format} and were left out, the first is " in note

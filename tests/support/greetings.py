@@ -1,4 +1,4 @@
-"""A connection to the daemon's grants socket, message by message."""
+"""A connection to the daemon's grants socket, on which a test sends single messages."""
 
 from __future__ import annotations
 

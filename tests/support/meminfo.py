@@ -1,4 +1,4 @@
-"""/proc/meminfo as a test writes it."""
+"""Contents of /proc/meminfo for tests."""
 
 from __future__ import annotations
 

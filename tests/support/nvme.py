@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import NvmeTier
 
 NAME = TierName("nvme0")
@@ -19,7 +19,7 @@ def extent(number: int) -> ExtentId:
 def put(tier: NvmeTier, number: int, data: bytes = b"bytes") -> None:
     fd = tier.reserve(extent(number), len(data))
     os.pwrite(fd, data, 0)
-    checksums = Passing(len(data)).checksums(fd)
+    checksums = StreamedChecksums(len(data)).checksums(fd)
     os.close(fd)
     tier.commit(extent(number), checksums)
 

@@ -1,4 +1,4 @@
-"""The processes that work for a daemon."""
+"""Processes that work for a daemon."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from testbed.node import Daemon, open_files
 
 
 def children(pid: int) -> list[int]:
-    """Of a daemon: the process that fillers are forked from, fillers, builder; those that have ended left out."""
+    """Living descendants of a daemon: the fork server, fillers and builder."""
     return [each.pid for each in psutil.Process(pid).children(recursive=True)]
 
 
 def slow_fillers(folder: Path) -> tuple[Path, str]:
-    """While that file is there, no process does anything that was forked by a Python with this PYTHONPATH."""
+    """(file, PYTHONPATH): processes forked by a Python with this PYTHONPATH wait while the file exists."""
     (folder / "first").mkdir()
     held = folder / "first" / "held"
     lines = [
@@ -33,12 +33,12 @@ def slow_fillers(folder: Path) -> tuple[Path, str]:
 
 
 def held_memory(pid: int) -> list[str]:
-    """The RAM-tier memfds that a process has open."""
+    """Names of the RAM tier's memfds that a process has open."""
     return [name for name in open_files(pid) if name.startswith("/memfd:cachesvc:")]
 
 
 def stop_fills(daemon: Daemon) -> list[int]:
-    """From now on nothing is filled."""
+    """Stop all fillers and the builder with SIGSTOP, so that no fill proceeds; return their pids."""
     stopped = children(daemon.pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)

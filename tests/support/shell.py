@@ -1,4 +1,4 @@
-"""The command line as a shell sees it."""
+"""`cachesvc serve` as run from a shell."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from testbed import ROOT, WAIT_S
 
 
 def serve(*options: str) -> subprocess.CompletedProcess[str]:
-    """`cachesvc serve`, which must end by itself."""
+    """Run `cachesvc serve`, which must end by itself."""
     command = [sys.executable, "-m", "cachesvc", "serve", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT)
 
 
 def complaint(ended: subprocess.CompletedProcess[str]) -> str:
-    """The one line on stderr."""
+    """The error message, which must be the only line on stderr."""
     assert ended.stderr.startswith("cachesvc: "), ended.stderr
     assert ended.stderr.count("\n") == 1, ended.stderr
     return ended.stderr

@@ -1,4 +1,4 @@
-"""Work done as another user of the machine, in a process of its own: a fork of this one would share what gRPC holds."""
+"""Runs a function as another user, in a new process, because a fork of this one would share gRPC's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORK = """
 import json, os, sys
 import cloudpickle
 from cachesvc.core.errors import CacheError
-from cachesvc.v1 import services  # another user may not be able to read where modules lie
+from cachesvc.v1 import services  # imported here, because another user may not be able to read the modules
 uid, groups, work = cloudpickle.load(sys.stdin.buffer)
 os.setgroups(groups)
 os.setgid(uid)
@@ -37,8 +37,8 @@ os._exit(0)
 
 
 def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) -> object:
-    """What `work`, and what it refers to, gives when it is pickled and called by that user; CacheErrors by name."""
-    # As it is, not as a name in its module, which would be imported there with all that tests need.
+    """Pickle `work`, call it as user `uid`, and return its result; a CacheError as [class name, text]."""
+    # By value: by name, the other process would import the test module and all that it needs.
     cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
     done = subprocess.run(
         [sys.executable, "-c", _WORK],
@@ -52,8 +52,8 @@ def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) 
 
 
 @contextlib.contextmanager
-def being(uid: int) -> Iterator[None]:
-    """The kernel notes the effective user of the moment at which a socket connects."""
+def effective_user(uid: int) -> Iterator[None]:
+    """Set the effective user, which the kernel records when a socket connects."""
     os.seteuid(uid)
     try:
         yield

@@ -1,4 +1,4 @@
-"""One conformance suite for every tier, and checksums."""
+"""The conformance suite of every tier, and tests of checksums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.tiers.checksum import Passing, block_digest, verify
+from cachesvc.tiers.checksum import StreamedChecksums, block_digest, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, Tier
@@ -39,7 +39,7 @@ def fill(tier: Tier, extent: ExtentId, data: bytes = DATA) -> Checksums:
     fd = tier.reserve(extent, len(data))
     try:
         os.pwrite(fd, data, 0)
-        return Passing(len(data)).checksums(fd)
+        return StreamedChecksums(len(data)).checksums(fd)
     finally:
         os.close(fd)
 
@@ -99,7 +99,7 @@ def test_a_commit_of_another_size_is_refused(tier: Tier) -> None:
     tier.abort(A)
 
 
-def test_an_empty_extent_is_kept_like_any_other(tier: Tier) -> None:
+def test_an_empty_extent_is_stored(tier: Tier) -> None:
     tier.commit(A, fill(tier, A, b""))
     assert read(tier, A) == (b"", Checksums(0, b""))
 
@@ -114,7 +114,7 @@ def test_a_sealed_memfd_cannot_be_written_however_it_is_reopened() -> None:
     tier = RamTier()
     writer = tier.reserve(A, len(DATA))
     os.pwrite(writer, DATA, 0)
-    tier.commit(A, Passing(len(DATA)).checksums(writer))
+    tier.commit(A, StreamedChecksums(len(DATA)).checksums(writer))
     granted, _ = tier.open(A)
     with pytest.raises(PermissionError):
         os.pwrite(writer, b"x", 0)
@@ -137,8 +137,8 @@ def test_a_memfd_that_is_still_mapped_writable_is_not_committed() -> None:
     with mmap.mmap(fd, 4096) as live:
         live[:1] = b"x"
         with pytest.raises(TierFailed, match="mapped writable"):
-            tier.commit(A, Passing(4096).checksums(fd))
-    tier.commit(A, Passing(4096).checksums(fd))
+            tier.commit(A, StreamedChecksums(4096).checksums(fd))
+    tier.commit(A, StreamedChecksums(4096).checksums(fd))
     os.close(fd)
     tier.close()
 
@@ -170,7 +170,7 @@ def test_any_flipped_byte_is_found_and_its_block_named(
 ) -> None:
     os.ftruncate(scratch, 0)
     os.ftruncate(scratch, size)
-    checksums = Passing(size).checksums(scratch)
+    checksums = StreamedChecksums(size).checksums(scratch)
     verify(scratch, checksums)
     position = int(where * size)
     os.pwrite(scratch, bytes([flip]), position)
@@ -178,18 +178,18 @@ def test_any_flipped_byte_is_found_and_its_block_named(
         verify(scratch, checksums)
 
 
-def test_blocks_hashed_as_they_pass_give_the_checksums_of_the_whole(scratch: int) -> None:
+def test_streamed_blocks_give_the_checksums_of_the_extent(scratch: int) -> None:
     os.ftruncate(scratch, 0)
     os.pwrite(scratch, DATA, 0)
     blocks = [DATA[:CHECKSUM_BLOCK_BYTES], DATA[CHECKSUM_BLOCK_BYTES:]]
-    assert Passing(len(DATA)).checksums(scratch).digests == b"".join(map(block_digest, blocks))
+    assert StreamedChecksums(len(DATA)).checksums(scratch).digests == b"".join(map(block_digest, blocks))
 
 
-def test_a_short_file_and_misfit_digests_are_corrupt(scratch: int) -> None:
+def test_a_short_file_and_digests_of_another_size_are_corrupt(scratch: int) -> None:
     os.ftruncate(scratch, 100)
-    checksums = Passing(100).checksums(scratch)
+    checksums = StreamedChecksums(100).checksums(scratch)
     with pytest.raises(CorruptData, match="ends at byte 100"):
-        Passing(101).checksums(scratch)
+        StreamedChecksums(101).checksums(scratch)
     with pytest.raises(CorruptData, match="do not fit"):
         verify(scratch, Checksums(100, checksums.digests * 2))
 
@@ -199,12 +199,10 @@ def test_a_short_file_and_misfit_digests_are_corrupt(scratch: int) -> None:
     st.integers(0, 1 << 32),
 )
 @settings(max_examples=25, deadline=None)
-def test_digests_of_passing_bytes_are_those_of_the_file_however_it_was_cut(
-    cuts: list[int], seed: int
-) -> None:
+def test_streamed_digests_do_not_depend_on_the_pieces(cuts: list[int], seed: int) -> None:
     size = sum(cuts)
     data = random.Random(seed).randbytes(size)
-    passing = Passing(size)
+    passing = StreamedChecksums(size)
     starts = list(itertools.accumulate(cuts, initial=0))
     order = list(range(len(cuts)))
     random.Random(seed).shuffle(order)
@@ -213,6 +211,6 @@ def test_digests_of_passing_bytes_are_those_of_the_file_however_it_was_cut(
         os.pwrite(fd, data, 0)
         for i in order:
             passing.add(starts[i], memoryview(data)[starts[i] : starts[i + 1]])
-        assert passing.checksums(fd) == Passing(size).checksums(fd)
+        assert passing.checksums(fd) == StreamedChecksums(size).checksums(fd)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The NVMe tier through `kill -9` at random moments, and through power cuts that lose what was not synced."""
+"""The NVMe tier after `kill -9` at random moments, and after power cuts that lose unsynced writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import Passing, verify
+from cachesvc.tiers.checksum import StreamedChecksums, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from tests.support.faults.power_cuts import Cut, Durable
 
@@ -36,13 +36,14 @@ def extent(number: int) -> ExtentId:
 def put(tier: NvmeTier, number: int) -> None:
     fd = tier.reserve(extent(number), SIZE)
     os.pwrite(fd, content(number), 0)
-    checksums = Passing(SIZE).checksums(fd)
+    checksums = StreamedChecksums(SIZE).checksums(fd)
     os.close(fd)
     tier.commit(extent(number), checksums)
 
 
 def sound(tier: NvmeTier) -> set[int]:
-    """What recovery found and the check before the first grant lets through: every byte of it must be right."""
+    """Recover the tier, and return the extents that the check before the first grant passes; all their bytes must be
+    right."""
     good = set()
     for resident in tier.recover():
         number = int.from_bytes(resident, "big")
@@ -63,7 +64,7 @@ def sound(tier: NvmeTier) -> set[int]:
     return good
 
 
-# Fills, commits and evicts for ever, saying what it is about to evict and what it has committed.
+# Fills, commits and evicts for ever; prints what it is about to evict and what it has committed.
 CHILD = """
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ while True:
 
 
 def killed_at_random(directory: Path, points: int, seed: int) -> Counter[str]:
-    """How often a kill came in the middle of what."""
+    """Kill a child at random moments, and count in which operation each kill came."""
     chance, met = random.Random(seed), Counter[str]()
     committed: set[int] = set()
     first, kept, lost = 0, 0, 0
@@ -93,7 +94,7 @@ def killed_at_random(directory: Path, points: int, seed: int) -> Counter[str]:
         command = [sys.executable, "-c", CHILD, str(directory), str(first)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
-            assert child.stdout.readline().startswith("r")  # the moments that count come after recovery
+            assert child.stdout.readline().startswith("r")  # random kills come after recovery
             time.sleep(chance.uniform(0.0, 0.05))  # the random moment itself
             child.kill()
             said = [
@@ -102,7 +103,7 @@ def killed_at_random(directory: Path, points: int, seed: int) -> Counter[str]:
         for sign, text in said:
             committed.symmetric_difference_update({int(text)})
             first = max(first, int(text) + 1) if sign == "+" else first
-        first += 1  # its last fill may have been committed and not said
+        first += 1  # its last fill may have been committed and not printed
         in_fill = os.listdir(directory / "cachesvc/v1/tmp")
         started = time.monotonic()
         tier = open_nvme(NAME, directory)
@@ -133,7 +134,7 @@ def test_kill_9_at_200_random_moments_keeps_what_was_committed(tmp_path: Path) -
 
 
 def power_cut(directory: Path, seed: int, at_sync: bool) -> None:
-    """Between two operations, or `at_sync`: in the middle of a commit, before one of its syncs has done anything."""
+    """Cut the power between two operations, or `at_sync`: during a commit, before one of its syncs takes effect."""
     chance = random.Random(seed)
     durable = Durable()
     (directory / "before").mkdir(parents=True)
@@ -143,7 +144,7 @@ def power_cut(directory: Path, seed: int, at_sync: bool) -> None:
 
     def sync(fd: int) -> None:
         nonlocal left
-        left -= committed != [] or perhaps != set()  # not while the tier is laid out
+        left -= committed != [] or perhaps != set()  # not while the tier creates its folders
         if left == 0:
             durable.cut(chance, directory / "before", directory / "after")
             raise Cut
@@ -182,8 +183,8 @@ def test_a_power_cut_keeps_what_was_committed_and_no_wrong_byte(
     power_cut(tmp_path / "disk", seed, at_sync)
 
 
-def test_the_power_cut_does_lose_what_is_not_synced(tmp_path: Path) -> None:
-    """The control: a tier that forgets its fsyncs loses extents, and still serves no wrong byte."""
+def test_the_simulated_power_cut_loses_unsynced_bytes(tmp_path: Path) -> None:
+    """A control: a tier without fsync loses extents, and still serves no wrong byte."""
     durable, chance = Durable(), random.Random(3)
     (tmp_path / "before").mkdir()
     tier = open_nvme(NAME, tmp_path / "before", lambda _: None)

@@ -1,4 +1,4 @@
-"""Extents in memory lie in huge pages where the kernel has them, and are the same bytes either way."""
+"""Extents in RAM use huge pages if the kernel has them, and have the same bytes either way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.space import unit
+from cachesvc.catalog.address_space import unit
 from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, ExtentId
-from cachesvc.tiers.huge import in_huge_pages, in_memory
+from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
 from cachesvc.tiers.ram import RamTier
 from loader.reading.address_range import AddressRange
 
@@ -25,7 +25,7 @@ SIZE = 3 * HUGE_BYTES + 12_345
 
 
 def mapped_as_one(address: int) -> int:
-    """Bytes of shared memory that this process has mapped in huge pages at an address."""
+    """Return the bytes of shared memory that this process maps by huge pages at an address."""
     text = Path("/proc/self/smaps").read_text()
     begin = re.search(rf"^{address:x}-", text, re.M)
     assert begin is not None
@@ -35,7 +35,7 @@ def mapped_as_one(address: int) -> int:
 
 
 def kernel_collapses() -> bool:
-    """Whether this kernel makes huge pages of a memfd when asked (Linux 6.1, and free 2 MiB)."""
+    """Tell whether this kernel collapses a memfd into huge pages (Linux 6.1, and free 2 MiB)."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     release = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
     return release >= (6, 1) and setting.exists() and "[deny]" not in setting.read_text()
@@ -48,10 +48,10 @@ def tier():
     tier.close()
 
 
-def test_bytes_around_the_marks_are_zero_and_what_is_written_is_read(tier: RamTier) -> None:
+def test_bytes_beside_the_page_marks_are_zero_and_written_bytes_are_read(tier: RamTier) -> None:
     fd = tier.reserve(EXTENT, SIZE)
-    assert in_memory(fd)
-    in_huge_pages(fd, SIZE)
+    assert is_memfd(fd)
+    use_huge_pages(fd, SIZE)
     assert os.pread(fd, SIZE, 0) == bytes(SIZE)
     data = np.random.default_rng(0).bytes(SIZE)
     assert os.pwrite(fd, data, 0) == SIZE
@@ -64,7 +64,7 @@ def test_a_reader_maps_whole_huge_pages(tier: RamTier) -> None:
     if not kernel_collapses():
         pytest.skip("this kernel makes no huge pages of a memfd on demand: Linux 6.1 does")
     fd = tier.reserve(EXTENT, SIZE)
-    in_huge_pages(fd, SIZE)
+    use_huge_pages(fd, SIZE)
     span = AddressRange(4 * HUGE_BYTES)
     span.map(0, SIZE, fd, 0)
     address = span.array.ctypes.data
@@ -77,14 +77,14 @@ def test_a_reader_maps_whole_huge_pages(tier: RamTier) -> None:
 
 def test_small_extents_and_files_are_left_alone(tier: RamTier, tmp_path: Path) -> None:
     fd = tier.reserve(EXTENT, HUGE_BYTES - 1)
-    in_huge_pages(fd, HUGE_BYTES - 1)
+    use_huge_pages(fd, HUGE_BYTES - 1)
     assert os.fstat(fd).st_blocks == 0, "nothing was allocated"
     os.close(fd)
     with open(tmp_path / "extent", "w+b") as file:
         file.truncate(SIZE)
-        assert not in_memory(file.fileno())
+        assert not is_memfd(file.fileno())
         with mmap.mmap(file.fileno(), SIZE):
-            in_huge_pages(file.fileno(), SIZE)  # refused by the file system, and no error
+            use_huge_pages(file.fileno(), SIZE)  # the file system refuses; no error is raised
         assert file.read() == bytes(SIZE)
 
 

@@ -1,4 +1,4 @@
-"""What is particular to an NVMe directory: recovery, kill -9 at every point, full disks, damaged indexes."""
+"""The NVMe directory: recovery, kill -9 at every point, full disks, damaged files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import CorruptData, InvalidInput, OutOfSpace, TierFailed
 from cachesvc.core.model import ExtentId
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing, verify
+from cachesvc.tiers.checksum import StreamedChecksums, verify
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from testbed import WAIT_S
 from tests.support.nvme import NAME, extent, files, put
@@ -70,7 +70,7 @@ def test_an_extent_is_readable_before_its_commit_and_through_it(tmp_path: Path) 
     assert checksums is None
     with pytest.raises(OSError):
         os.pwrite(reader, b"x", 0)
-    tier.commit(extent(1), Passing(4).checksums(writer))
+    tier.commit(extent(1), StreamedChecksums(4).checksums(writer))
     tier.evict(extent(1))
     assert os.pread(reader, 4, 0) == b"data"
     os.close(writer)
@@ -80,7 +80,7 @@ def test_an_extent_is_readable_before_its_commit_and_through_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", ["99999999999999", "9" * 200, "-5", str(2 << 30)])
-def test_a_name_that_says_more_than_its_file_holds_is_garbage(tmp_path: Path, size: str) -> None:
+def test_a_name_with_a_larger_size_than_its_file_is_garbage(tmp_path: Path, size: str) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     tier.close()
@@ -98,7 +98,7 @@ def test_an_extent_in_another_ones_folder_is_garbage(tmp_path: Path) -> None:
     strange = "ff" + extent(1).hex()[2:]
     (final(tmp_path, 1).parent / f"{strange}.5").write_bytes(b"hello")
     tier, found = reopened(tmp_path)
-    assert found == {extent(1): 5}, "it would be room that nobody can use, at each start"
+    assert found == {extent(1): 5}, "a start must not count space that cannot be used"
     assert files(tmp_path) == [extent(1).hex()]
     tier.close()
 
@@ -126,7 +126,7 @@ def test_folders_that_somebody_removed_are_made_again(tmp_path: Path, removed: s
     writer = tier.reserve(extent(3), 5)
     os.pwrite(writer, b"three", 0)
     shutil.rmtree(tmp_path / "cachesvc" / "v1/extents")
-    tier.commit(extent(3), Passing(5).checksums(writer))
+    tier.commit(extent(3), StreamedChecksums(5).checksums(writer))
     os.close(writer)
     shutil.rmtree(tmp_path / "cachesvc" / "v1")
     tier.probe(thorough=True)
@@ -140,9 +140,9 @@ def test_folders_that_somebody_removed_are_made_again(tmp_path: Path, removed: s
     tier.close()
 
 
-@pytest.mark.parametrize("mend", [NvmeTier.abort, NvmeTier.evict])
+@pytest.mark.parametrize("clean_up", [NvmeTier.abort, NvmeTier.evict])
 def test_a_commit_that_failed_leaves_nothing_behind(
-    tmp_path: Path, mend: Callable[[NvmeTier, ExtentId], None]
+    tmp_path: Path, clean_up: Callable[[NvmeTier, ExtentId], None]
 ) -> None:
     tier = open_nvme(NAME, tmp_path)
     shelf = final(tmp_path, 1).parent
@@ -152,7 +152,7 @@ def test_a_commit_that_failed_leaves_nothing_behind(
     with pytest.raises(TierFailed, match="commit"):
         put(tier, 1)
     reader, _ = tier.open(extent(1))
-    mend(tier, extent(1))
+    clean_up(tier, extent(1))
     assert os.pread(reader, 5, 0) == b"bytes"
     os.close(reader)
     shelf.unlink()
@@ -167,7 +167,7 @@ def test_a_footer_that_is_written_in_part_is_no_commit(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     fd = tier.reserve(extent(1), 4)
     os.pwrite(fd, b"data", 0)
-    checksums = Passing(4).checksums(fd)
+    checksums = StreamedChecksums(4).checksums(fd)
     os.close(fd)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 + 10, limits[1]))
@@ -181,7 +181,7 @@ def test_a_footer_that_is_written_in_part_is_no_commit(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_bytes_that_rot_on_disk_are_found(tmp_path: Path) -> None:
+def test_bytes_that_change_on_disk_are_found(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1, bytes(100))
     os.chmod(final(tmp_path, 1), 0o600)
@@ -196,7 +196,7 @@ def test_bytes_that_rot_on_disk_are_found(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_a_file_removed_by_somebody_is_a_tier_error_and_can_be_evicted(tmp_path: Path) -> None:
+def test_a_removed_file_is_a_tier_error_and_can_be_evicted(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     final(tmp_path, 1).unlink()
@@ -208,13 +208,13 @@ def test_a_file_removed_by_somebody_is_a_tier_error_and_can_be_evicted(tmp_path:
     tier.close()
 
 
-def test_what_could_not_be_removed_is_removed_later_unless_it_is_kept_again(tmp_path: Path) -> None:
+def test_a_failed_removal_is_retried_unless_the_extent_is_stored_again(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     for number in (1, 2, 3):
         put(tier, number)
         there = final(tmp_path, number)
         kept = there.rename(tmp_path / "kept")
-        there.mkdir()  # as good as a disk that says EIO
+        there.mkdir()  # unlink fails, as on a disk with EIO
         with pytest.raises(TierFailed, match="cannot remove"):
             tier.evict(extent(number))
         there.rmdir()
@@ -229,7 +229,7 @@ def test_what_could_not_be_removed_is_removed_later_unless_it_is_kept_again(tmp_
     tier.close()
 
 
-def test_a_folder_in_its_way_and_a_pipe_of_an_extents_name_stop_no_start(tmp_path: Path) -> None:
+def test_a_folder_or_a_fifo_with_an_extents_name_stops_no_start(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     tier.close()
@@ -284,13 +284,13 @@ def test_two_daemons_cannot_share_a_directory(tmp_path: Path) -> None:
         open_nvme(NAME, tmp_path / "absent")
 
 
-# A child counts its calls into C through a fill, an evict and a commit, and dies at the n-th (on its way in
-# or out): every point between two system calls is met. The interpreter starts once and forks for each.
+# A child counts its calls into C during a fill, an evict and a commit, and dies at the n-th, before or after it: so every
+# point between two system calls is met. The interpreter starts once and forks for each.
 CHILD = """
 import os, signal, sys
 from pathlib import Path
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
 
 def play(directory, die_at):
@@ -299,7 +299,7 @@ def play(directory, die_at):
     def fill(number):
         fd = tier.reserve(ExtentId(bytes([number]) * 16), 5000)
         os.pwrite(fd, bytes([number]) * 5000, 0)
-        sums = Passing(5000).checksums(fd)
+        sums = StreamedChecksums(5000).checksums(fd)
         os.close(fd)
         return sums
     tier.commit(ExtentId(bytes([1]) * 16), fill(1))
@@ -348,7 +348,7 @@ def test_kill_9_at_every_point_leaves_committed_extents_and_nothing_else(tmp_pat
 
 
 def survivors(directory: Path) -> tuple[int, ...]:
-    """What recovery kept, each checked to the byte; the disk holds exactly that."""
+    """Recover the tier, and return its extents; check every byte, and that the disk has no other file."""
     tier, found = reopened(directory)
     for resident in found:
         fd, checksums = tier.open(resident)
@@ -400,10 +400,10 @@ def test_a_read_only_file_system_is_a_tier_error(small_disk: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_whatever_byte_changes_the_tier_starts_and_no_wrong_byte_passes(
+def test_after_any_damage_the_tier_starts_and_serves_no_wrong_byte(
     tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Every file may be damaged anywhere, cut or lengthened, the directory littered."""
+    """Every file may be damaged anywhere, cut or lengthened, and other files may lie in the directory."""
     directory = tmp_path / str(len(os.listdir(tmp_path)))
     directory.mkdir()
     tier = open_nvme(NAME, directory)

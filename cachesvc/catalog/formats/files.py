@@ -1,8 +1,8 @@
-"""A folder of plain files. Files that share a stem are one sample; small ones are gathered in virtual shards.
+"""Compiles a folder of plain files. Files that share a stem are one sample; small ones are gathered in virtual shards.
 
-A sample joins a bucket by the hash of its stem (of its name where other samples have that stem); a bucket that
-would exceed `extent_bytes` splits by the next bit (extendible hashing), so one more file changes one extent. A sample
-too big for an extent gets extents of its own. Samples are numbered in the order of extents.
+A sample joins a bucket by the hash of its stem (of its name where other samples have that stem). A bucket that would
+exceed `extent_bytes` splits by the next bit (extendible hashing), so that one more file changes one extent. A sample too
+big for an extent gets extents of its own. Samples are numbered in the order of extents.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
 from cachesvc.catalog.containers import BY_EXTENSION, refusal
-from cachesvc.catalog.formats import labels, sidecars
-from cachesvc.catalog.inputs import Draft, Entry, Inputs, split_name
 from cachesvc.catalog.kinds import IMAGES, TABLES
+from cachesvc.catalog.labels import label_tables, sidecars
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import PAGE_BYTES
 
 _MAX_FIELDS = 16
-"""With more extensions than this in one folder a shared stem is taken for chance: one file, one sample."""
+"""With more extensions than this in one folder, a shared stem is a coincidence: each file is a sample."""
 _HASH_BITS = 64
 _SHOWN = 4
-"""Extensions that a note counts."""
+"""Number of extensions in a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """Files grouped: file i is field `field[i]` of sample `sample[i]`."""
+    """Files grouped to samples: file i is field `field[i]` of sample `sample[i]`."""
 
     names: list[str]
     sample: Ints
@@ -44,16 +44,19 @@ class _Samples:
     size: Ints
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
-    """Every object."""
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose every object."""
     return list(entries)
 
 
 def compile_files(inputs: Inputs) -> Draft:
-    """Compile a folder. Raises NotFound where there is not one byte of data, InvalidInput for a label file
-    that is not there or labels nothing, CorruptData for one that does not parse."""
-    told = labels.told_apart(inputs)
-    rest, strays = told.rest, inputs.strays
+    """Compile a folder.
+
+    Raises NotFound where there is no byte of data, InvalidInput for a label file that is absent or labels nothing,
+    CorruptData for one that does not parse.
+    """
+    split = label_tables.separate_tables(inputs)
+    rest, strays = split.rest, inputs.strays
     if inputs.found_out:
         strays = strays.union(_rows(inputs, rest))
         rest = [at for at in rest if at not in strays]
@@ -75,19 +78,21 @@ def compile_files(inputs: Inputs) -> Draft:
     lengths[rows, samples.field] = samples.size
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
-    draft.notes += told.notes
+    draft.notes += split.notes
     if inputs.found_out and samples.fields == (Field("file", ""),):
         draft.notes += _mixed([inputs.entries[at] for at in rest])
     draft.strays = strays
     draft.keys = TextColumn(samples.names[sample] for sample in order)
     files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
-    sidecars.annotate(inputs, draft, files, told.tables)
+    sidecars.annotate(inputs, draft, files, split.tables)
     return draft
 
 
 def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
-    """Files of rows that are no table about the others, nor a field of a sample. Raises InvalidInput where they are half
-    of the files or more."""
+    """Return table files that are neither about the other files nor a field of a sample.
+
+    Raises InvalidInput where they are half of the files or more.
+    """
     rows = [at for at in rest if inputs.entries[at].extension in TABLES]
     if not rows:
         return []
@@ -101,7 +106,7 @@ def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
 
 
 def _beside_images(inputs: Inputs, rest: Sequence[int]) -> set[int]:
-    """The other files where more than half are images, except those that share an image's stem."""
+    """Return the files that are not images, except those that share an image's stem, where more than half are images."""
     others = [at for at in rest if inputs.entries[at].extension not in IMAGES]
     if not others or 2 * len(others) >= len(rest):
         return set()
@@ -109,14 +114,14 @@ def _beside_images(inputs: Inputs, rest: Sequence[int]) -> set[int]:
 
 
 def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int]:
-    """Those of a few entries that share their stem with one of many others."""
+    """Return those of `few` entries that share their stem with one of `many`."""
     stems = {at: split_name(inputs.entries[at].object.uri)[0] for at in few}
     wanted = set(stems.values())
     shared = {stem for at in many if (stem := split_name(inputs.entries[at].object.uri)[0]) in wanted}
     return {at for at, stem in stems.items() if stem in shared}
 
 
-def _group(entries: Sequence[Entry]) -> _Samples:
+def _group(entries: Sequence[ListedObject]) -> _Samples:
     names = _names(entries)
     split = _alike([split_name(name) for name in names])
     extensions = sorted({extension for _, extension in split}, key=_data_first)
@@ -129,7 +134,7 @@ def _group(entries: Sequence[Entry]) -> _Samples:
     index: dict[str, int] = {}
     sample = ints(array("q", [index.setdefault(stem, len(index)) for stem, _ in split]))
     at = {extension: number for number, extension in enumerate(extensions)}
-    bare = "file"  # of names without an extension
+    bare = "file"  # the field of names without an extension
     while bare in extensions:
         bare = "_" + bare
     fields = tuple(Field(extension or bare, extension.lower()) for extension in extensions)
@@ -137,32 +142,36 @@ def _group(entries: Sequence[Entry]) -> _Samples:
 
 
 def _only_field(extensions: Sequence[str]) -> Field:
-    """The field of samples of one file each, by the extensions that there are."""
+    """Return the field of samples of one file each, by their extensions."""
     if len(extensions) == 1:
         return Field(extensions[0] or "file", extensions[0])
     return Field("image", extensions[0]) if IMAGES.issuperset(extensions) else Field("file", "")
 
 
-def _mixed(entries: Sequence[Entry]) -> list[str]:
-    """The note that images are not decoded because other files lie among them."""
+def _mixed(entries: Sequence[ListedObject]) -> list[str]:
+    """Return the note that images are not decoded because other files are among them."""
     counts = Counter(entry.extension for entry in entries)
     if IMAGES.isdisjoint(counts):
         return []
     named = ", ".join(f"{count:,} .{extension}" for extension, count in counts.most_common(_SHOWN))
-    return [f"files of several kinds ({named}) are one field of bytes: to have images, open them apart"]
+    return [
+        f"files of several kinds ({named}) are one field of bytes: open the images apart to have them decoded"
+    ]
 
 
 def _alike(split: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Stems and extensions, these in lower case where some differ in nothing else (`x.JPG` and `y.jpg` are one field),
-    unless one stem has both."""
+    """Return stems and extensions, with extensions that differ only in case joined (`x.JPG` and `y.jpg` are one field).
+
+    They are not joined where one stem has both.
+    """
     given = {extension for _, extension in split}
     lowered = [(stem, extension.lower()) for stem, extension in split]
     same = len({extension.lower() for extension in given}) == len(given)
     return split if same or len(set(lowered)) < len(split) else lowered
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
-    """Paths below the URI; where several URIs hold the same one, below the folder of all of them."""
+def _names(entries: Sequence[ListedObject]) -> list[str]:
+    """Return paths below the URI; where several URIs hold the same path, below their common folder."""
     paths = [entry.path for entry in entries]
     if len(set(paths)) == len(paths):
         return paths
@@ -176,7 +185,7 @@ def _data_first(extension: str) -> tuple[bool, str]:
 
 
 def _hashes(names: Sequence[str], grouped: bool) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Hash each stem, or the whole name where several samples share a stem: nothing could split those."""
+    """Hash each stem, or the whole name where samples share a stem, since equal hashes cannot be split."""
     stems = names if grouped else [split_name(name)[0] for name in names]
     shared, raw = Counter(stems), bytearray()
     for name, stem in zip(names, stems, strict=True):
@@ -186,8 +195,11 @@ def _hashes(names: Sequence[str], grouped: bool) -> np.ndarray[tuple[int], np.dt
 
 
 def buckets(hashes: np.ndarray, sizes: Ints, limit: int) -> list[tuple[int, int]]:
-    """Runs [low, high) of hash-sorted samples, none over `limit` bytes unless its hashes are all equal, none
-    without a byte. Where hashes differ, which run a sample joins depends on nothing outside its prefix."""
+    """Return runs [low, high) of hash-sorted samples, none without a byte.
+
+    A run has at most `limit` bytes unless its hashes are all equal. The run that a sample joins depends only on the samples
+    that share its prefix.
+    """
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     runs: list[tuple[int, int]] = []
     stack = [(0, len(hashes), 0)]
@@ -205,7 +217,7 @@ def buckets(hashes: np.ndarray, sizes: Ints, limit: int) -> list[tuple[int, int]
 
 
 def _with_bytes(runs: Sequence[tuple[int, int]], total: Ints) -> list[tuple[int, int]]:
-    """Runs that hold only empty files join the run before (the first ones, the run after)."""
+    """Join runs of empty files with the run before, or at the beginning with the run after."""
     kept: list[tuple[int, int]] = []
     for low, high in runs:
         if kept and (total[low] == total[high] or total[kept[-1][0]] == total[kept[-1][1]]):
@@ -215,8 +227,8 @@ def _with_bytes(runs: Sequence[tuple[int, int]], total: Ints) -> list[tuple[int,
     return kept
 
 
-def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[Ints, Ints, Space, Ints]:
-    """Sample order, first sample of each extent, the space, and the address of each file."""
+def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[Ints, Ints, AddressSpace, Ints]:
+    """Return the sample order, the first sample of each extent, the address space, and each file's address."""
     limit = inputs.options.extent_bytes // PAGE_BYTES * PAGE_BYTES
     bytes_of = np.bincount(samples.sample, samples.size, len(samples.names)).astype(np.int64)
     grouped = len(samples.fields) > 1
@@ -229,7 +241,7 @@ def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[In
     rank[order] = np.arange(len(order))
     files = np.lexsort((samples.field, rank[samples.sample]))
     begins = np.searchsorted(rank[samples.sample][files], np.arange(len(order) + 1))
-    space, address = Space([entry.object for entry in inputs.entries]), np.zeros(len(files), np.int64)
+    space, address = AddressSpace([entry.object for entry in inputs.entries]), np.zeros(len(files), np.int64)
     firsts, layer = array("q"), _Layer(space, rest, samples.size, address)
     runs = buckets(hashes[small], bytes_of[small], limit)
     if len(small) and not bytes_of[small].sum():
@@ -249,21 +261,21 @@ def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[In
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Puts files (by their place in `rest`) into extents and notes their addresses."""
+    """Puts files (by their index in `rest`) into extents and records their addresses."""
 
-    space: Space
+    space: AddressSpace
     rest: Sequence[int]
     size: Ints
     address: Ints
 
     def bucket(self, files: Ints) -> None:
-        """One extent of whole files."""
+        """Add one extent of whole files."""
         full = files[self.size[files] > 0]
         start = self.space.add((self.rest[at], 0, int(self.size[at])) for at in full.tolist())
         ends = np.cumsum(self.size[files])
         self.address[files] = start + ends - self.size[files]
 
     def alone(self, files: Ints, cut: int) -> None:
-        """Extents for one big sample, each file a run of its own."""
+        """Add extents of one big sample, each file as a run of its own."""
         for at in files.tolist():
             self.address[at] = self.space.add_run(self.rest[at], 0, int(self.size[at]), cut)

@@ -1,7 +1,7 @@
-"""MosaicML MDS, version 2: `index.json` says everything about the shards, so opening reads none of their rows.
+"""Compiles MosaicML MDS, version 2, from `index.json`, which describes the shards; their rows are not read.
 
-A shard is one extent (zstd shards decoded while they are filled). It begins with u32 samples and u32
-offsets[samples + 1]; a sample begins with the u32 sizes of its variable columns.
+A shard is one extent; zstd shards are decoded while they are filled. It begins with u32 samples and u32
+offsets[samples + 1]. A sample begins with the u32 sizes of its variable columns.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.formats.scan import Scan
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.json_stream import JsonStream
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 
 _INDEX_BYTES = 512 << 20
-"""A million shards of it; more are not opened. It is read in windows (`scan.py`)."""
+"""Limit of an index, about a million shards. It is parsed in windows (`json_stream.py`)."""
 _MAX_HEADS = 1024
-"""Shards of which the first bytes are compared with the index, the first ones: 64 GiB of data, and about a second."""
+"""Number of shards whose first bytes are compared with the index: 64 GiB of data, and about a second."""
 _THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """One entry of `shards`. `file` is what lies in the store, `stored` its size, `raw` its decoded size."""
+    """One entry of `shards`: `file` is the stored object, `stored` its size, `raw` its decoded size."""
 
     file: str
     stored: int
@@ -39,15 +39,15 @@ class _Shard:
     columns: tuple[tuple[str, str, int], ...]
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
-    """Indices and shards."""
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose indices and shards."""
     return [entry for entry in entries if entry.name == "index.json" or ".mds" in entry.name.lower()]
 
 
 def compile_mds(inputs: Inputs) -> Draft:
-    """Compile by the index. Raises CorruptData naming file and field, InvalidInput for what is not read."""
+    """Compile by the index. Raises CorruptData naming file and field, InvalidInput for features that are not read."""
     places = {entry.object.uri: at for at, entry in enumerate(inputs.entries)}
-    space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
+    space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     columns: tuple[tuple[str, str, int], ...] | None = None
     heads: list[_Head] = []
     named: set[int] = set()
@@ -57,10 +57,10 @@ def compile_mds(inputs: Inputs) -> Draft:
             where = f"{index.object.uri}: shards[{number}]"
             at = places.get(f"{root}/{shard.file}")
             if at is None:
-                raise CorruptData(f"{where} names {shard.file!r}, which is not there")
+                raise CorruptData(f"{where} names {shard.file!r}, which does not exist")
             if at in named:
                 raise CorruptData(
-                    f"{where} names {shard.file!r} again: its samples would come twice an epoch"
+                    f"{where} names {shard.file!r} again: its samples would be read twice an epoch"
                 )
             named.add(at)
             if inputs.entries[at].object.size_bytes != shard.stored:
@@ -86,8 +86,10 @@ def compile_mds(inputs: Inputs) -> Draft:
 
 
 def _check_heads(inputs: Inputs, heads: Sequence[_Head]) -> None:
-    """Raises CorruptData naming a shard that says another number of samples than its index: found later, it would
-    break an epoch off, or leave samples out."""
+    """Raise CorruptData naming a shard whose sample count differs from its index's.
+
+    Found later, it would fail in an epoch, or leave samples out.
+    """
 
     def stated(head: _Head) -> int:
         return int.from_bytes(inputs.fetch(head.object, 0, 4), "little")
@@ -101,10 +103,9 @@ def _check_heads(inputs: Inputs, heads: Sequence[_Head]) -> None:
                 )
 
 
-def _indices(inputs: Inputs) -> list[Entry]:
-    """The index of each URI: the one directly below it (a merged index lists its subfolders' shards), else its only
-    one."""
-    below: dict[str, list[Entry]] = {}
+def _indices(inputs: Inputs) -> list[ListedObject]:
+    """Return the index of each URI: the one directly below it, which may list its subfolders' shards, else its only one."""
+    below: dict[str, list[ListedObject]] = {}
     for entry in inputs.entries:
         if entry.name == "index.json":
             below.setdefault(entry.object.uri.removesuffix(entry.path), []).append(entry)
@@ -120,24 +121,26 @@ def _indices(inputs: Inputs) -> list[Entry]:
     return chosen
 
 
-def _shards(inputs: Inputs, index: Entry) -> Iterator[_Shard]:
-    """Each shard as it is parsed."""
+def _shards(inputs: Inputs, index: ListedObject) -> Iterator[_Shard]:
+    """Yield the shards of an index while it is parsed."""
     uri, size = index.object.uri, index.object.size_bytes
     if size > _INDEX_BYTES:
         raise CorruptData(f"{uri} has {size} bytes; an index of more than {_INDEX_BYTES} is not read")
-    scan = Scan(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
+    stream = JsonStream(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
     version, listed = None, False
-    for name in scan.fields():
+    for name in stream.fields():
         if name != "shards":
-            value = scan.value()
+            value = stream.value()
             version = value if name == "version" else version
             continue
         if listed:
             raise CorruptData(f"{uri} lists its shards twice")
         listed = True
-        for number, value in enumerate(scan.items()):
+        for number, value in enumerate(stream.items()):
             yield _shard(_Record(f"{uri}: shards[{number}]", value))
-    if _Record(uri, {"version": version}).take("version", int) != 2:  # which a writer sorts behind the shards
+    if (
+        _Record(uri, {"version": version}).take("version", int) != 2
+    ):  # checked last: writers sort it behind the shards
         raise InvalidInput(f"{uri} is MDS version {version}; version 2 is read")
     if not listed:
         raise CorruptData(f"{uri}: field 'shards' is missing")
@@ -145,7 +148,7 @@ def _shards(inputs: Inputs, index: Entry) -> Iterator[_Shard]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """A shard that is stored as it is, and how many samples it should begin with."""
+    """An uncompressed shard, and the sample count of its index."""
 
     object: ObjectVersion
     samples: int
@@ -154,13 +157,13 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A JSON object whose fields are checked as they are taken."""
+    """A JSON object with checked access to its fields."""
 
     where: str
     value: Any
 
     def take(self, name: str, kind: type) -> Any:
-        """A field of a type, counts not negative. Raises CorruptData naming it."""
+        """Return a field of a type; integers may not be negative. Raises CorruptData naming it."""
         found = self.value.get(name) if isinstance(self.value, dict) else None
         negative = isinstance(found, int) and found < 0
         if not isinstance(found, kind) or isinstance(found, bool) or negative:
@@ -168,7 +171,7 @@ class _Record:
         return found
 
     def record(self, name: str) -> _Record:
-        """A nested object."""
+        """Return a nested object."""
         return _Record(f"{self.where}.{name}", self.take(name, dict))
 
 

@@ -1,7 +1,7 @@
-"""Parquet: footers say everything about the row groups, so opening reads none of their rows.
+"""Compiles Parquet files from their footers, which describe the row groups; rows are not read.
 
-An extent is as many row groups of one file as fit `extent_bytes`, one at least, decoded while they are filled
-(`sources/parquet`); a sample is a row.
+An extent is as many row groups of one file as fit `extent_bytes`, at least one, decoded while they are filled
+(`sources/parquet`). A sample is a row.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.kinds import PARQUET
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.parquet.arrow import Leaf
@@ -29,18 +29,18 @@ from cachesvc.sources.parquet.parquet import (
 )
 
 _TAIL_BYTES = 64 << 10
-"""Read of each file at first: most footers are smaller."""
+"""First read of each file: most footers are smaller."""
 _THREADS = 32
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
-    """Files that are called so."""
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose the Parquet files by their names."""
     return [entry for entry in entries if entry.extension in PARQUET]
 
 
 def compile_parquet(inputs: Inputs) -> Draft:
-    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for what is not read."""
-    space, firsts, samples = Space([entry.object for entry in inputs.entries]), array("q"), 0
+    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for features that are not read."""
+    space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     fields: tuple[Field, ...] | None = None
     notes: list[str] = []
     for at, (entry, footer, tail) in enumerate(_footers(inputs)):
@@ -48,7 +48,7 @@ def compile_parquet(inputs: Inputs) -> Draft:
         if fields is None:
             fields = _fields(uri, footer.leaves)
             notes = [
-                f"column {name} is of a type that is not read: left out" for name in footer.left_out.names
+                f"column {name} has a type that is not read and is left out" for name in footer.unread.names
             ]
         elif fields != _fields(uri, footer.leaves):
             raise InvalidInput(
@@ -96,9 +96,11 @@ def _named(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.encoding}" for field in fields)
 
 
-def _footers(inputs: Inputs) -> Iterator[tuple[Entry, Footer, int]]:
-    """Of every file, fetched a batch at a time, read one at a time: until its row groups are known a footer takes ten times
-    its size."""
+def _footers(inputs: Inputs) -> Iterator[tuple[ListedObject, Footer, int]]:
+    """Yield every file with its footer and the footer's size. Footers are fetched in batches and parsed one at a time.
+
+    A parsed footer takes ten times its size until its row groups are known.
+    """
     with ThreadPoolExecutor(_THREADS, "footers") as pool:
         for begin in range(0, len(inputs.entries), _THREADS):
             batch = inputs.entries[begin : begin + _THREADS]
@@ -108,7 +110,7 @@ def _footers(inputs: Inputs) -> Iterator[tuple[Entry, Footer, int]]:
 
 
 def _footer(inputs: Inputs, version: ObjectVersion) -> bytes:
-    """The file's end, from where its footer begins."""
+    """Return the end of a file, from its footer on."""
     uri, size = version.uri, version.size_bytes
     begin = max(0, size - _TAIL_BYTES)
     tail = inputs.fetch(version, begin, size - begin)

@@ -1,4 +1,4 @@
-"""Members of a tar archive by its headers alone: ustar, pax and GNU long names. Bodies are not read."""
+"""Lists the members of a tar archive by its headers: ustar, pax and GNU long names. Bodies are not read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MAX_NAME_BYTES = 1 << 20
 _REGULAR = b"0\x007"
 _LINKS = b"12"
 _BODILESS = b"123456"
-"""Links, devices, folders, pipes. Of kinds that nobody knows, POSIX says that a body follows."""
+"""Links, devices, folders and pipes. POSIX says that a body follows the header of any unknown kind."""
 _ZERO = bytes(BLOCK)
 _TAIL_BYTES = 1 << 20
-"""Looked at behind the end: archives are padded to records, 10 KiB unless somebody chose more."""
+"""Bytes checked behind the end: archives are padded to records, of 10 KiB unless the writer chose more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file in an archive: its body is bytes [offset, offset + size) of it. Or a `link` to another one."""
+    """A regular file in an archive, whose body is bytes [offset, offset + size) of the archive; or a `link` to one."""
 
     name: str
     offset: int
@@ -36,9 +36,11 @@ class _Header:
 
 
 def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
-    """Regular members and links in order; `read(offset, length)` gives exactly those bytes of the archive. Raises
-    CorruptData, naming archive and offset, for broken headers and for an archive that ends early, InvalidInput for
-    members without their holes: what is stored is not what they hold, and for another archive behind the first."""
+    """Yield regular members and links in order; `read(offset, length)` returns exactly those bytes of the archive.
+
+    Raises CorruptData, naming archive and offset, for broken headers and for an archive that ends early. Raises
+    InvalidInput for sparse members, whose stored bytes are not their content, and for another archive behind the first.
+    """
     at, extra, lasting = 0, {}, {}  # type: ignore[var-annotated]
     while True:
         if at + BLOCK > size_bytes:
@@ -74,7 +76,7 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
 
 
 def _check_last(uri: str, at: int, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
-    """Raises InvalidInput where a header comes first behind the end: what tar leaves out there are samples."""
+    """Raise InvalidInput where a header follows the end of the archive: the members behind it would be left out."""
     for begin in range(at, min(at + _TAIL_BYTES, size_bytes - BLOCK + 1), BLOCK):
         block = read(begin, BLOCK)
         if block == _ZERO:
@@ -102,13 +104,13 @@ def _parse(uri: str, at: int, block: bytes) -> _Header:
 
 
 def _sums_to(stated: int, block: bytes) -> bool:
-    """By the standard, or as old tars did that took bytes for signed."""
+    """Compare a checksum: the sum of unsigned bytes, or of signed ones, as some old writers compute it."""
     unsigned = sum(block)
     return stated == unsigned or stated == unsigned - 256 * sum(byte >> 7 for byte in block)
 
 
 def _number(uri: str, at: int, raw: bytes, what: str) -> int:
-    """An octal field, or GNU's base 256 where the first bit is set."""
+    """Parse an octal field, or GNU's base 256 where the first bit is set."""
     try:
         if raw[0] & 0x80:
             value = int.from_bytes(bytes([raw[0] & 0x7F]) + raw[1:], "big") if raw[0] != 0xFF else -1
@@ -117,7 +119,7 @@ def _number(uri: str, at: int, raw: bytes, what: str) -> int:
     except ValueError:
         value = -1
     if not 0 <= value < 1 << 62:
-        raise CorruptData(f"{uri}: the tar header at offset {at} has a senseless {what}")
+        raise CorruptData(f"{uri}: the tar header at offset {at} has an invalid {what}")
     return value
 
 
@@ -132,12 +134,12 @@ def _pax_size(uri: str, at: int, records: dict[str, bytes], header: _Header) -> 
         return header.size
     raw = records["size"]
     if not raw.isdigit() or len(raw) > 18:
-        raise CorruptData(f"{uri}: the pax header before offset {at} has a senseless size")
+        raise CorruptData(f"{uri}: the pax header before offset {at} has an invalid size")
     return int(raw)
 
 
 def _pax(uri: str, body: int, raw: bytes) -> dict[str, bytes]:
-    """`length key=value\\n` records; only those that move or rename members are kept."""
+    """Parse `length key=value\\n` records; return those that change the path or size of a member."""
     found, at = {}, 0
     while at < len(raw):
         digits, space, _ = raw[at : at + 20].partition(b" ")

@@ -1,9 +1,8 @@
-"""Token files: sequences of `seq_len` (+ `overlap`) tokens out of `.bin`, raw or behind a known header, `.npy` and Megatron
-`.bin/.idx`.
+"""Compiles token files to sequences of `seq_len` (+ `overlap`) tokens.
 
-Extents are cut every `extent_bytes` of a file whatever `seq_len` is, so that two lengths share them; a
-sequence may span two. The tokens of a file are one stream: sample i is tokens [i * seq_len, (i + 1) * seq_len
-+ overlap).
+The files are `.bin`, raw or with a known header, `.npy`, and Megatron's `.bin` with `.idx`. The tokens of a file are one
+stream: sample i is tokens [i * seq_len, (i + 1) * seq_len + overlap). Extents are cut every `extent_bytes` of a file for
+any `seq_len`, so that datasets of different lengths share them; a sequence may span two extents.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.formats.fixed import (
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.records import (
     Cut,
     Payload,
     check_payloads,
@@ -26,7 +26,6 @@ from cachesvc.catalog.formats.fixed import (
     raw_payload,
     read_payloads,
 )
-from cachesvc.catalog.inputs import Draft, Entry, Inputs
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
@@ -35,14 +34,13 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
-    """The objects that hold tokens, and their Megatron indices."""
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose the objects that hold tokens, and their Megatron indices."""
     return [entry for entry in entries if entry.extension in ("bin", "npy", "idx")]
 
 
 def compile_tokens(inputs: Inputs) -> Draft:
-    """Compile token files. Raises InvalidInput without `seq_len` or a dtype, CorruptData for a broken
-    index."""
+    """Compile token files. Raises InvalidInput without `seq_len` or a dtype, CorruptData for a broken index."""
     options = inputs.options
     if options.seq_len <= 0 or options.overlap < 0:
         raise InvalidInput(
@@ -68,12 +66,12 @@ def compile_tokens(inputs: Inputs) -> Draft:
     return draft
 
 
-def _stem(entry: Entry) -> str:
+def _stem(entry: ListedObject) -> str:
     return entry.object.uri.rpartition(".")[0]
 
 
 def _shard(inputs: Inputs, at: int, index: int | None) -> tuple[Payload, Ints | None]:
-    """The tokens of a file, and its documents where it has an index."""
+    """Return the tokens of a file, and its document bounds where it has an index."""
     return (_plain(inputs, at), None) if index is None else _megatron(inputs, at, index)
 
 
@@ -106,7 +104,7 @@ def _plain(inputs: Inputs, at: int) -> Payload:
 
 
 def _megatron(inputs: Inputs, at: int, index: int) -> tuple[Payload, Ints]:
-    """A `.bin` by its `.idx`, and where its documents begin and end, in tokens of this file."""
+    """Return a `.bin` by its `.idx`, and the bounds of its documents, in tokens of this file."""
     tokens, idx = inputs.entries[at].object, inputs.entries[index].object
     raw = inputs.fetch(idx, 0, min(idx.size_bytes, _MEGATRON.size))
     if len(raw) < _MEGATRON.size:

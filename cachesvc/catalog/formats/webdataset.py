@@ -1,7 +1,7 @@
-"""WebDataset: tar shards, consecutive members of one name up to its first dot are one sample.
+"""Compiles WebDataset tars: consecutive members with one name up to its first dot are one sample.
 
-A tar carries no index, so its headers are read once, through the cache that fills meanwhile. Extents are
-fixed cuts; a member may span two.
+A tar carries no index, so its headers are read once, through the cache, which is filled by that. Extents are cut at a fixed
+size, and a member may span two.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import TextColumn, ints
+from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
 from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.tar import BLOCK, Member, members
-from cachesvc.catalog.inputs import Draft, Entry, ExtentBytes, Inputs
+from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.space import Space
-from cachesvc.catalog.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
@@ -26,21 +26,21 @@ _CODECS = ("gz", "bz2", "xz", "zst", "zstd", "lz4", "br")
 PACKED = (*tuple(f".tar.{codec}" for codec in _CODECS), ".tgz", ".tbz2", ".txz", ".tzst")
 """Names of compressed tars, in lower case."""
 _WINDOW_BYTES = 16 << 10
-"""Read at once: a header and its small neighbours."""
+"""Size of one read: a header and its small neighbours."""
 _META = re.compile(r"__[^/]*__($|/)")
-"""What webdataset takes for no sample: `__meta__`, and what lies in a folder of such a name."""
+"""Names that the webdataset library skips: `__meta__`, and files in a folder of such a name."""
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
-def select(entries: Sequence[Entry]) -> list[Entry]:
-    """The tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose the tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
     for entry in entries:
         if entry.name.lower().endswith(PACKED):
             raise _packed(entry)
     return [entry for entry in entries if entry.extension == "tar"]
 
 
-def _packed(entry: Entry) -> InvalidInput:
+def _packed(entry: ListedObject) -> InvalidInput:
     return InvalidInput(
         f"{entry.object.uri} is a compressed tar: decompress it, or name the plain ones (*.tar); format='files' "
         "reads it as it is"
@@ -49,7 +49,7 @@ def _packed(entry: Entry) -> InvalidInput:
 
 def compile_webdataset(inputs: Inputs) -> Draft:
     """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample."""
-    space = Space([entry.object for entry in inputs.entries])
+    space = AddressSpace([entry.object for entry in inputs.entries])
     cut = inputs.options.extent_bytes
     spans = []
     for index, entry in enumerate(inputs.entries):
@@ -73,8 +73,7 @@ def compile_webdataset(inputs: Inputs) -> Draft:
 
 
 class _Shard:
-    """Bytes of one tar out of its extents, a window at a time; every extent is touched, so that all are
-    filled."""
+    """Reads one tar from its extents, a window at a time, and touches every extent, so that all are filled."""
 
     def __init__(self, data: ExtentBytes, first_extent: int, cut: int, size_bytes: int) -> None:
         self._data, self._first, self._cut, self._size = data, first_extent, cut, size_bytes
@@ -82,10 +81,10 @@ class _Shard:
         self._touched = -1
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly [offset, offset + length)."""
+        """Return exactly the bytes [offset, offset + length)."""
         begin = offset - self._window_at
         if not 0 <= begin <= len(self._window) - length:
-            held = self._window[begin:] if begin >= 0 else b""  # not read again: its extent was passed
+            held = self._window[begin:] if begin >= 0 else b""  # not read again: its extent is behind
             wanted = min(max(length, _WINDOW_BYTES), self._size - offset) - len(held)
             self._window = held + self._across(offset + len(held), wanted)
             self._window_at, begin = offset, 0
@@ -104,18 +103,18 @@ class _Shard:
         return b"".join(parts)
 
     def _touch(self, extent: int) -> None:
-        """Pass extents that one long member covers: a byte of each keeps the fill in sequence."""
+        """Read a byte of each extent up to this one, to keep the fills in sequence behind a long member."""
         while self._touched < extent:
             self._touched += 1
             self._data.read(self._first + self._touched, 0, 1)
 
     def finish(self) -> None:
-        """Touch what lies behind the last member."""
+        """Touch the extents behind the last member."""
         self._touch(-(-self._size // self._cut) - 1)
 
 
 class _Collector:
-    """Members become samples."""
+    """Collects members as samples."""
 
     def __init__(self) -> None:
         self._uri, self._start = "", 0
@@ -129,11 +128,11 @@ class _Collector:
         self._address, self._length = array("q"), array("q")
 
     def begin_shard(self, uri: str, start: int, shard: _Shard) -> None:
-        """Members that follow belong to another archive: no sample spans two."""
+        """Begin another archive: no sample spans two."""
         self._uri, self._start, self._shard, self._key = uri, start, shard, None
 
     def add(self, member: Member) -> None:
-        """Take a member; a name without an extension, and what `_META` matches, are no sample's."""
+        """Add a member to its sample. Skips names without an extension, and those that `_META` matches."""
         name = member.name.removeprefix("./")
         match = _NAME.fullmatch(name)
         if match is None or _META.match(name):
@@ -166,15 +165,15 @@ class _Collector:
             self._tags.add_sidecar(sample, extension, self._shard.read(member.offset, member.size))
 
     def _notes(self) -> list[str]:
-        """What was left out, for people."""
+        """Return notes on left-out members and tags."""
         links = (
             f"{self._links:,} members are links, without bytes of their own, and left out, {self._link} is the first: "
             "write the archives with tar --dereference --hard-dereference"
         )
         return [*([links] if self._links else []), *self._tags.notes()]
 
-    def draft(self, inputs: Inputs, space: Space) -> Draft:
-        """What was collected."""
+    def draft(self, inputs: Inputs, space: AddressSpace) -> Draft:
+        """Return the collected samples as a draft. Raises NotFound where there are none."""
         count, names = len(self._keys), sorted(self._fields)
         if not count:
             none = f"{inputs.uri}: no member of its archives is a sample (name.extension)"

@@ -1,33 +1,37 @@
-"""Look-ahead: fills in the order in which plans need them, as far ahead as room, slots and the pace allow.
+"""Look-ahead: fills in the order in which plans need them, as far ahead as room, slots and pacing allow.
 
-An absent extent is entered when its fill starts. Where everything fits, the cold part of a plan runs ahead as far as it
-finds room. Where part of it streams, the plans of one order together have at most their part of the window fetched and
-not yet read (`plan_windows.py`), and fetch it along a schedule (`core/records/schedule.py`), so that the source sees an
-even rate over the whole plan. A schedule holds nobody up: while a reader waits for a fill, only room and slots limit
-its plans. Over what is resident, or fits no tier that works, a window goes `window_bytes` ahead and no further, so that
-one event never walks a whole plan. A plan that is not scheduled yet, or whose cursor has left much behind, enters
-nothing, and readers fetch for themselves."""
+An absent extent is entered when its fill starts. Where everything fits, a plan fetches its absent extents as far ahead as
+it finds room. Where the data does not fit, the plans of one order together may have only their part of the window fetched
+and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule.py`), so that the source sees an even rate
+over the whole plan. A schedule delays nobody: while a reader waits for a fill, only room and slots limit its plans.
+
+Over extents that are resident, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so that one
+event never walks a whole plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, enters
+nothing, and its readers' demands fetch what they need.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
 
-from cachesvc.core.lookahead.plan_windows import Windows
+from cachesvc.core.lookahead.order_windows import OrderWindows
+from cachesvc.core.lookahead.plan_state import PlanState
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM
-from cachesvc.core.records.state import Copy, Entry, Plan, Role, Window
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.order_window import OrderWindow
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.policy import Asked
+from cachesvc.core.tiering.policy import Requester
 
 FEED_LIMIT = 64
-"""Entries looked at in one event: well under a millisecond, so that grants never wait for a long plan."""
+"""Rows examined in one event: well under a millisecond, so that grants never wait for a long plan."""
 
 
 class Lookahead:
     """Chooses what plans fetch next."""
 
-    def __init__(self, copies: Copies, plans: Plans, windows: Windows) -> None:
+    def __init__(self, copies: Copies, plans: Plans, windows: OrderWindows) -> None:
         self._copies = copies
         self._policy = copies.policy
         self._reserve = copies.policy.reserve
@@ -35,22 +39,21 @@ class Lookahead:
         self._windows = windows
 
     def feed(self) -> bool:
-        """Enter entries, users in turn and of each the most urgent plan first, until each plan waits or is at its end.
+        """Enter rows, users in turn and each user's most urgent plan first, until each plan waits or is exhausted.
 
-        Where a user's most urgent absent extent finds no slot or room, no later one of that user takes it; only what is
-        resident is entered then. False when `FEED_LIMIT` was reached and there is more to do; where all that many plans
-        wait, there is nothing before another event.
+        Where a user's most urgent absent extent finds no slot or room, no later one of that user takes it; then only
+        resident extents are entered. Returns False when `FEED_LIMIT` was reached and there is more to do now.
         """
         plans = self._plans.plans
-        taking = self._windows.taking()
+        active = self._windows.active()
         users: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for each in plans.values():
-            if each.paced and not each.behind and not each.ended and each.shared in taking:
-                users[each.shared.user].append(each.urgency)
+            if each.paced and not each.behind and not each.exhausted and each.window in active:
+                users[each.window.user].append(each.urgency)
         for urgent in users.values():
             heapq.heapify(urgent)
         turns = deque(sorted(users, key=self._windows.turn_of))
-        held_up = any(copy.entry.waiters for copy in self._copies.filling)
+        reader_waits = any(copy.entry.waiters for copy in self._copies.filling)
         waiting, moved = set[int](), False
         for _ in range(FEED_LIMIT):
             while turns and not users[turns[0]]:
@@ -60,7 +63,7 @@ class Lookahead:
             user = turns[0]
             turns.rotate(-1)
             plan = plans[heapq.heappop(users[user])[-1]]
-            extent, _, last_step = plan.entries[plan.next]
+            extent, _, last_step = plan.rows[plan.next]
             entry = self._copies.entry(extent)
             if entry is None or last_step < plan.passed:
                 self._plans.skip(plan, extent)
@@ -69,48 +72,52 @@ class Lookahead:
                     continue
                 self._plans.enter(plan, entry)
             else:
-                if user in waiting or not (self._may_fetch(plan, entry, held_up) and self._fill(plan, entry)):
+                if user in waiting or not (
+                    self._may_fetch(plan, entry, reader_waits) and self._fill(plan, entry)
+                ):
                     waiting.add(user)
                     continue
                 self._plans.enter(plan, entry)
             moved = True
-            if not plan.ended:
+            if not plan.exhausted:
                 heapq.heappush(users[user], plan.urgency)
         return not moved or not any(users.values())
 
-    def _may_fetch(self, plan: Plan, entry: Entry, held_up: bool) -> bool:
-        """Whether an absent extent's turn has come."""
+    def _may_fetch(self, plan: PlanState, entry: CacheEntry, reader_waits: bool) -> bool:
+        """Return whether an absent extent may be fetched now."""
         if not self._reserve.streams:
             return True
-        if self._reserve.tight_for(plan.shared.user):
+        if self._reserve.tight_for(plan.window.user):
             return self._policy.room_to_keep(entry)
-        schedule = None if held_up and plan.passed else plan.schedule
+        schedule = None if reader_waits and plan.passed else plan.schedule
         if schedule is not None and not schedule.allows(plan.next, plan.passed):
             return False
-        return self._has_room(plan.shared, entry)
+        return self._has_room(plan.window, entry)
 
-    def _has_room(self, window: Window, entry: Entry) -> bool:
+    def _has_room(self, window: OrderWindow, entry: CacheEntry) -> bool:
         if self._windows.has_room(window, entry.size_bytes):
             return True
-        resting = self._windows.gives_way(window, entry.size_bytes)
-        if resting is None:
+        idle = self._windows.window_to_free(window, entry.size_bytes)
+        if idle is None:
             return False
-        self._copies.give_way(resting)
+        self._copies.free_window(idle)
         return self._windows.has_room(window, entry.size_bytes)
 
-    def _fill(self, plan: Plan, entry: Entry) -> bool:
+    def _fill(self, plan: PlanState, entry: CacheEntry) -> bool:
         """Start a fill from the source; False when it must wait for a slot or for room."""
-        if self._copies.busy or self._yield_to(plan, entry):
+        if self._copies.busy or self._evict_kept_for(plan, entry):
             return False
-        asked = Asked.PART if self._reserve.taken_from(plan.shared.user) else Asked.PLAN
-        if not self._copies.carry_out(self._policy.place(entry, asked), entry, ahead_of=plan.shared):
+        requester = (
+            Requester.PLAN_IN_ITS_PART if self._reserve.taken_from(plan.window.user) else Requester.PLAN
+        )
+        if not self._copies.carry_out(self._policy.place(entry, requester), entry, ahead_of=plan.window):
             return False
-        self._windows.fetched(plan.shared)
+        self._windows.note_fetched(plan.window)
         return True
 
-    def _promote(self, entry: Entry) -> bool:
-        """Start a fill from NVMe into RAM where that is free; False when it must wait for an eviction. Where part
-        streams, the room of the window is for what is absent, and what lies on NVMe is read there."""
+    def _promote(self, entry: CacheEntry) -> bool:
+        """Start a fill from NVMe into RAM where RAM has room; False when it must wait for an eviction. Where part of the
+        data streams, the window is for absent extents, and those on NVMe are read there."""
         copy = entry.best()
         if self._reserve.streams or copy is None or not copy.committed or copy.tier.name == RAM:
             return True
@@ -118,28 +125,28 @@ class Lookahead:
             return True
         if self._copies.busy:
             return True
-        place = self._policy.promote(entry)
-        self._copies.carry_out(place, entry, source=copy)
-        return not place.coming
+        placement = self._policy.promote(entry)
+        self._copies.carry_out(placement, entry, source=copy)
+        return not placement.room_coming
 
-    def _yield_to(self, plan: Plan, entry: Entry) -> bool:
-        """Whether a kept copy goes so that an absent extent may be kept in its place."""
-        retention = plan.shared.retention
+    def _evict_kept_for(self, plan: PlanState, entry: CacheEntry) -> bool:
+        """Evict a kept copy so that an absent extent may be kept in its place; whether one was evicted."""
+        retention = plan.window.retention
         if retention is None or self._policy.room_to_keep(entry, free=False):
             return False
-        kept = retention.instead_of(entry, _gives_place)
+        kept = retention.choose_victim(entry, _replaceable)
         if kept is not None:
             self._copies.evict(kept)
         return kept is not None
 
 
-def _absent(entry: Entry) -> bool:
-    """Nothing is there and nothing is on its way; what failed waits for a reader to ask."""
-    on_its_way = entry.waiters or entry.due_at is not None or entry.filling()
-    return not (entry.ready or entry.failed or on_its_way)
+def _absent(entry: CacheEntry) -> bool:
+    """Return whether an extent is neither resident nor being fetched. One whose fill failed waits for a reader's demand."""
+    in_progress = entry.waiters or entry.due_at is not None or entry.filling()
+    return not (entry.ready or entry.failed or in_progress)
 
 
-def _gives_place(copy: Copy) -> bool:
-    """A kept copy that nobody uses, needs or pins."""
+def _replaceable(copy: Copy) -> bool:
+    """Return whether a copy is kept, idle, not needed and not pinned."""
     unused = copy.usable and copy.idle and not copy.entry.needs
     return copy.role is Role.KEPT and unused and not copy.entry.pinned

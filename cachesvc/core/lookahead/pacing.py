@@ -1,6 +1,6 @@
-"""What a plan reads side by side, what of it is absent, and a schedule for that where the data does not fit.
+"""Measures what a plan reads side by side and how much of it is absent, and schedules the plan where the data does not fit.
 
-It is found out in steps between other events; until it is known, the plan fetches nothing ahead.
+The work is done in steps between other events. Until it is done, the plan fetches nothing ahead.
 """
 
 from __future__ import annotations
@@ -10,39 +10,40 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cachesvc.core.lookahead.plan_windows import Windows
+from cachesvc.core.lookahead.order_windows import OrderWindows
+from cachesvc.core.lookahead.plan_state import PlanState
+from cachesvc.core.lookahead.schedule import schedule
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.incremental import Steps, Work
-from cachesvc.core.records.schedule import schedule
-from cachesvc.core.records.state import Entry, Plan, Role
+from cachesvc.core.records.cache_entry import CacheEntry, Role
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.retention import STRETCHES, Retention
 
 MAX_STEP = 1 << 48
-"""What a plan says beyond is as far away as this: steps come from readers and may be any number."""
+"""Larger steps count as this one: steps come from readers and may be any number."""
 
 
 class Pacing:
-    """Schedules plans, and finds out what is kept of the orders that follow them."""
+    """Schedules plans, and counts what is kept of the orders that follow them."""
 
-    def __init__(self, copies: Copies, steps: Steps, windows: Windows) -> None:
+    def __init__(self, copies: Copies, work: IncrementalWork, windows: OrderWindows) -> None:
         self._copies = copies
-        self._steps = steps
+        self._work = work
         self._windows = windows
 
-    def begin(self, plan: Plan, following: Sequence[ExtentId]) -> None:
-        """Schedule a plan. Of the first that names the order which follows it, what is kept will lie evenly in that."""
+    def begin(self, plan: PlanState, following: Sequence[ExtentId]) -> None:
+        """Schedule a plan. The first plan of a window that names the order after it also begins the window's retention."""
         plan.paced, retention = False, None
-        if len(following) >= STRETCHES and plan.shared.retention is None:
-            retention = plan.shared.retention = Retention(following)
-        count = max(len(plan.entries), len(following))
-        self._steps.do((Work.PACE, plan.number), self._pace(plan, retention), count)
+        if len(following) >= STRETCHES and plan.window.retention is None:
+            retention = plan.window.retention = Retention(following)
+        count = max(len(plan.rows), len(following))
+        self._work.do((WorkKind.PACE, plan.number), self._pace(plan, retention), count)
 
-    def _pace(self, plan: Plan, retention: Retention | None) -> Iterator[None]:
-        step, opened, total_bytes = self._steps.size, Opened(), 0
-        first, costs = np.zeros(len(plan.entries), np.int64), np.zeros(len(plan.entries), np.int64)
-        for start in range(0, len(plan.entries), step):
-            rows = plan.entries[start : start + step]
+    def _pace(self, plan: PlanState, retention: Retention | None) -> Iterator[None]:
+        step, opened, total_bytes = self._work.size, OpenBytes(), 0
+        first, costs = np.zeros(len(plan.rows), np.int64), np.zeros(len(plan.rows), np.int64)
+        for start in range(0, len(plan.rows), step):
+            rows = plan.rows[start : start + step]
             known = [self._copies.entry(extent) for extent, _, _ in rows]
             first[start : start + step] = [min(row[1], MAX_STEP) for row in rows]
             costs[start : start + step] = [_cost(entry) for entry in known]
@@ -54,8 +55,8 @@ class Pacing:
         if retention is not None:
             yield from retention.count(self._is_kept, step)
         absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
-        self._windows.measured(plan.shared, opened.most_bytes, absent_bytes)
-        room = self._windows.room_bytes(plan.shared)
+        self._windows.note_reads(plan.window, opened.most_bytes, absent_bytes)
+        room = self._windows.room_bytes(plan.window)
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
 
@@ -64,25 +65,25 @@ class Pacing:
         return entry is not None and entry.kept
 
 
-def _cost(entry: Entry | None) -> int:
-    """What an entry will cost the source: nothing where it is kept."""
+def _cost(entry: CacheEntry | None) -> int:
+    """Bytes that an extent will cost the source: none where it is kept."""
     if entry is None or any(copy.role is Role.KEPT and copy.usable for copy in entry.copies):
         return 0
     return entry.size_bytes
 
 
-class Opened:
-    """The most bytes of entries whose steps overlap: what has begun less what has ended, at each beginning."""
+class OpenBytes:
+    """The most bytes of rows whose steps overlap: what has begun less what has ended, at each beginning."""
 
     def __init__(self) -> None:
         self.most_bytes = 0
         self._open_bytes = 0
         self._ends: list[int] = []
-        """Heap of the last steps of what is open."""
+        """Heap of the last steps of the open rows."""
         self._ending_bytes: dict[int, int] = {}
 
     def add(self, size_bytes: int, first_step: int, last_step: int) -> None:
-        """The next entry, in the order of first steps."""
+        """Add the next row, in the order of first steps."""
         while self._ends and self._ends[0] < first_step:
             self._open_bytes -= self._ending_bytes.pop(heapq.heappop(self._ends))
         if last_step not in self._ending_bytes:

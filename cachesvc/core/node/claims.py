@@ -1,7 +1,8 @@
-"""What jobs and operators want: declared datasets, pins, evictions.
+"""Claims of datasets: what jobs declare, and what operators pin and evict.
 
-What is done to all extents of a large dataset is done in steps (`core/records/incremental.py`), but for claims and pins
-that are not gradual. What follows from it extent by extent costs O(1)."""
+Work on all extents of a large dataset is done in steps (`core/records/incremental.py`), except claims and pins that are not
+gradual. Work on a single extent costs O(1).
+"""
 
 from __future__ import annotations
 
@@ -11,73 +12,76 @@ from itertools import islice
 from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, Unpinned
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.prefetch import Prefetches
-from cachesvc.core.node.status import Counters, EpochCounters, Progress
-from cachesvc.core.records.incremental import Steps, Work
-from cachesvc.core.records.state import Dataset, Tally
+from cachesvc.core.node.status import Counters, EpochCounters, JobProgress
+from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.role_changes import RoleChanges
 
 
 class Claims:
-    """Claimed datasets, by id in the shares and by job here."""
+    """Claimed datasets by job. The shares hold them by id."""
 
-    def __init__(self, copies: Copies, steps: Steps, prefetches: Prefetches) -> None:
+    def __init__(
+        self, copies: Copies, roles: RoleChanges, work: IncrementalWork, prefetches: Prefetches
+    ) -> None:
         self._copies = copies
+        self._roles = roles
         self._shares = copies.policy.shares
         self._reserve = copies.policy.reserve
-        self._steps = steps
+        self._work = work
         self._prefetches = prefetches
-        self._jobs: dict[int, list[Dataset]] = {}
+        self._jobs: dict[int, list[DatasetState]] = {}
 
     def declare(self, event: DatasetDeclared) -> None:
         """Claim a dataset for a job; claiming it twice changes nothing."""
         job, name = event.job, event.dataset
         dataset = self._shares.datasets.get(name)
         if dataset is None:
-            tally = self._copies.tallies.setdefault(name, Tally())
+            tally = self._copies.counts.setdefault(name, DemandCounts())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
-            dataset = Dataset(name, distinct, tally)
+            dataset = DatasetState(name, distinct, tally)
             self._shares.add(dataset)
-        if not dataset.claimed:  # it is new; or its last claim is being given up, which ends here
+        if not dataset.claimed:  # it is new, or the end of its last claim is under way and stops here
             dataset.user = event.user
             dataset.quota_bytes, dataset.user_quota_bytes = event.quota_bytes, event.user_quota_bytes
-            self._do(Work.CLAIM, dataset, self._claim(dataset))
+            self._do(WorkKind.CLAIM, dataset, self._claim(dataset))
         if not event.gradual:
-            self._steps.finish((Work.CLAIM, name))
+            self._work.finish((WorkKind.CLAIM, name))
         if job not in dataset.jobs:
             dataset.jobs.add(job)
             self._jobs.setdefault(job, []).append(dataset)
 
     def claimed(self, name: DatasetId) -> bool:
-        """Whether no claim of the dataset, and no end of one, is under way."""
-        return (Work.CLAIM, name) not in self._steps
+        """Return whether neither a claim of the dataset nor the end of one is under way."""
+        return (WorkKind.CLAIM, name) not in self._work
 
     def settled(self, name: DatasetId) -> bool:
-        """Whether no claim, pin or unpin of the dataset is under way, and no end of a claim."""
-        return self.claimed(name) and (Work.PIN, name) not in self._steps
+        """Return whether no claim, end of a claim, pin or unpin of the dataset is under way."""
+        return self.claimed(name) and (WorkKind.PIN, name) not in self._work
 
     def evicted(self, name: DatasetId) -> bool:
-        """Whether no eviction of the dataset is under way."""
-        return (Work.EVICT, name) not in self._steps
+        """Return whether no eviction of the dataset is under way."""
+        return (WorkKind.EVICT, name) not in self._work
 
     def end_job(self, job: int) -> None:
-        """Give up a job's claims. What no other job claims and no pin holds becomes LRU. A prefetch that was not done
-        ends with the last job that asked for it, whoever else claims the dataset."""
+        """Give up a job's claims. Extents that no other job claims and no pin holds become LRU. A prefetch that is not done
+        ends with the last job that asked for it, even if other jobs claim the dataset."""
         for dataset in self._jobs.pop(job, ()):
             dataset.jobs.discard(job)
             self._prefetches.leave(dataset, job)
             self._unclaim_unused(dataset)
 
     def pin(self, event: Pinned) -> None:
-        """Keep what is resident of a declared dataset, as far as the quotas of whoever pins it let, whatever else
-        happens."""
+        """Keep the resident extents of a declared dataset, as far as the quotas of the user who pins it allow."""
         dataset = self._shares.datasets.get(event.dataset)
         if dataset and dataset.claimed:
             dataset.pin(event.user, event.quota_bytes, event.user_quota_bytes)
             self._reserve.retune()
-            self._do(Work.PIN, dataset, self._judge(dataset))
+            self._do(WorkKind.PIN, dataset, self._reassess(dataset))
             if not event.gradual:
-                self._steps.finish((Work.CLAIM, dataset.id))
-                self._steps.finish((Work.PIN, dataset.id))
+                self._work.finish((WorkKind.CLAIM, dataset.id))
+                self._work.finish((WorkKind.PIN, dataset.id))
 
     def unpin(self, event: Unpinned) -> None:
         """End a pin."""
@@ -85,39 +89,39 @@ class Claims:
         if dataset and dataset.pinned:
             dataset.unpin()
             self._reserve.retune()
-            self._do(Work.PIN, dataset, self._judge(dataset))
+            self._do(WorkKind.PIN, dataset, self._reassess(dataset))
             self._unclaim_unused(dataset)
 
     def evict(self, event: EvictAsked) -> None:
-        """Drop what nobody uses and no pin holds; ends the dataset's prefetch."""
+        """Evict the idle, unpinned extents of a dataset, and end its prefetch."""
         name, named, count = event.dataset, iter(event.extents), len(event.extents)
         dataset = self._shares.datasets.get(name)
         if dataset:
             self._prefetches.end(dataset)
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
-        self._steps.do((Work.EVICT, name), self._evict(name, named), count)
+        self._work.do((WorkKind.EVICT, name), self._evict(name, named), count)
 
-    def progress(self, job: int) -> Progress:
-        """How much of a job's datasets is resident, and why the rest is not."""
+    def progress(self, job: int) -> JobProgress:
+        """Report how much of a job's datasets is resident, and why the rest is not."""
         datasets = self._jobs.get(job, [])
         failed: dict[ExtentId, tuple[int, str]] = {}
         for dataset in datasets:
             failed.update(dataset.failed)
-        return Progress(
+        return JobProgress(
             resident_extents=sum(each.ready_count for each in datasets),
             resident_bytes=sum(each.ready_bytes for each in datasets),
             total_extents=sum(len(each.extents) for each in datasets),
             total_bytes=sum(each.size_bytes for each in datasets),
             failed=failed,
-            lacking=self._lacking(datasets),
+            incomplete=self._incomplete(datasets),
             stuck_extents=sum(len(each.stuck) for each in datasets),
             stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
         )
 
-    def _lacking(self, datasets: list[Dataset]) -> dict[ExtentId, tuple[int, str]]:
-        """Extents of these that are resident, but for some of their objects, and why."""
+    def _incomplete(self, datasets: list[DatasetState]) -> dict[ExtentId, tuple[int, str]]:
+        """Resident extents of these datasets in which objects are missing, and why the first one is."""
         entries = self._copies.entries
-        found = ((extent, why, entries.get(extent)) for extent, why in self._copies.lacking.items())
+        found = ((extent, why, entries.get(extent)) for extent, why in self._copies.incomplete.items())
         return {
             extent: why
             for extent, why, entry in found
@@ -125,12 +129,12 @@ class Claims:
         }
 
     def prefetching(self, job: int) -> bool:
-        """Whether the prefetch of a job's datasets goes on: no eviction has ended it."""
+        """Return whether no eviction has ended the prefetch of a job's datasets."""
         return all(each.prefetched for each in self._jobs.get(job, ()))
 
     def counters(self, name: DatasetId) -> Counters:
         """A dataset's counts since it was first declared; zeros for one that never was."""
-        tally = self._copies.tallies.get(name) or Tally()
+        tally = self._copies.counts.get(name) or DemandCounts()
         dataset = self._shares.datasets.get(name)
         return Counters(
             dataset=name,
@@ -149,45 +153,45 @@ class Claims:
             ),
         )
 
-    def _do(self, work: Work, dataset: Dataset, steps: Iterator[None]) -> None:
-        self._steps.do((work, dataset.id), steps, len(dataset.extents))
+    def _do(self, work: WorkKind, dataset: DatasetState, steps: Iterator[None]) -> None:
+        self._work.do((work, dataset.id), steps, len(dataset.extents))
 
-    # Each of these gives way after each step; what changed meanwhile is seen then.
+    # Each of the following yields after each step, and looks at the state anew when it goes on.
 
-    def _claim(self, dataset: Dataset) -> Iterator[None]:
-        """Take up its extents, then judge their copies."""
-        for extents in self._steps.cut(dataset.extents):
+    def _claim(self, dataset: DatasetState) -> Iterator[None]:
+        """Claim its extents, then give their copies their roles."""
+        for extents in self._work.cut(dataset.extents):
             for extent, size_bytes in extents:
-                entry = self._copies.know(extent, size_bytes)
-                if dataset not in entry.datasets:  # else it had not been given up yet
+                entry = self._copies.ensure_entry(extent, size_bytes)
+                if dataset not in entry.datasets:  # else the end of the last claim had not reached it yet
                     self._shares.join(dataset, entry)
             self._reserve.retune()
             yield
-        yield from self._judge(dataset)
+        yield from self._reassess(dataset)
 
-    def _unclaim_unused(self, dataset: Dataset) -> None:
+    def _unclaim_unused(self, dataset: DatasetState) -> None:
         if dataset.claimed:
             return
         self._prefetches.end(dataset)
-        self._steps.drop((Work.PIN, dataset.id))  # what follows judges every copy that is there
-        self._do(Work.CLAIM, dataset, self._unclaim(dataset))
+        self._work.drop((WorkKind.PIN, dataset.id))  # the end of the claim reassesses every copy
+        self._do(WorkKind.CLAIM, dataset, self._unclaim(dataset))
 
-    def _unclaim(self, dataset: Dataset) -> Iterator[None]:
-        """Give up its extents, then itself."""
-        for extents in self._steps.cut(dataset.extents):
+    def _unclaim(self, dataset: DatasetState) -> Iterator[None]:
+        """Give up its extents, then forget the dataset."""
+        for extents in self._work.cut(dataset.extents):
             for extent, _ in extents:
                 entry = self._copies.entries.get(extent)
                 if entry is not None and dataset in entry.datasets:
                     self._shares.leave(dataset, entry)
-                    self._copies.resettle(entry)
+                    self._roles.reassess(entry)
                     self._copies.forget(entry)
             yield
         self._shares.remove(dataset)
-        self._copies.drop_shelves(dataset)
+        self._roles.drop_kept_lists(dataset)
         self._reserve.retune()
 
     def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:
-        while named := list(islice(extents, self._steps.size)):
+        while named := list(islice(extents, self._work.size)):
             dataset = self._shares.datasets.get(name)
             for extent in named:
                 entry = self._copies.entry(extent)
@@ -197,17 +201,19 @@ class Claims:
                     if copy.idle and not copy.tier.lost:
                         self._copies.evict(copy)
                 if dataset:
-                    dataset.stuck.pop(extent, None)  # a prefetch that came meanwhile begins when this is done
+                    dataset.stuck.pop(
+                        extent, None
+                    )  # a prefetch that is asked for meanwhile begins when this is done
             yield
 
-    def _judge(self, dataset: Dataset) -> Iterator[None]:
-        """Give its copies the roles and shelves that they deserve now."""
-        for extents in self._steps.cut(dataset.extents):
+    def _reassess(self, dataset: DatasetState) -> Iterator[None]:
+        """Give its copies their roles and eviction lists anew."""
+        for extents in self._work.cut(dataset.extents):
             for extent, _ in extents:
                 entry = self._copies.entries.get(extent)
                 if entry is None or not entry.copies or dataset not in entry.datasets:
-                    continue  # a claim that is under way comes to it, and judges it then
-                self._copies.resettle(entry)
+                    continue  # a claim under way will reach it, and give it its role then
+                self._roles.reassess(entry)
                 if dataset.pinned:
-                    self._copies.keep(entry)
+                    self._roles.keep_pinned(entry)
             yield

@@ -1,6 +1,6 @@
-"""What the executor answers to commands, and what is done where one failed: try again, fill elsewhere, or tell.
+"""Handles what the executor answers to commands. Where a command failed: try again, fill elsewhere, or tell the readers.
 
-A failed fill is tried again after a pause, for its readers and for whoever else wants the extent. Where the tier
+A failed fill is retried after a pause, for its waiters and for plans and prefetches that want the extent. Where the tier
 failed and not the source, the extent is placed again at once.
 """
 
@@ -14,19 +14,20 @@ from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.retries import Alarms, backoff_s
 from cachesvc.core.node.scrub import Scrub
 from cachesvc.core.node.tier_outages import Outages
-from cachesvc.core.records.state import Copy, Entry, Phase
+from cachesvc.core.records.cache_entry import CacheEntry, Copy
+from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.tiering.copies import Copies
 
 
-class Answers:
-    """The retries that are due, and what each answer changes."""
+class Completions:
+    """Applies each answer, and holds the retries that are due."""
 
     def __init__(
         self, copies: Copies, readers: Readers, prefetches: Prefetches, scrub: Scrub, outages: Outages
     ) -> None:
         self._copies = copies
         self._policy = copies.policy
-        self._moment = copies.moment
+        self._context = copies.context
         self._readers = readers
         self._prefetches = prefetches
         self._scrub = scrub
@@ -34,122 +35,122 @@ class Answers:
         self._alarms = Alarms()
 
     def filled(self, event: ev.Filled) -> None:
-        """The bytes are there: whoever waits is granted them."""
+        """End a fill that succeeded, and grant the extent to its waiters."""
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
         entry = copy.entry
         entry.attempts, entry.failed, entry.avoid = 0, False, None
         self._copies.filled(copy, event.from_peer)
-        self._copies.lacks(entry, event.code, event.message)
-        self._readers.answer(entry)
+        self._copies.note_missing_objects(entry, event.code, event.message)
+        self._readers.answer_waiters(entry)
         self._copies.settle(copy)
         self._scrub.admit((event.extent,), event.tier)
 
     def fill_failed(self, event: ev.FillFailed) -> None:
-        """The bytes are free; whoever waits does so for a retry, another place or the bad news."""
+        """End a fill that failed. Its waiters wait for a retry or a fill elsewhere, or get `Fail`."""
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
         entry, promotion = copy.entry, copy.source is not None
-        self._copies.drop(copy)
+        self._copies.drop_failed(copy)
         if event.code in (OutOfSpace.code, TierFailed.code):
             self._place_again(entry, copy)
         elif entry.best() or entry.filling():
             self._copies.forget(entry)
         elif promotion and not entry.waiters:
-            self._prefetches.refill(
-                entry
-            )  # its origin went meanwhile, and this fill was taken for the repair
+            # the copy that it was filled from is gone meanwhile, and this fill was taken for its repair
+            self._prefetches.refill(entry)
             self._copies.forget(entry)
         else:
             self._try_again(entry, event)
 
-    def _place_again(self, entry: Entry, copy: Copy) -> None:
-        """The tier failed, not the source: what waits goes elsewhere or is refused, at once."""
+    def _place_again(self, entry: CacheEntry, copy: Copy) -> None:
+        """Place an extent anew at once, or refuse its waiters: the tier failed, not the source."""
         entry.avoid = copy.tier
         if not copy.tier.stalled:
             self._outages.full(copy.tier)
-        self._readers.want(entry)
-        self._prefetches.refill(entry)  # its waiters may be refused, and a prefetch wants it all the same
+        self._readers.ensure_fill(entry)
+        self._prefetches.refill(entry)  # its waiters may be refused while a prefetch still wants it
         self._copies.forget(entry)
 
-    def _try_again(self, entry: Entry, event: ev.FillFailed) -> None:
+    def _try_again(self, entry: CacheEntry, event: ev.FillFailed) -> None:
         entry.attempts += 1
         if event.retry and entry.attempts < self._policy.settings.max_attempts:
-            entry.due_at = self._moment.now + backoff_s(entry.attempts, entry.id)
+            entry.due_at = self._context.now + backoff_s(entry.attempts, entry.id)
             self._alarms.set(entry.due_at, entry.id)
             return
         entry.attempts, entry.failed = 0, True
         for dataset in entry.datasets:
             dataset.fail(entry.id, event.code, event.message)
-        self._readers.fail(entry, event.code, event.message)
+        self._readers.fail_waiters(entry, event.code, event.message)
         self._copies.forget(entry)
 
     def next_alarm(self) -> float:
-        """When the next retry is due, in seconds; inf where none is."""
+        """The time of the next retry, in seconds; inf where none is."""
         return self._alarms.next()
 
     def ring(self) -> None:
-        """See to the retries that are due."""
-        now = self._moment.now
+        """Retry the fills that are due."""
+        now = self._context.now
         for extent in self._alarms.ring(now):
             entry = self._copies.entries.get(extent)
             if entry is None or entry.due_at is None or entry.due_at > now:
                 continue
             entry.due_at = None
-            self._prefetches.retry(entry)  # also beside waiters, who may leave or be refused
+            self._prefetches.retry(entry)  # beside waiters too: they may leave or be refused
             if entry.waiters:
-                self._readers.answer(entry)
+                self._readers.answer_waiters(entry)
             self._copies.forget(entry)
-            self._moment.change()
+            self._context.mark_changed()
 
     def committed(self, event: ev.Committed) -> None:
-        """A copy may be evicted from here on."""
+        """End a commit that succeeded: from here on the copy may be evicted."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy:
-            self._copies.committed(copy)
-            self._moment.change()
+            self._copies.end_commit(copy)
+            self._context.mark_changed()
 
     def commit_failed(self, event: ev.CommitFailed) -> None:
-        """A copy goes once its readers gave it back. A tier that took no more has no room until it is tried again."""
+        """End a commit that failed: evict the copy once its leases end. A tier that took no more bytes is full for a
+        while."""
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
         entry = copy.entry
         entry.avoid = copy.tier
-        self._copies.committed(copy)
+        self._copies.end_commit(copy)
         self._copies.doom(copy)
         self._readers.recall(copy)
         if event.code == OutOfSpace.code:
             self._outages.full(copy.tier)
-        if entry.ready or entry.filling() or self._prefetches.awaits(entry):
-            return  # another tier has it, or takes it: this one was lost before
+        if entry.ready or entry.filling() or self._prefetches.will_refill(entry):
+            return  # another tier has the extent, or fills it
         for dataset in entry.datasets:
             dataset.fail(entry.id, TierFailed.code, event.message)
 
     def corrupt(self, event: ev.Corrupt) -> None:
-        """A copy is wrong: it is granted no more, and filled again."""
+        """Stop granting a copy whose bytes are wrong, and fill its extent again."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy and copy.phase is Phase.RESIDENT:
             copy.tier.corrupt_count += not copy.doomed
-            self._give_up(copy)
+            self._replace(copy)
 
     def fill_again(self, event: ev.FillAgain) -> None:
-        """Stop granting a copy with holes and fill it again: what it lacks may be there by now."""
+        """Stop granting a copy with holes, and fill its extent again: the missing objects may be there by now."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy and copy.phase is Phase.RESIDENT and not copy.doomed:
-            self._give_up(copy)
+            self._replace(copy)
 
-    def _give_up(self, copy: Copy) -> None:
+    def _replace(self, copy: Copy) -> None:
         self._copies.doom(copy)
-        self._moment.change()
+        self._context.mark_changed()
         self._readers.recall(copy)
-        if copy.tier.name != RAM:  # a file can go while it is open: its repair waits for no reader
-            self._readers.detach(copy)
+        if copy.tier.name != RAM:  # an open file can be unlinked, so its repair waits for no reader
+            self._readers.end_leases(copy)
         self._prefetches.refill(copy.entry)
 
     def evicted(self, event: ev.Evicted) -> None:
-        """The bytes are free."""
+        """End an eviction: its bytes are free."""
         copy = self._copy(event.extent, event.tier, Phase.EVICTING)
-        self._copies.drop(copy)
+        self._copies.drop_evicted(copy)
         if copy.doomed:
-            self._outages.gave_up(copy)
-        self._readers.want(copy.entry)
+            self._outages.shrink_full(copy)
+        self._readers.ensure_fill(copy.entry)
         self._copies.forget(copy.entry)
 
     def _copy(self, extent: ExtentId, tier: TierName, phase: Phase) -> Copy:

@@ -6,9 +6,12 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from cachesvc.core.model import RAM, ExtentId
-from cachesvc.core.records.eviction_list import Shelf
-from cachesvc.core.records.pre_restart_holds import EVERYBODY
-from cachesvc.core.records.state import Copy, Entry, Phase, Role, Tier, Window
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.copy_phases import Phase
+from cachesvc.core.records.eviction_list import EvictionList
+from cachesvc.core.records.order_window import OrderWindow
+from cachesvc.core.records.pre_restart_holds import ALL_USERS
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.policy import SMALL_FILLS
 
 if TYPE_CHECKING:
@@ -19,14 +22,14 @@ def check(node: Node) -> None:
     """Assert that every account agrees with what it counts. O(extents)."""
     queued: defaultdict[ExtentId, set[int]] = defaultdict(set)
     for job, entry in node.readers.queue:
-        assert job not in queued[entry.id], "twice in one line"
+        assert job not in queued[entry.id], "queued twice for one job"
         queued[entry.id].add(job)
     for entry in node.copies.entries.values():
         assert entry.queued == queued.pop(entry.id, set()), "queue membership"
         _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
     assert not queued, "queued without a record"
-    for extent in node.copies.lacking:
-        assert node.copies.entries[extent].ready, "objects are missing in what is not there"
+    for extent in node.copies.incomplete:
+        assert node.copies.entries[extent].ready, "objects are missing in an extent that is not resident"
     for tier in node.policy.tiers.values():
         _check_tier(node, tier)
     _check_readers(node)
@@ -44,17 +47,19 @@ def _copies(node: Node) -> list[Copy]:
     return [copy for entry in node.copies.entries.values() for copy in entry.copies]
 
 
-def _check_entry(entry: Entry, settled: bool) -> None:
+def _check_entry(entry: CacheEntry, settled: bool) -> None:
     tiers = [copy.tier.name for copy in entry.copies]
     assert len(set(tiers)) == len(tiers), "two copies in one tier"
     assert entry.ready == (entry.best() is not None), "readiness"
     if entry.waiters:
         assert not entry.ready, "a waiter on a resident extent"
-        assert entry.filling() or entry.queued or entry.due_at is not None, "a waiter nobody works for"
+        assert entry.filling() or entry.queued or entry.due_at is not None, (
+            "a waiter whose extent is neither filling, queued nor due"
+        )
     for copy in entry.copies:
         _check_copy(copy, settled)
     alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
-    assert alive or entry.due_at is not None, "a record of nothing"
+    assert alive or entry.due_at is not None, "an entry that nothing refers to"
 
 
 def _check_copy(copy: Copy, settled: bool) -> None:
@@ -64,20 +69,24 @@ def _check_copy(copy: Copy, settled: bool) -> None:
     if copy.phase is not Phase.RESIDENT:
         assert copy.leases + copy.fills_from == 0, "in use before filled or after evicted"
     if copy.source:
-        assert copy.source.phase is Phase.RESIDENT, "a source that is there"
-        assert copy.source.fills_from, "a source that is protected"
-    shelved = copy.idle and not copy.doomed and not copy.pinned
-    assert settled or copy.shelf is None or (copy.idle and not copy.doomed), "on a shelf though in use"
-    assert not settled or (copy.shelf is not None) == shelved, "on a shelf exactly while evictable"
-    assert not (copy.idle and copy.doomed) or copy.tier.lost, "a doomed copy that nobody uses"
+        assert copy.source.phase is Phase.RESIDENT, "a source that is not resident"
+        assert copy.source.fills_from, "a source that is not protected"
+    listed = copy.idle and not copy.doomed and not copy.pinned
+    assert settled or copy.eviction_list is None or (copy.idle and not copy.doomed), (
+        "on an eviction list though in use"
+    )
+    assert not settled or (copy.eviction_list is not None) == listed, (
+        "on an eviction list exactly while evictable"
+    )
+    assert not (copy.idle and copy.doomed) or copy.tier.lost, "an idle copy that is doomed"
 
 
-def _check_tier(node: Node, tier: Tier) -> None:
+def _check_tier(node: Node, tier: TierState) -> None:
     mine = [copy for copy in _copies(node) if copy.tier is tier]
     sizes = {phase: sum(c.entry.size_bytes for c in mine if c.phase is phase) for phase in Phase}
-    found = [extent for extent in tier.found if extent in node.copies.entries]
-    assert not found, "found, and yet with a record"
-    assert tier.used_bytes == sum(sizes.values()) + tier.found.size_bytes, "used bytes"
+    recorded = [extent for extent in tier.dormant if extent in node.copies.entries]
+    assert not recorded, "dormant, and yet with an entry"
+    assert tier.used_bytes == sum(sizes.values()) + tier.dormant.size_bytes, "used bytes"
     assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
     assert tier.kept_bytes == sum(c.entry.size_bytes for c in mine if c.role is Role.KEPT), "kept bytes"
     assert min(tier.corrupt_count, tier.scrubbed_bytes) >= 0, "counts below zero"
@@ -89,15 +98,15 @@ def _check_tier(node: Node, tier: Tier) -> None:
         excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
-    shelves: list[Shelf] = [tier.lru, tier.visited, tier.ahead, tier.in_use, *tier.kept.values()]
-    on_shelves = [copy for shelf in shelves for copy in shelf]
-    assert len(on_shelves) == len(set(on_shelves)), "on two shelves"
-    assert set(on_shelves) == {c for c in mine if c.shelf is not None}, "shelf membership"
-    for shelf in shelves:
-        assert shelf.size_bytes == sum(copy.entry.size_bytes for copy in shelf), "shelf bytes"
-        assert all(copy.shelf is shelf for copy in shelf), "shelf of a copy"
-        assert [*reversed(shelf)] == [*shelf][::-1], "a shelf that reads otherwise from its other end"
-        assert len(shelf) == len([*shelf]), "length of a shelf"
+    lists: list[EvictionList] = [tier.lru, tier.lru_unplanned, tier.ahead, tier.in_use, *tier.kept.values()]
+    on_lists = [copy for each in lists for copy in each]
+    assert len(on_lists) == len(set(on_lists)), "on two eviction lists"
+    assert set(on_lists) == {c for c in mine if c.eviction_list is not None}, "members of eviction lists"
+    for each in lists:
+        assert each.size_bytes == sum(copy.entry.size_bytes for copy in each), "bytes of an eviction list"
+        assert all(copy.eviction_list is each for copy in each), "eviction list of a copy"
+        assert [*reversed(each)] == [*each][::-1], "an eviction list whose links differ by direction"
+        assert len(each) == len([*each]), "length of an eviction list"
 
 
 def _check_readers(node: Node) -> None:
@@ -105,7 +114,7 @@ def _check_readers(node: Node) -> None:
     waiting: Counter[tuple[int, ExtentId]] = Counter()
     for number, reader in node.readers.readers.items():
         for copies in reader.leases.values():
-            assert copies, "an empty lease"
+            assert copies, "an extent without a lease"
             leases.update(copies)
         for extent, count in reader.waiting.items():
             waiting[(number, extent)] = count
@@ -119,7 +128,7 @@ def _check_readers(node: Node) -> None:
         holds = [(extent, hold) for reader in readers for extent, hold in reader.held.items()]
         held = {extent: hold.size_bytes for extent, hold in holds if hold.size_bytes}
         assert ram.held_bytes == sum(held.values()), "held by readers"
-        of_users: Counter[int | None] = Counter({EVERYBODY: ram.held_bytes})
+        of_users: Counter[int | None] = Counter({ALL_USERS: ram.held_bytes})
         for user, _, size_bytes in {(hold.user, extent, hold.size_bytes) for extent, hold in holds}:
             of_users[user] += size_bytes
         assert node.readers.holds.held_bytes == of_users, "held by each user"
@@ -127,21 +136,25 @@ def _check_readers(node: Node) -> None:
 
 def _check_plans(node: Node) -> None:
     needs: Counter[ExtentId] = Counter()
-    ahead: Counter[Window] = Counter()
+    ahead: Counter[OrderWindow] = Counter()
     for plan in node.plans.ending:
-        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
+        needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
     for plan in node.plans.plans.values():
-        needs.update(plan.entries[index][0] for _, index, _ in plan.window)
-        assert plan.entered_bytes == sum(size for _, _, size in plan.window), "bytes in the window"
-        assert plan.number in plan.shared.plans, "a plan that shares a window"
-        assert plan.behind or not plan.window or plan.window[0][0] >= plan.passed, "passed, and not left"
-        ahead[plan.shared] = 0
+        needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
+        assert plan.entered_bytes == sum(size for _, _, size in plan.entered), "entered bytes"
+        assert plan.number in plan.window.plans, "a plan that its window does not list"
+        assert plan.behind or not plan.entered or plan.entered[0][0] >= plan.passed, (
+            "a passed row that is still entered"
+        )
+        ahead[plan.window] = 0
     for copy in _copies(node):
         if copy.ahead_of is not None:
-            assert not copy.leases, "read, and yet ahead"
-            assert copy in copy.ahead_of.ahead, "ahead of a window that does not know it"
+            assert not copy.leases, "leased, and yet ahead"
+            assert copy in copy.ahead_of.ahead, "ahead of a window that does not list it"
             ahead[copy.ahead_of] += copy.entry.size_bytes
-    assert all(copy.ahead_of is window for window in ahead for copy in window.ahead), "ahead of another"
+    assert all(copy.ahead_of is window for window in ahead for copy in window.ahead), (
+        "ahead of another window"
+    )
     assert all(window.ahead_bytes == size_bytes for window, size_bytes in ahead.items()), "bytes ahead"
     entries = node.copies.entries.values()
     assert needs == Counter({entry.id: entry.needs for entry in entries if entry.needs}), "needs"
@@ -151,7 +164,7 @@ def _check_datasets(node: Node) -> None:
     claimed = [entry for entry in node.copies.entries.values() if entry.datasets]
     assert node.policy.shares.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
     for dataset in node.policy.shares.datasets.values():
-        assert dataset.claimed or not node.claims.claimed(dataset.id), "a dataset that nobody claims"
+        assert dataset.claimed or not node.claims.claimed(dataset.id), "a dataset without a claim"
         known = (node.copies.entries.get(extent) for extent, _ in dataset.extents)
         mine = [entry for entry in known if entry is not None and dataset in entry.datasets]
         assert len(mine) == len(dataset.extents) or not node.claims.claimed(dataset.id), (

@@ -1,31 +1,19 @@
 """One node's decisions: `handle(event, now) -> [command]`, with no clock, randomness or IO.
 
-A copy is an extent's bytes in one tier. An extent has one copy, or two while RAM reads ahead of NVMe.
+A copy is an extent's bytes in one tier. `core/records/copy_phases.py` holds the table of its phases.
 
-    state      event                      next       what happens
-    (absent)   room is reserved           FILLING    StartFill
-    FILLING    Filled                     RESIDENT   Grant to every waiter
-    FILLING    FillFailed                 (absent)   bytes free; waiters wait for a retry or get Fail; where the
-                                                     tier failed, they are placed again or get Refuse
-    RESIDENT   Demanded                   RESIDENT   Grant: the lease begins here, in one step
-    RESIDENT   Released, ReaderGone       RESIDENT   the lease ends; unused, it goes on its shelf
-    RESIDENT   room is needed             EVICTING   Evict, only from a shelf
-    RESIDENT   Corrupt, FillAgain,        RESIDENT   doomed: never granted, evicted once unused; leases of a
-               CommitFailed                          corrupt file end here
-    EVICTING   Evicted                    (absent)   bytes free
+Copies are evicted from eviction lists only. A copy is on a list exactly while it is idle and not pinned: not leased, not
+filled from, not being committed. So a copy that is granted or protected cannot be evicted. Each role has its lists: KEPT
+(the share of a claim), AHEAD (the window of a plan), LRU. `core/tiering/policy.py` decides from which list room is made.
 
-What is on a shelf is used by nobody: not leased, not filled from, not being committed, not pinned. Only
-shelves are evicted from, so what is granted or protected cannot go. Shelves are per role: KEPT (a claim's
-share), AHEAD (a plan's window), LRU. `core/tiering/policy.py` says which shelf gives way to whom.
+Fills are single-flight: an extent with waiters is filling, queued for room, or due for a retry. Whenever something changed,
+the node starts fills, in this order: waiting readers, lost extents, plans, prefetches. The head of the queue starts when
+it has a slot and room. It waits while room is coming without a reader's doing (an eviction, a commit, a fill without
+waiters). It is refused when only readers could free room.
 
-Single flight is the state FILLING with waiters. An extent with waiters is FILLING, queued for room, or due
-for a retry; nothing else. The queue is fed whenever something changed: its head starts when it has a slot
-and room, waits while room is on its way (an eviction, a commit, a fill nobody waits for: all of them end by
-themselves), and is refused when only readers could free it. Then come what was lost, plans, prefetches.
-
-Bytes are reserved before a fill and free only after `Evicted` or `FillFailed`, so a budget is never
-exceeded by what is filling, resident, evicting and held together. An extent goes where room is free before
-anything is evicted, RAM first; RAM gives way only when NVMe is full too, so nothing is demoted.
+Bytes are reserved before a fill, and free only after `Evicted` or `FillFailed`. So filling, resident, evicting and held
+bytes together never exceed a budget. An extent goes where room is free before anything is evicted, RAM first. RAM evicts
+only when NVMe is full too, so nothing is demoted.
 """
 
 from __future__ import annotations
@@ -33,25 +21,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.lookahead.lookahead import Lookahead
-from cachesvc.core.lookahead.plan_windows import Windows
+from cachesvc.core.lookahead.order_windows import OrderWindows
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import DatasetId, ExtentId, TierName
-from cachesvc.core.node import invariants as check
+from cachesvc.core.node import invariants
 from cachesvc.core.node.claims import Claims
-from cachesvc.core.node.completions import Answers
+from cachesvc.core.node.completions import Completions
 from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
-from cachesvc.core.node.reclaim import Asking
+from cachesvc.core.node.reclaim import Reclaim
 from cachesvc.core.node.scrub import Scrub
-from cachesvc.core.node.status import Counters, Progress, Status, TierStatus
+from cachesvc.core.node.status import Counters, JobProgress, Status, TierStatus
 from cachesvc.core.node.tier_outages import Outages
-from cachesvc.core.records.incremental import Steps
-from cachesvc.core.records.moment import Moment
-from cachesvc.core.records.state import Phase
+from cachesvc.core.records.copy_phases import Phase
+from cachesvc.core.records.event_context import EventContext
+from cachesvc.core.records.incremental import IncrementalWork
 from cachesvc.core.tiering.copies import UNDECLARED, Copies
-from cachesvc.core.tiering.policy import Policy, Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, Policy, TierSpec
+from cachesvc.core.tiering.role_changes import RoleChanges
 
 QUIET = frozenset(
     {
@@ -59,7 +49,7 @@ QUIET = frozenset(
         ev.NotGranted,
         ev.Released,
         ev.ReaderGone,
-        ev.Held,
+        ev.HoldReported,
         ev.Leased,
         ev.Committed,
         ev.Corrupt,
@@ -68,42 +58,43 @@ QUIET = frozenset(
         ev.Tick,
     }
 )
-"""Events that may change nothing that a fill waits for; who handles one says when it does."""
+"""Events after which fills are started only where their handler calls `mark_changed`."""
 
 
 class Node:
-    """The state machine. Every method is synchronous and belongs to one caller."""
+    """The state machine. Every method is synchronous; one thread calls them."""
 
-    def __init__(self, tiers: Sequence[TierSpec], settings: Settings | None = None) -> None:
-        self.policy = Policy(tiers, settings or Settings())
-        self._moment = Moment()
-        self.copies = Copies(self.policy, self._moment)
-        self.steps = Steps(self.policy.settings.claim_step)
-        self.prefetches = Prefetches(self.copies, self.steps)
-        self.claims = Claims(self.copies, self.steps, self.prefetches)
-        windows = Windows(self.policy.reserve, self._moment)
-        self.plans = Plans(self.copies, self.steps, windows)
+    def __init__(self, tiers: Sequence[TierSpec], settings: NodeSettings | None = None) -> None:
+        self.policy = Policy(tiers, settings or NodeSettings())
+        self._context = EventContext()
+        self.copies = Copies(self.policy, self._context)
+        roles = RoleChanges(self.copies)
+        self.work = IncrementalWork(self.policy.settings.claim_step)
+        self.prefetches = Prefetches(self.copies, self.work)
+        self.claims = Claims(self.copies, roles, self.work, self.prefetches)
+        windows = OrderWindows(self.policy.reserve, self._context)
+        self.plans = Plans(self.copies, self.work, windows)
         self.lookahead = Lookahead(self.copies, self.plans, windows)
         self.readers = Readers(self.copies, self.plans)
-        self.asking = Asking(self.copies, self.readers)
+        self.reclaim = Reclaim(self.copies, self.readers)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
-        self.outages = Outages(self.copies, self.readers, self.prefetches, self.scrub)
-        self.answers = Answers(self.copies, self.readers, self.prefetches, self.scrub, self.outages)
+        self.outages = Outages(self.copies, roles, self.readers, self.prefetches, self.scrub)
+        self.completions = Completions(self.copies, self.readers, self.prefetches, self.scrub, self.outages)
         self._more = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.Demanded: self.readers.demand,
             ev.NotGranted: self.readers.not_granted,
             ev.Released: self.readers.release,
-            ev.ReaderGone: self.readers.gone,
-            ev.Held: self.readers.held,
-            ev.Leased: self.readers.take_over,
-            ev.Filled: self.answers.filled,
-            ev.FillFailed: self.answers.fill_failed,
-            ev.Committed: self.answers.committed,
-            ev.CommitFailed: self.answers.commit_failed,
-            ev.Evicted: self.answers.evicted,
-            ev.Corrupt: self.answers.corrupt,
-            ev.FillAgain: self.answers.fill_again,
+            ev.ReaderGone: self.readers.disconnect,
+            ev.HoldReported: self.readers.hold,
+            ev.Leased: self.readers.inherit_lease,
+            ev.Filled: self.completions.filled,
+            ev.FillFailed: self.completions.fill_failed,
+            ev.Committed: self.completions.committed,
+            ev.CommitFailed: self.completions.commit_failed,
+            ev.Evicted: self.completions.evicted,
+            ev.Corrupt: self.completions.corrupt,
+            ev.FillAgain: self.completions.fill_again,
             ev.Recovered: self.outages.recovered,
             ev.Stalled: self.outages.stalled,
             ev.TierLost: self.outages.lost,
@@ -123,26 +114,26 @@ class Node:
             ev.Tick: self._tick,
         }
 
-    def handle(self, event: ev.Event, now: float) -> list[ev.Command]:
-        """Take one event at time `now` (seconds, never going back); the commands that follow, in order."""
-        self._moment.begin(now, type(event) not in QUIET)
+    def handle(self, event: ev.Event, now: float) -> list[cmd.Command]:
+        """Handle one event at time `now` (seconds, never going back). Returns the commands that follow, in order."""
+        self._context.begin(now, type(event) not in QUIET)
         self._handlers[type(event)](event)
         self.outages.shrink()
-        if self._moment.changed:
+        if self._context.changed:
             self._feed()
-        return self._moment.commands
+        return self._context.commands
 
     def next_deadline(self) -> float:
-        """When the next `Tick` is owed, in seconds; inf while nothing waits for time. It is now where one event's
-        share of look-ahead, prefetch or steps was done and there is more."""
+        """The time when the next `Tick` is owed, in seconds; inf while nothing waits for time. It is the current time while
+        look-ahead, prefetch or incremental work has more to do than one event may."""
         return (
-            self._moment.now
+            self._context.now
             if self._more
-            else min(self.answers.next_alarm(), self.scrub.next_deadline(), self.asking.next_deadline())
+            else min(self.completions.next_alarm(), self.scrub.next_deadline(), self.reclaim.next_deadline())
         )
 
-    def progress(self, job: int) -> Progress:
-        """How much of a job's datasets is resident."""
+    def progress(self, job: int) -> JobProgress:
+        """Report how much of a job's datasets is resident."""
         return self.claims.progress(job)
 
     def counters(self, dataset: DatasetId) -> Counters:
@@ -179,9 +170,9 @@ class Node:
         )
 
     def where(self, extent: ExtentId) -> TierName | None:
-        """The tier that a demand would be granted from now; None where it is not resident."""
+        """The tier from which a demand would be granted now; None where the extent is not resident."""
         for tier in self.policy.tiers.values():
-            if extent in tier.found and not tier.lost:
+            if extent in tier.dormant and not tier.lost:
                 return tier.name
         entry = self.copies.entries.get(extent)
         copy = entry.best() if entry else None
@@ -189,33 +180,34 @@ class Node:
 
     def resident_in(self, tier: TierName) -> set[ExtentId]:
         """The extents with a resident copy in a tier. O(extents)."""
-        found = self.policy.tiers[tier]
-        return {c.entry.id for c in self.copies.of(found) if c.phase is Phase.RESIDENT}.union(found.found)
+        state = self.policy.tiers[tier]
+        resident = {c.entry.id for c in self.copies.copies_in(state) if c.phase is Phase.RESIDENT}
+        return resident.union(state.dormant)
 
     def check(self) -> None:
         """Assert every invariant. O(extents): for tests and simulation."""
-        check.check(self)
+        invariants.check(self)
 
     def _feed(self) -> None:
-        """Start what can start, the most urgent first. What must wait keeps those behind it waiting."""
-        self._moment.fed()
-        self._more = bool(self.steps)
+        """Start the fills that can start, the most urgent first. One that must wait holds back those behind it."""
+        self._context.clear_changed()
+        self._more = bool(self.work)
         self.outages.reopen()
-        if self.readers.feed() and self.prefetches.feed_again():
+        if self.readers.feed() and self.prefetches.feed_refills():
             plans_done = self.lookahead.feed()
             prefetches_done = self.prefetches.feed()
             self._more |= not (plans_done and prefetches_done)
-        self.asking.feed()
+        self.reclaim.feed()
 
     def _tick(self, _: ev.Tick) -> None:
-        if place := self.scrub.next(self._moment.now):
-            self._moment.tell(ev.Verify(*place))
+        if place := self.scrub.next(self._context.now):
+            self._context.emit(cmd.Verify(*place))
         if self._more:
-            self._moment.change()
-        self.steps.advance()
-        self.answers.ring()
-        if self.asking.next_deadline() <= self._moment.now:
-            self.asking.feed()
+            self._context.mark_changed()
+        self.work.advance()
+        self.completions.ring()
+        if self.reclaim.next_deadline() <= self._context.now:
+            self.reclaim.feed()
 
     def _job_ended(self, event: ev.JobEnded) -> None:
         self.plans.end_job(event.job)

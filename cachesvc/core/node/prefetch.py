@@ -1,31 +1,32 @@
-"""Fills that nobody waits for: of datasets that a job wants whole, and of extents that were lost.
+"""Fills without waiters: of datasets that a job wants whole, and of extents that were lost.
 
-What was lost goes first. A prefetch fills its dataset in order; several take turns, an extent each. What finds no
-room to be kept is counted and passed over. An extent that loses its place in one tier, say since the RAM tier shrank, is
-filled again into another tier that has room.
+Lost extents go first. A prefetch fills its dataset in order; several take turns, an extent each. An extent that finds no
+room to be kept is counted as stuck and skipped. An extent that is evicted from one tier, say because the RAM tier shrank,
+is filled again into another tier that has room.
 """
 
 from __future__ import annotations
 
 from cachesvc.core.events import Prefetched
 from cachesvc.core.lookahead.lookahead import FEED_LIMIT
-from cachesvc.core.records.incremental import Steps, Work
-from cachesvc.core.records.state import Dataset, Entry
+from cachesvc.core.records.cache_entry import CacheEntry
+from cachesvc.core.records.dataset_state import DatasetState
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.policy import Asked
+from cachesvc.core.tiering.policy import Requester
 
 
 class Prefetches:
-    """How far each dataset's prefetch is, and the extents that are to be filled again."""
+    """Starts the fills of prefetches and of lost extents, which it notes in `Copies.refills`."""
 
-    def __init__(self, copies: Copies, steps: Steps) -> None:
+    def __init__(self, copies: Copies, work: IncrementalWork) -> None:
         self._copies = copies
         self._policy = copies.policy
-        self._steps = steps
+        self._work = work
         self._turn = 0
 
     def begin(self, event: Prefetched) -> None:
-        """Start, or start again, to fill all of a dataset that the job has declared."""
+        """Start a prefetch, from the beginning, of a dataset that the job has declared."""
         dataset = self._policy.shares.datasets.get(event.dataset)
         if dataset and event.job in dataset.jobs:
             dataset.prefetched, dataset.prefetch_at = True, 0
@@ -33,55 +34,52 @@ class Prefetches:
             dataset.failed.clear()
             dataset.stuck.clear()
 
-    def leave(self, dataset: Dataset, job: int) -> None:
-        """A job ends: a prefetch that was not done ends with the last job that asked for it."""
+    def leave(self, dataset: DatasetState, job: int) -> None:
+        """End a job's part in a prefetch. One that is not done ends with the last job that asked for it."""
         if job in dataset.prefetchers:
             dataset.prefetchers.remove(job)
             dataset.prefetched &= bool(dataset.prefetchers) or dataset.done
 
-    def end(self, dataset: Dataset) -> None:
-        """Nobody wants all of a dataset any more."""
+    def end(self, dataset: DatasetState) -> None:
+        """End the prefetch of a dataset."""
         dataset.prefetched = False
 
-    def refill(self, entry: Entry) -> None:
-        """A claimed extent was lost: fill it again, if a plan or a prefetch wants it."""
+    def refill(self, entry: CacheEntry) -> None:
+        """Fill a claimed extent again that was lost, if a plan or a prefetch wants it."""
         if entry.datasets:
             self.retry(entry)
 
-    def retry(self, entry: Entry) -> None:
+    def retry(self, entry: CacheEntry) -> None:
         """Fill an extent again, if a plan or a prefetch wants it."""
-        self._copies.again[entry.id] = None
+        self._copies.refills[entry.id] = None
 
-    def awaits(self, entry: Entry) -> bool:
-        """Whether an extent is still to be filled again."""
-        return entry.id in self._copies.again
+    def will_refill(self, entry: CacheEntry) -> bool:
+        """Return whether an extent is noted to be filled again."""
+        return entry.id in self._copies.refills
 
-    def feed_again(self) -> bool:
-        """Fill again what was lost, in turn; False when that must wait."""
-        while self._copies.again:
-            extent = next(iter(self._copies.again))
+    def feed_refills(self) -> bool:
+        """Start the fills of lost extents, in turn; False when one must wait."""
+        while self._copies.refills:
+            extent = next(iter(self._copies.refills))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
-            if entry and wanted and not self._seen_to(entry) and not self._fill(entry):
+            if entry and wanted and not self._in_progress(entry) and not self._fill(entry):
                 return False
-            del self._copies.again[extent]
+            del self._copies.refills[extent]
         return True
 
     def feed(self) -> bool:
-        """Start the fills of prefetches that have room and a slot: each dataset in its own order, one extent of
-        each in turn.
-
-        False when `FEED_LIMIT` was reached and there is more to do.
-        """
+        """Start the fills of prefetches that have room and a slot: each dataset in its own order, one extent of each in
+        turn. False when `FEED_LIMIT` was reached and there is more to do."""
         for _ in range(FEED_LIMIT):
             datasets = self._policy.shares.datasets.values()
             unfinished = [each for each in datasets if each.prefetched and self._unfinished(each)]
             if not unfinished:
                 return True
-            # Whose last fill was longest ago, so that the turn outlives this call.
+            # the one whose last fill was longest ago, so that turns go on over calls
             dataset = min(unfinished, key=lambda each: each.prefetch_turn)
             entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
-            if not self._seen_to(entry):
+            if not self._in_progress(entry):
                 if not self._fill(entry):
                     return True
                 self._turn += 1
@@ -89,31 +87,34 @@ class Prefetches:
             dataset.prefetch_at += 1
         return False
 
-    def _unfinished(self, dataset: Dataset) -> bool:
-        """Not at its end, and known in full; and what is being evicted of it is not taken for what is there."""
+    def _unfinished(self, dataset: DatasetState) -> bool:
+        """Return whether the prefetch has extents left, and neither a claim nor an eviction of the dataset is under way."""
         if dataset.prefetch_at >= len(dataset.extents):
             return False
-        return (Work.CLAIM, dataset.id) not in self._steps and (Work.EVICT, dataset.id) not in self._steps
+        return (WorkKind.CLAIM, dataset.id) not in self._work and (
+            WorkKind.EVICT,
+            dataset.id,
+        ) not in self._work
 
-    def _seen_to(self, entry: Entry) -> bool:
-        """It is there, or on its way by others' doing."""
+    def _in_progress(self, entry: CacheEntry) -> bool:
+        """Return whether an extent is resident, or is being fetched already."""
         return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
-    def _fill(self, entry: Entry) -> bool:
-        """Start a fill, or know that it finds no room; False when it must wait for a slot or an eviction."""
+    def _fill(self, entry: CacheEntry) -> bool:
+        """Start a fill, or count the extent as stuck; False when it must wait for a slot or an eviction."""
         if self._copies.busy:
             return False
-        place = self._policy.place(entry, Asked.PLAN if entry.needs else Asked.KEEP)
-        if self._copies.carry_out(place, entry):
+        placement = self._policy.place(entry, Requester.PLAN if entry.needs else Requester.PREFETCH)
+        if self._copies.carry_out(placement, entry):
             return True
-        if place.coming or self._room_is_coming(entry):
+        if placement.room_coming or self._room_is_coming(entry):
             return False
-        self._copies.give_up(entry)
+        self._copies.note_stuck(entry)
         return True
 
-    def _room_is_coming(self, entry: Entry) -> bool:
-        """The extent's own old copy is on its way out, of a tier that may then take it again; or some tier may answer
-        again."""
+    def _room_is_coming(self, entry: CacheEntry) -> bool:
+        """Return whether the extent's own old copy is being evicted from a tier that may then take it again, or a tier
+        that stalls may answer again."""
         if any(tier.stalled and not tier.lost for tier in self._policy.tiers.values()):
             return True
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)

@@ -1,119 +1,122 @@
-"""Readers: their leases, their waits, and the queue of extents that somebody waits for.
+"""Readers: their leases, their waits, and the queue of extents that readers wait for.
 
-An extent with waiters is filling, queued here, or due for a retry. Jobs take turns in the queue. An extent that
-several jobs wait for stands in the line of each; it is filled once, when the first of them has its turn, and
-costs the others none. The head starts when it has a slot and room, waits while room is on its way by itself,
-and is refused when only readers could free it.
+An extent with waiters is filling, queued here, or due for a retry. The queue is fair between jobs. An extent that several
+jobs wait for is queued for each of them; it is filled once, when the first job has its turn, and costs the others none.
+The head of the queue starts when it has a slot and room. It waits while room is coming without a reader's doing, and is
+refused when only readers could free room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import NotFound
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
-from cachesvc.core.records.fair_queue import Turns
-from cachesvc.core.records.pre_restart_holds import EVERYBODY, Hold, Holds
-from cachesvc.core.records.state import Copy, Entry, Reader, Role
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.fair_queue import FairQueue
+from cachesvc.core.records.pre_restart_holds import ALL_USERS, Hold, PreRestartHolds
+from cachesvc.core.records.reader_state import ReaderState
 from cachesvc.core.tiering.budgets import answering
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.policy import Asked
+from cachesvc.core.tiering.policy import Requester
 
 MAX_WAITS = 1024
 """Unanswered requests of one reader; the next is refused."""
 
 
 class Readers:
-    """Readers by connection. The queue holds an extent once a job, so it is no longer than all waits together."""
+    """Readers by connection. The queue holds an extent once for each job, so it is no longer than all waits together."""
 
     def __init__(self, copies: Copies, plans: Plans) -> None:
         self._copies = copies
         self._plans = plans
         self._policy = copies.policy
-        self._moment = copies.moment
-        self.readers: dict[ReaderId, Reader] = {}
-        self.queue: Turns[Entry] = Turns()
-        self.holds = Holds()
+        self._context = copies.context
+        self.readers: dict[ReaderId, ReaderState] = {}
+        self.queue: FairQueue[CacheEntry] = FairQueue()
+        self.holds = PreRestartHolds()
 
     def demand(self, event: ev.Demanded) -> None:
-        """Grant what is resident, in the same step; otherwise see to it and answer later."""
+        """Grant a resident extent in the same step; otherwise have it filled and answer later."""
         entry = self._copies.entry(event.extent)
         copy = entry.best() if entry else None
         if entry is not None and copy is not None:
             counted: Counted = "hits" if copy.ahead_of is None else "ahead"
             self._grant(event.reader, event.request, copy, counted, event.job)
         else:
-            self._missed(event, entry)
+            self._miss(event, entry)
 
-    def _missed(self, event: ev.Demanded, entry: Entry | None) -> None:
+    def _miss(self, event: ev.Demanded, entry: CacheEntry | None) -> None:
         if entry is None:
             if event.size_bytes <= 0:
                 message = f"extent {event.extent.hex()} is of no open dataset: open the dataset again"
-                fail = ev.Fail(event.reader, event.request, event.extent, NotFound.code, message)
-                self._moment.tell(fail)
+                fail = cmd.Fail(event.reader, event.request, event.extent, NotFound.code, message)
+                self._context.emit(fail)
                 return
-            entry = self._copies.know(event.extent, event.size_bytes)
-        reader = self.readers.setdefault(event.reader, Reader())
+            entry = self._copies.ensure_entry(event.extent, event.size_bytes)
+        reader = self.readers.setdefault(event.reader, ReaderState())
         reader.job = event.job or reader.job or event.reader
         if not event.wait or sum(reader.waiting.values()) >= MAX_WAITS:
-            self._copies.tally(entry, event.reader).refused += 1
-            self._moment.tell(ev.Refuse(event.reader, event.request, event.extent))
+            self._copies.counts_of(entry, event.reader).refused += 1
+            self._context.emit(cmd.Refuse(event.reader, event.request, event.extent))
             self._copies.forget(entry)
             return
         entry.waiters.append((event.reader, event.request))
         reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
-        self._line_up(entry, (reader.job,))
+        self._enqueue(entry, (reader.job,))
 
     def release(self, event: ev.Released) -> None:
-        """End one lease, or the hold from before a restart; what the reader does not have is ignored."""
+        """End one lease of an extent, or the hold from before a restart. An extent that the reader does not have is
+        ignored."""
         reader, extent = self.readers.get(event.reader), event.extent
         if reader is None:
             return
         reader.recalls = 0
         if extent in reader.held:
-            self._unhold(reader, extent)
-            self._count_held()
+            self._end_hold(reader, extent)
+            self._charge_holds()
         elif leases := reader.leases.get(extent):
             self._end_lease(leases.pop())
             if not leases:
                 del reader.leases[extent]
 
     def not_granted(self, event: ev.NotGranted) -> None:
-        """Take a grant back, and send its reader elsewhere or see to it again."""
+        """Take a grant back, then refuse the demand or handle it again."""
         grant, entry = event.grant, self._copies.entry(event.grant.extent)
         if grant.reader not in self.readers:
-            return  # it has gone
+            return  # its connection has ended
         self.release(ev.Released(grant.reader, grant.extent))
         if entry is not None:
-            tally = self._copies.tally(entry, grant.reader)
+            tally = self._copies.counts_of(entry, grant.reader)
             tally.count(grant.counted, -1)
             if not event.again:
                 tally.refused += 1
-                self._copies.sourced(entry)
+                self._copies.note_sourced(entry)
         if event.again:
             self.demand(ev.Demanded(grant.reader, grant.request, grant.extent))
         else:
-            self._moment.tell(ev.Refuse(grant.reader, grant.request, grant.extent))
+            self._context.emit(cmd.Refuse(grant.reader, grant.request, grant.extent))
 
     def recall(self, copy: Copy, wrong: bool = True) -> None:
-        """Ask everybody who has a copy, or perhaps has it from before our restart, for it: its bytes are wrong, or else
-        others need its room."""
+        """Recall a copy from every reader that leases it, or holds its extent from before the restart. `wrong`: its bytes
+        are; otherwise others need its room."""
         extent = copy.entry.id
         for number, reader in self.readers.items():
             if extent in reader.held or any(lease is copy for lease in reader.leases.get(extent, ())):
                 reader.recalls += 1
-                self._moment.tell(ev.Recall(number, extent, wrong))
+                self._context.emit(cmd.Recall(number, extent, wrong))
 
     def recall_hold(self, extent: ExtentId) -> None:
-        """Ask everybody who has it from before our restart for it: others need its room."""
+        """Recall an extent from every reader that holds it from before the restart: others need its room."""
         for number, reader in self.readers.items():
             if extent in reader.held:
-                self._moment.tell(ev.Recall(number, extent, wrong=False))
+                self._context.emit(cmd.Recall(number, extent, wrong=False))
 
-    def detach(self, copy: Copy) -> None:
-        """End every lease of a copy: its readers keep the file that they opened, unlinked or not."""
+    def end_leases(self, copy: Copy) -> None:
+        """End every lease of a copy. Its readers keep the file that they opened, even if it is unlinked."""
         extent = copy.entry.id
         for reader in self.readers.values():
             for lease in [lease for lease in reader.leases.get(extent, ()) if lease is copy]:
@@ -122,102 +125,105 @@ class Readers:
             if not reader.leases.get(extent, True):
                 del reader.leases[extent]
 
-    def gone(self, event: ev.ReaderGone) -> None:
-        """End all that a connection had out."""
+    def disconnect(self, event: ev.ReaderGone) -> None:
+        """End all leases, waits and holds of a connection that has ended."""
         reader_id = event.reader
         reader = self.readers.pop(reader_id, None)
         if reader is None:
             return
         for extent, count in reader.waiting.items():
             entry = self._copies.entries[extent]
-            self._copies.tally(entry, reader_id).misses += count
+            self._copies.counts_of(entry, reader_id).misses += count
             entry.waiters = [waiter for waiter in entry.waiters if waiter[0] != reader_id]
             self._copies.forget(entry)
         for leases in reader.leases.values():
             for copy in leases:
                 self._end_lease(copy)
         for extent in tuple(reader.held):
-            self._unhold(reader, extent)
-        self._count_held()
-        self._moment.change()
+            self._end_hold(reader, extent)
+        self._charge_holds()
+        self._context.mark_changed()
 
-    def held(self, event: ev.Held) -> None:
-        """A reader's word is believed for a while after the start only, and within limits: it would be a way to take room
-        without a lease. Of what is not believed only the release is expected."""
-        reader, extent = self.readers.setdefault(event.reader, Reader()), event.extent
+    def hold(self, event: ev.HoldReported) -> None:
+        """Count an extent that a reader holds from before the restart. A reader is believed only for a while after the
+        start, and within limits: otherwise it could take room without a lease. A hold that is not believed counts no
+        bytes, and its release is expected all the same."""
+        reader, extent = self.readers.setdefault(event.reader, ReaderState()), event.extent
         hold = Hold(event.size_bytes, event.user)
-        self._unhold(reader, extent)
+        self._end_hold(reader, extent)
         if event.most_bytes is not None and not self._believed(extent, hold, event.most_bytes):
             hold = Hold(0, event.user)
         reader.held[extent] = hold
         self.holds.begin(extent, hold)
-        self._count_held()
+        self._charge_holds()
 
     def held_bytes(self, reader: ReaderId, extent: ExtentId) -> int:
-        """What is counted of an extent that a reader holds from before our restart."""
-        found = self.readers.get(reader)
-        hold = found.held.get(extent) if found else None
+        """Bytes that are counted for an extent which a reader holds from before the restart."""
+        state = self.readers.get(reader)
+        hold = state.held.get(extent) if state else None
         return hold.size_bytes if hold else 0
 
     def _believed(self, extent: ExtentId, hold: Hold, most_bytes: int) -> bool:
         ram = self._policy.tiers.get(RAM)
-        late = self._moment.now - self._moment.began > self._policy.settings.hold_s
+        late = self._context.now - self._context.began > self._policy.settings.hold_s
         return not late and self.holds.fits(extent, hold, most_bytes, ram.budget_bytes if ram else 0)
 
-    def take_over(self, event: ev.Leased) -> None:
-        """Go on with another daemon's lease; where its copy is not here, with the memory that it holds."""
+    def inherit_lease(self, event: ev.Leased) -> None:
+        """Take over another daemon's lease. Where the copy is not here, count the memory that the lease holds."""
         tier = self._policy.tiers.get(event.tier)
         copy = self._copies.find(event.extent, tier) if tier else None
         if copy is None or not copy.usable:
-            self.held(ev.Held(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0))
+            self.hold(
+                ev.HoldReported(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
+            )
             return
         self._copies.lease(copy)
-        reader = self.readers.setdefault(event.reader, Reader())
+        reader = self.readers.setdefault(event.reader, ReaderState())
         reader.leases.setdefault(event.extent, []).append(copy)
 
-    def _unhold(self, reader: Reader, extent: ExtentId) -> None:
+    def _end_hold(self, reader: ReaderState, extent: ExtentId) -> None:
         hold = reader.held.pop(extent, None)
         if hold is not None:
             self.holds.end(extent, hold)
 
-    def _count_held(self) -> None:
-        """Against the RAM budget."""
-        ram, held_bytes = self._policy.tiers.get(RAM), self.holds.held_bytes[EVERYBODY]
+    def _charge_holds(self) -> None:
+        """Charge what readers hold to the RAM budget."""
+        ram, held_bytes = self._policy.tiers.get(RAM), self.holds.held_bytes[ALL_USERS]
         if ram and ram.held_bytes != held_bytes:
             ram.held_bytes = held_bytes
             self._policy.reserve.retune()
-            self._moment.change()
+            self._context.mark_changed()
 
     def _end_lease(self, copy: Copy) -> None:
-        self._copies.unlease(copy)
+        self._copies.end_lease(copy)
         if copy.role is not Role.KEPT:
-            self._moment.change()
+            self._context.mark_changed()
 
     def _grant(self, reader_id: ReaderId, request: int, copy: Copy, counted: Counted, job: int = 0) -> None:
         reader = self.readers.get(reader_id)
         if reader is None:
-            reader = self.readers[reader_id] = Reader()
+            reader = self.readers[reader_id] = ReaderState()
         reader.job = job or reader.job or reader_id
         self._copies.lease(copy, unplanned=not self._plans.of_job(reader.job))
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
-        self._copies.tally(entry, reader_id).count(counted)
-        self._moment.tell(
-            ev.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
+        self._copies.counts_of(entry, reader_id).count(counted)
+        self._context.emit(
+            cmd.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)
         )
 
-    def fail(self, entry: Entry, code: int, message: str) -> None:
-        """Tell every waiter of an extent that its fill failed."""
+    def fail_waiters(self, entry: CacheEntry, code: int, message: str) -> None:
+        """Answer every waiter of an extent with `Fail`."""
         for reader, request in self._take_waiters(entry):
-            self._copies.tally(entry, reader).misses += 1
-            self._moment.tell(ev.Fail(reader, request, entry.id, code, message))
+            self._copies.counts_of(entry, reader).misses += 1
+            self._context.emit(cmd.Fail(reader, request, entry.id, code, message))
 
-    def want(self, entry: Entry) -> None:
-        """See to it that an extent with waiters is filling, queued or due."""
-        self._line_up(entry, (self.readers[reader].job for reader, _ in entry.waiters))
+    def ensure_fill(self, entry: CacheEntry) -> None:
+        """Queue an extent with waiters unless it is filling or due for a retry."""
+        self._enqueue(entry, (self.readers[reader].job for reader, _ in entry.waiters))
 
-    def _line_up(self, entry: Entry, jobs: Iterable[int]) -> None:
-        self._moment.change()
+    def _enqueue(self, entry: CacheEntry, jobs: Iterable[int]) -> None:
+        self._context.mark_changed()
         if entry.filling() or entry.due_at is not None:
             return
         for job in jobs:
@@ -225,7 +231,7 @@ class Readers:
                 entry.queued |= {job}
                 self.queue.append(job, entry)
 
-    def _take_waiters(self, entry: Entry) -> list[tuple[ReaderId, int]]:
+    def _take_waiters(self, entry: CacheEntry) -> list[tuple[ReaderId, int]]:
         waiters, entry.waiters = entry.waiters, []
         for reader_id, _ in waiters:
             waiting = self.readers[reader_id].waiting
@@ -234,24 +240,24 @@ class Readers:
                 del waiting[entry.id]
         return waiters
 
-    def answer(self, entry: Entry) -> None:
-        """Grant an extent to its waiters where it is usable, or see to it again."""
+    def answer_waiters(self, entry: CacheEntry) -> None:
+        """Grant an extent to its waiters where it is usable; otherwise have it filled."""
         copy = entry.best()
         if copy is None:
-            self.want(entry)
+            self.ensure_fill(entry)
             return
         for reader, request in self._take_waiters(entry):
             self._grant(reader, request, copy, "misses")
 
-    def _refuse(self, entry: Entry) -> None:
-        self._copies.sourced(entry)
-        self._copies.no_room(entry)
+    def _refuse(self, entry: CacheEntry) -> None:
+        self._copies.note_sourced(entry)
+        self._copies.note_short_of_room(entry)
         for reader, request in self._take_waiters(entry):
-            self._copies.tally(entry, reader).refused += 1
-            self._moment.tell(ev.Refuse(reader, request, entry.id))
+            self._copies.counts_of(entry, reader).refused += 1
+            self._context.emit(cmd.Refuse(reader, request, entry.id))
 
     def feed(self) -> bool:
-        """Start what readers wait for, in turn; False when the first in line must wait."""
+        """Start the fills that readers wait for, in turn; False when the head of the queue must wait."""
         while self.queue:
             job, entry = self.queue.first
             waits = entry.waiters and not entry.filling() and entry.best() is None
@@ -263,26 +269,27 @@ class Readers:
             else:
                 self.queue.drop()
             if entry.waiters and not entry.filling():
-                self.answer(entry)
+                self.answer_waiters(entry)
             self._copies.forget(entry)
         return True
 
-    def _start(self, entry: Entry) -> bool:
-        """Start or refuse; False when room is on its way."""
+    def _start(self, entry: CacheEntry) -> bool:
+        """Start the fill of an extent, or refuse its waiters; False when room is coming."""
         planned = any(self._plans.of_job(self.readers[reader].job) for reader, _ in entry.waiters)
-        place = self._policy.place(entry, Asked.DEMAND if planned else Asked.VISIT)
-        if self._copies.carry_out(place, entry):
+        requester = Requester.PLANNED_READER if planned else Requester.UNPLANNED_READER
+        placement = self._policy.place(entry, requester)
+        if self._copies.carry_out(placement, entry):
             return True
-        if place.coming or self._room_is_coming():
+        if placement.room_coming or self._room_is_coming():
             return False
         self._refuse(entry)
         return True
 
     def _room_is_coming(self) -> bool:
-        """Bytes will be free, or evictable, without any reader's doing."""
-        works = answering(self._policy.tiers)
-        if any(tier.evicting_bytes for tier in works):
+        """Return whether bytes will be free, or evictable, without a reader's doing."""
+        tiers = answering(self._policy.tiers)
+        if any(tier.evicting_bytes for tier in tiers):
             return True
-        filling = (copy for copy in self._copies.filling if copy.tier in works and not copy.entry.waiters)
-        committing = (copy for tier in works for copy in tier.committing if not copy.leases)
+        filling = (copy for copy in self._copies.filling if copy.tier in tiers and not copy.entry.waiters)
+        committing = (copy for tier in tiers for copy in tier.committing if not copy.leases)
         return any(copy.role is not Role.KEPT for group in (filling, committing) for copy in group)

@@ -1,9 +1,8 @@
-"""The slow check of what lies on disk: which copy to verify next, and when.
+"""The background check of copies on disk: which copy to verify next, and when.
 
-Copies are verified in turn, one at a time, at `bytes_per_s` on average: after each the scrub rests for as long
-as its bytes take at that rate. A tier's next round begins `ROUND_S` after the last one began, or when that is
-over; what became resident meanwhile waits for it. RAM is left out: its bytes do not rest long enough to rot, and
-ECC watches them.
+Copies are verified in turn, one at a time, at `bytes_per_s` on average: after each copy the scrub pauses for as long as its
+bytes take at that rate. A tier's next round begins `ROUND_S` after the last one began, or when that one is over. Copies
+that became resident meanwhile wait for it. RAM is left out: its bytes do not stay long enough to rot, and ECC checks them.
 """
 
 from __future__ import annotations
@@ -15,34 +14,35 @@ from dataclasses import dataclass, field
 
 from cachesvc.core.events import Verified
 from cachesvc.core.model import RAM, ExtentId, TierName
-from cachesvc.core.records.state import Phase, Tier
+from cachesvc.core.records.copy_phases import Phase
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.copies import Copies
 
 ROUND_S = 3600.0
-"""Between the beginnings of two rounds: bits rot in months, and a small tier read without end is only a cost."""
-LOOKS = 64
-"""Places in the round looked at in one step; those whose copy has gone are skipped and dropped."""
+"""Between the beginnings of two rounds: bits rot in months, so reading a small tier all the time is only a cost."""
+EXAMINED = 64
+"""Extents of a round examined in one step; those whose copy is gone are dropped from the round."""
 
 
 @dataclass(slots=True)
 class _Round:
-    tier: Tier
+    tier: TierState
     waiting: deque[ExtentId] = field(default_factory=deque)
     later: deque[ExtentId] = field(default_factory=deque)
-    """For the next round: what was verified in this one, and what came since it began."""
+    """Extents of the next round: those verified in this one, and those admitted since it began."""
     listed: set[ExtentId] = field(default_factory=set)
-    """All of these."""
+    """The extents in `waiting` and `later`."""
     began_at: float = -math.inf
 
     def due_at(self) -> float:
-        """When a copy of this tier may be verified next."""
+        """The time when a copy of this tier may be verified next."""
         if self.waiting:
             return -math.inf
         return self.began_at + ROUND_S if self.later else math.inf
 
 
 class Scrub:
-    """The rounds of each tier's copies, and the one being verified. Tiers take turns."""
+    """Each tier's round of copies, and the copy being verified. Tiers take turns."""
 
     def __init__(self, copies: Copies, bytes_per_s: int) -> None:
         self._copies = copies
@@ -54,7 +54,7 @@ class Scrub:
         self.checking: tuple[ExtentId, TierName] | None = None
 
     def admit(self, extents: Iterable[ExtentId], tier: TierName) -> None:
-        """Copies became resident: they are verified in the next round."""
+        """Verify copies that became resident in the next round."""
         for each in self._rounds:
             if each.tier.name == tier:
                 new = [extent for extent in extents if extent not in each.listed]
@@ -62,13 +62,13 @@ class Scrub:
                 each.later.extend(new)
 
     def next_deadline(self) -> float:
-        """When the next copy is due; inf while there is none or one is being verified."""
+        """The time when the next copy is due; inf while there is none, or while one is being verified."""
         if self.checking is not None or not self._rounds:
             return math.inf
         return max(self._due_at, min(each.due_at() for each in self._rounds))
 
     def next(self, now: float) -> tuple[ExtentId, TierName] | None:
-        """The copy to verify now."""
+        """The copy to verify now; None where none is due."""
         if now < self.next_deadline():
             return None
         for _ in range(len(self._rounds)):
@@ -79,7 +79,7 @@ class Scrub:
                 self.checking = extent, tier.name
                 self._due_at = now + self._size_bytes / self._bytes_per_s
                 return self.checking
-        self._due_at = now + 1.0  # nothing that can be verified: look again, without turning in a circle
+        self._due_at = now + 1.0  # no copy can be verified now: wait before the next try
         return None
 
     def _pick(self, each: _Round, now: float) -> ExtentId | None:
@@ -87,9 +87,9 @@ class Scrub:
             return None
         if not each.waiting:
             each.waiting, each.later, each.began_at = each.later, each.waiting, now
-        for _ in range(min(LOOKS, len(each.waiting))):
+        for _ in range(min(EXAMINED, len(each.waiting))):
             extent = each.waiting.popleft()
-            size_bytes = each.tier.found.get(extent)
+            size_bytes = each.tier.dormant.get(extent)
             if size_bytes is None:
                 copy = self._copies.find(extent, each.tier)
                 if copy is None or copy.phase is not Phase.RESIDENT or copy.doomed:
@@ -103,13 +103,13 @@ class Scrub:
         return None
 
     def verified(self, event: Verified) -> None:
-        """A check ended: the bytes that it read are counted, unless it is not (or no longer) ours."""
+        """End a check and count the bytes that it read, unless the check was given up meanwhile."""
         if self.checking == (event.extent, event.tier):
             self.checking = None
             if event.looked:
                 self._copies.policy.tiers[event.tier].scrubbed_bytes += self._size_bytes
 
     def lost(self, tier: TierName) -> None:
-        """Wait no longer for a check in a tier that is lost."""
+        """Give up a check in a tier that is lost."""
         if self.checking is not None and self.checking[1] == tier:
             self.checking = None

@@ -1,4 +1,4 @@
-"""What a node tells about itself: frozen snapshots, O(tiers + datasets) to take."""
+"""Reports of a node about itself: frozen snapshots, O(tiers + datasets) to take."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a job's datasets are resident.
+class JobProgress:
+    """Progress of a job's datasets: how much is resident.
 
-    `failed` maps an extent to the code (errors.py) and message of its last fill; `stuck` is what a
-    prefetch cannot keep. `lacking`: of resident extents in which objects are missing, why the first is.
+    `failed` maps an extent to the code (errors.py) and message of its last fill. `stuck` counts what a prefetch cannot
+    keep. `incomplete` maps a resident extent in which objects are missing to the code and message of the first one.
     """
 
     resident_extents: int
@@ -22,7 +22,7 @@ class Progress:
     failed: dict[ExtentId, tuple[int, str]]
     stuck_extents: int
     stuck_bytes: int
-    lacking: dict[ExtentId, tuple[int, str]]
+    incomplete: dict[ExtentId, tuple[int, str]]
 
     @property
     def finished(self) -> bool:
@@ -32,9 +32,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class EpochCounters:
-    """An epoch of a dataset, as far as its plans have passed it; `number` counts since it was first declared.
+    """An epoch of a dataset, as far as its plans have passed it; `number` counts since the dataset was first declared.
 
-    A hit is an extent that the epoch touched and that cost the source nothing from its plan's beginning on.
+    A hit is an extent that the epoch touched, and that cost the source nothing since the epoch began.
     """
 
     number: int
@@ -44,7 +44,7 @@ class EpochCounters:
 
     @property
     def hit_rate(self) -> float:
-        """Hits of all that was touched; 0 before the first."""
+        """Hits as a part of touched extents; 0 before the first."""
         return self.hits / self.touched if self.touched else 0.0
 
     @property
@@ -57,9 +57,9 @@ class EpochCounters:
 class Counters:
     """A dataset's demands and fills.
 
-    `hits`: resident before anything asked for it; `ahead`: its first read after look-ahead filled it in
-    time; `misses`: had to wait; `refused`: read elsewhere. `bound` is the best hit rate possible, 0 while no job claims
-    the dataset.
+    `hits`: the extent was resident. `ahead`: it was resident, and this was its first read after look-ahead filled it.
+    `misses`: the reader had to wait. `refused`: it was read elsewhere. `bound` is the best possible hit rate, 0 while no
+    job claims the dataset.
     """
 
     dataset: DatasetId
@@ -73,18 +73,18 @@ class Counters:
     total_bytes: int
     bound: float
     epochs: tuple[EpochCounters, ...] = ()
-    """The latest ones, oldest first; of a dataset that jobs submit plans for."""
+    """The latest epochs, oldest first, of a dataset for which jobs submit plans."""
 
     @property
     def hit_rate(self) -> float:
-        """Demands that cost the source nothing, of all; 0 before the first."""
+        """Hits as a part of all demands; 0 before the first."""
         total = self.hits + self.ahead + self.misses + self.refused
         return self.hits / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """A tier's budget and its accounts, in bytes. `used` includes what is filling and evicting."""
+    """A tier's budget and accounts. `used_bytes` includes what is filling and evicting."""
 
     tier: TierName
     budget_bytes: int
@@ -103,7 +103,7 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A node at one moment. `queued` extents have readers that wait for a slot or for room."""
+    """A node at one moment. `queued` counts extents whose readers wait for a slot or for room."""
 
     tiers: tuple[TierStatus, ...]
     datasets: tuple[Counters, ...]

@@ -1,7 +1,7 @@
-"""Positions of a run, dealt to steps, slots and canonical nodes: the part of the order that no dataset changes.
+"""Deals the positions of a run to steps, slots and canonical nodes: the part of the order that no dataset changes.
 
-A run is cut into global batches of G slots. Canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full
-batch, and one contiguous part of the run; the tail of N mod G positions comes last.
+A run is cut into global batches of G slots. Canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch, and
+one contiguous part of the run. The tail of N mod G positions comes last.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cachesvc.core.errors import InvalidInput
 I64 = npt.NDArray[np.int64]
 
 
-class Steps(NamedTuple):
-    """Interval `row[i]` of those asked for is touched from `first_step[i]` to `last_step[i]`, both included."""
+class TouchedSteps(NamedTuple):
+    """Interval `row[i]` of the request is touched from `first_step[i]` to `last_step[i]`, both included. Three int64[n]."""
 
     row: I64
     first_step: I64
@@ -26,15 +26,15 @@ class Steps(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """Positions of one rank's micro-batches of the partial batch, int64[batches, rows], and how many of each are real:
-    the first `valid[i]` of row i, int64[batches]. The others are repeats."""
+    """Positions of one rank's micro-batches of the partial batch, int64[batches, rows]. The first `valid[i]` of row i are
+    real, int64[batches]; the others are repeats."""
 
     positions: I64
     valid: I64
 
 
 class _Part(NamedTuple):
-    """Slots [low, high) as they lie in one canonical node: run position = base + step * width + slot."""
+    """The slots [low, high) of one canonical node: run position = base + step * width + slot."""
 
     base: int
     width: int
@@ -61,15 +61,15 @@ class Deal:
             )
 
     def regions(self) -> Iterator[tuple[int, int]]:
-        """The part of the run of each canonical node, then the tail's."""
+        """The part of the run of each canonical node as (begin, end), then the tail."""
         for node in range(self._nodes):
             first, end = node * self.batch // self._nodes, (node + 1) * self.batch // self._nodes
             yield self.full_steps * first, self.full_steps * end
         yield self.full_steps * self.batch, self.size
 
     def slots(self, at: Callable[[I64], I64], first_step: int, last_step: int, low: int, high: int) -> I64:
-        """What `at` says of the positions in the slots [low, high) of the full batches [first_step, last_step):
-        int64[steps, slots]. It is asked of ascending positions, those of each canonical node in turn."""
+        """Values of `at` for the positions in the slots [low, high) of the full batches [first_step, last_step):
+        int64[steps, slots]. It gets ascending positions, those of each canonical node in turn."""
         assert 0 <= first_step <= last_step <= self.full_steps
         assert 0 <= low <= high <= self.batch
         steps = np.arange(first_step, last_step, dtype=np.int64)[:, None]
@@ -80,9 +80,9 @@ class Deal:
         return np.concatenate(found, axis=1)
 
     def tail(self, low: int, high: int, batches: int) -> Dealt:
-        """The slots [low, high) of the partial batch, in `batches` micro-batches of `high - low` / `batches` slots. All
-        micro-batches of all ranks have as many rows: one for each slot under `pad`, else as few as hold the real samples.
-        The real samples fill the first rows of the batch, repeats the last."""
+        """The slots [low, high) of the partial batch, in `batches` micro-batches of `(high - low) / batches` slots. All
+        micro-batches of all ranks have the same number of rows: one for each slot under `pad`, else as few as hold the
+        real samples. The real samples fill the first rows of the batch, repeats the last."""
         assert self.has_tail
         each = (high - low) // batches
         assert 0 < each * batches == high - low
@@ -90,16 +90,16 @@ class Deal:
         rows = each if self._last == "pad" else -(-self.tail_size * each // self.batch)
         first, start = low // each * rows, self.full_steps * self.batch
         row = np.arange(first, first + batches * rows, dtype=np.int64).reshape(batches, rows)
-        # repeats go backwards from the tail's beginning: these extents were touched last, so a cache has them
+        # repeats go backwards from the beginning of the tail: these extents were touched last, so a cache has them
         repeats = (start - 1 - (row - self.tail_size)) % self.size
         valid = np.clip(self.tail_size - row[:, 0], 0, rows)
         return Dealt(np.where(row < self.tail_size, start + row, repeats), valid)
 
-    def touched(self, begin: I64, end: I64, low: int, high: int, batches: int) -> Steps:
-        """When a rank with the slots [low, high) is inside each of the intervals [begin[i], end[i]) of the run.
+    def touched(self, begin: I64, end: I64, low: int, high: int, batches: int) -> TouchedSteps:
+        """The steps in which a rank with the slots [low, high) touches each of the intervals [begin[i], end[i]) of the run.
 
-        An interval occurs once for each canonical node of the rank, and once more in the partial batch, which is cut
-        into `batches` micro-batches.
+        An interval occurs once for each canonical node of the rank, and once more in the partial batch, which is cut into
+        `batches` micro-batches.
         """
         rows = np.arange(begin.size, dtype=np.int64)
         found = [self._within(part, rows, begin, end) for part in self._parts(low, high)]
@@ -107,18 +107,18 @@ class Deal:
             positions = np.sort(self.tail(low, high, batches).positions, axis=None)
             held = rows[np.searchsorted(positions, begin) < np.searchsorted(positions, end)]
             step = np.full(held.size, self.full_steps, np.int64)
-            found.append(Steps(held, step, step))
+            found.append(TouchedSteps(held, step, step))
         if not found:
-            return Steps(*(np.empty(0, np.int64) for _ in range(3)))
-        return Steps(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            return TouchedSteps(*(np.empty(0, np.int64) for _ in range(3)))
+        return TouchedSteps(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _within(self, part: _Part, rows: I64, begin: I64, end: I64) -> Steps:
+    def _within(self, part: _Part, rows: I64, begin: I64, end: I64) -> TouchedSteps:
         begin = np.maximum(begin, part.base) - part.base
         end = np.minimum(end - part.base, self.full_steps * part.width)
         first_step = np.maximum(begin - part.high, -part.width) // part.width + 1
         last_step = np.minimum((end - 1 - part.low) // part.width, self.full_steps - 1)
         held = (first_step <= last_step) & (begin < end)
-        return Steps(rows[held], first_step[held], last_step[held])
+        return TouchedSteps(rows[held], first_step[held], last_step[held])
 
     def _parts(self, low: int, high: int) -> Iterator[_Part]:
         """The slots [low, high), cut at the canonical nodes that hold them."""

@@ -1,4 +1,4 @@
-"""The sample order: a pure function of (seed, epoch, position). Design, D6.
+"""The sample order: a pure function of (seed, epoch, position).
 
     positions            the order: 0 .. N-1, cut into global batches of G slots
        | dealt           canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch
@@ -8,10 +8,10 @@
        | shifted         a run position lies in one extent
     samples              ids in dataset order
 
-What holds, for every spec:
-- *exactly once*: the full batches and the tail together name each sample once (`short` and `pad` add repeats, which
-  are not counted as valid; `drop` leaves the tail out);
-- *equal shapes*: a batch has as many samples on every rank, in the last step too;
+Properties, for every spec:
+- *exactly once*: the full batches and the tail together name each sample once (`short` and `pad` add repeats, which do not
+  count as valid; `drop` leaves the tail out);
+- *equal shapes*: a batch has the same number of samples on every rank, also in the last step;
 - *elastic*: a global batch depends on the spec and the epoch only. Rank r of R takes the slots
   [rG/R, (r+1)G/R), so any number of ranks, workers or restarts sees the same global batches;
 - *local*: canonical node c touches only its own part of the run, a block of extents at a time;
@@ -46,7 +46,7 @@ _GROUPED_BELOW = 2048
 
 
 class _Use(IntEnum):
-    """What a key is for, so that equal numbers never give equal keys."""
+    """The use of a key, so that equal numbers never give equal keys."""
 
     EXTENTS = 1
     BLOCK = 2
@@ -55,11 +55,11 @@ class _Use(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
-    """Everything but the epoch that the order depends on; a run records it and keeps it.
+    """Everything that the order depends on except the epoch; a run records it and keeps it.
 
-    `window_extents` 0 means everything. `last` says what becomes of N mod G samples: `drop` them, `pad` the
-    batch to G with repeats, `error` (refuse), or a `short` batch: with repeats to the next multiple of the
-    micro-batches in a step, so that all of them are equally large and none is empty.
+    `window_extents` 0 means all. `last` says what becomes of the last N mod G samples: `drop` them, `pad` the batch to G
+    with repeats, raise an `error`, or give a `short` batch, with repeats to the next multiple of the micro-batches in a
+    step, so that all of them are equally large and none is empty.
     Raises `InvalidInput` for numbers that make no order.
     """
 
@@ -89,23 +89,23 @@ class OrderSpec:
 
     @property
     def dealt_nodes(self) -> int:
-        """The canonical nodes that a run is dealt to: unshuffled, all of it to one."""
+        """The canonical nodes to which a run is dealt; an unshuffled run goes to one."""
         return self.canonical_nodes if self.shuffle else 1
 
 
 class Tail(NamedTuple):
-    """One rank's part of the last, partial batch, int64[micro-batches, rows]: the first `valid[i]` samples of row i are
-    real, the others repeats."""
+    """One rank's part of the last, partial batch: `samples`, int64[micro-batches, rows], of which the first `valid[i]` of
+    row i are real and the others repeats."""
 
     samples: I64
     valid: I64
 
 
 class Plan(NamedTuple):
-    """What one rank touches: `extent[i]` from step `first_step[i]` to `last_step[i]`, both included.
+    """The extents that one rank touches: `extent[i]` from step `first_step[i]` to `last_step[i]`, both included. int64[n].
 
-    Sorted by first step. An extent occurs again where it is touched in another part of the order. `following`:
-    the extents in the order of the epoch after this one, where the caller knows that there is one.
+    Sorted by first step. An extent occurs again where another part of the order touches it. `following`: the extents in
+    the order of the next epoch, where the caller knows that there is one.
     """
 
     extent: I64
@@ -115,7 +115,7 @@ class Plan(NamedTuple):
 
 
 def merged(plans: Sequence[Plan]) -> Plan:
-    """Several plans of one dataset and one clock as one, whose epoch after this one is not known."""
+    """Several plans of one dataset with the same steps, as one plan without `following`."""
     if len(plans) == 1:
         return plans[0]
     columns = zip(*(plan[:3] for plan in plans), strict=True)
@@ -133,37 +133,37 @@ class Touches(NamedTuple):
 
 
 def plan_of(deal: Deal, touches: Touches, low: int, high: int, batches: int) -> Plan:
-    """When a rank with the slots [low, high) in `batches` micro-batches reads the extents that `touches` names."""
+    """The plan of a rank with the slots [low, high) in `batches` micro-batches, for the extents that `touches` names."""
     steps = deal.touched(touches.begin, touches.end, low, high, batches)
     order = np.argsort(steps.first_step, kind="stable")
     return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
 
 
 def tail_of(deal: Deal, at: Callable[[I64], I64], low: int, high: int, batches: int) -> Tail:
-    """The slots [low, high) of the partial batch, where `at` says what stands at ascending positions."""
+    """The slots [low, high) of the partial batch, where `at` gives the samples at ascending positions."""
     positions, valid = deal.tail(low, high, batches)
     ascending, back = np.unique(positions.reshape(-1), return_inverse=True)
     return Tail(at(ascending)[back].reshape(positions.shape), valid)
 
 
 def sample_key(seed: int, epoch: int, sample: int) -> int:
-    """The 64-bit key of the generator that a transform of this sample draws from in this epoch."""
+    """The 64-bit key of the random generator for a transform of this sample in this epoch."""
     return mix(_Use.SAMPLE, seed, epoch, sample)
 
 
 def subset_first(extent_first: I64, ids: I64) -> I64:
-    """`extent_first` of a subset: `ids` are its sample ids, ascending and distinct. int64[E+1]."""
+    """`extent_first` of a subset, int64[E+1]. `ids` are its sample ids, ascending and distinct."""
     return np.searchsorted(ids, extent_first).astype(np.int64)
 
 
 class EpochOrder:
     """The order of one epoch. Immutable; safe to share between threads and to send to workers.
 
-    `extent_first[i]` is the first sample of extent i, int64[E+1] with the number of samples at the end.
-    `steps` counts the global batches of the epoch, a partial one at the end included unless it is dropped; `full_steps` of
-    them are full, and where `has_tail`, step `full_steps` is the partial one, which `tail` answers.
-    `run_extent` are the extents in the order of the run, `run_first` where each begins in it, `block_first` where
-    each block begins; the run's end is appended to both.
+    `extent_first[i]` is the first sample of extent i, int64[E+1], with the number of samples at the end.
+    `steps` counts the global batches of the epoch, with a partial one at the end unless it is dropped. `full_steps` of them
+    are full. Where `has_tail`, step `full_steps` is the partial one, which `tail` gives.
+    `run_extent` holds the extents in the order of the run, `run_first` the position where each begins, and `block_first`
+    where each block begins. The run's end is appended to both.
     Raises `InvalidInput` when `last` is `error` and samples are left over.
     """
 
@@ -186,7 +186,7 @@ class EpochOrder:
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
         """Samples in the slots [low, high) of the full batches [first_step, last_step).
 
-        int64[last_step - first_step, high - low]. Any step costs the same; ask for 16,384 samples or more.
+        int64[last_step - first_step, high - low]. Any step costs the same. Ask for at least 16,384 samples at once.
         """
         return self._deal.slots(self.at, first_step, last_step, low, high)
 
@@ -194,22 +194,22 @@ class EpochOrder:
         """The slots [low, high) of the last, partial batch, cut into `batches` micro-batches. All micro-batches of the
         global batch are equally large, and its repeats come last.
 
-        Repeats are samples from the end of the last full batches. The real samples of the batch are the same at any
-        number of ranks; the repeats are not.
+        Repeats are samples from the end of the last full batches. The real samples of the batch are the same for any number
+        of ranks; the repeats are not.
         """
         return tail_of(self._deal, self.at, low, high, batches)
 
     def plan(self, low: int, high: int, batches: int = 1) -> Plan:
         """The extents that a rank with the slots [low, high) in `batches` micro-batches touches, and when. O(extents).
 
-        Unshuffled it is exact. Shuffled, an extent counts as touched for as long as its block is, since any
-        position of a block may name any of its samples. A sample belongs to the extent of its first byte: a
-        reader adds the extents into which its samples run on.
+        An unshuffled plan is exact. In a shuffled one, an extent counts as touched for as long as its block is, since any
+        position of a block may name any of its samples. A sample belongs to the extent of its first byte; a reader adds the
+        extents into which its samples continue.
         """
         return plan_of(self._deal, self.touches(), low, high, batches)
 
     def touches(self) -> Touches:
-        """One row for each extent of each block, in the order of the run."""
+        """The run positions of each extent: one row for each extent of each block, in the order of the run."""
         begin, end = self.block_first[:-1], self.block_first[1:]
         first = np.searchsorted(self.run_first, begin, side="right") - 1
         counts = np.searchsorted(self.run_first, end, side="left") - first
@@ -219,7 +219,7 @@ class EpochOrder:
         return Touches(self.run_extent[rows], np.repeat(begin, counts), np.repeat(end, counts))
 
     def _blocks(self) -> tuple[I64, U64]:
-        """Where each block begins in the run, the run's end appended, and each block's key."""
+        """The position where each block begins in the run, with the run's end appended, and each block's key."""
         if not self.spec.shuffle:
             return self.run_first, np.empty(0, np.uint64)
         firsts, keys = [], []
@@ -238,7 +238,7 @@ class EpochOrder:
         return np.concatenate(firsts), np.concatenate([np.empty(0, np.uint64), *keys])
 
     def at(self, positions: I64) -> I64:
-        """Samples at ascending positions of the run; any number of them, any gaps."""
+        """The samples at ascending positions of the run, with any gaps. int64, of the shape of `positions`."""
         if positions.size == 0:
             return positions
         if not self.spec.shuffle:

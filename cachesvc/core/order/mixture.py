@@ -1,13 +1,13 @@
 """Mixtures: which dataset each slot of an epoch is drawn from, and which of its samples.
 
-A `Pattern` repeats every `period` slots, where each component has exactly its share. It is a tree of two-way
-splits, the two lightest joined first (Huffman), and a split gives its left side floor(n * left / whole + 1/2) of its
-first n slots. So counts over any prefix, and their inverse, are closed forms: no table, O(1) seek, exact at any
-scale. A count is within 1 slot of its weight for up to three components, and for equal weights; within
-1/2 * sum(w / a) over the component and its ancestors a below the root in every case, 2.2 at the very most.
+A `Pattern` repeats every `period` slots, in which each component has exactly its share. It is a tree of two-way splits, the
+two lightest joined first (Huffman). A split gives its left side floor(n * left / whole + 1/2) of its first n slots. So
+counts over any prefix, and their inverse, are closed forms: no table, O(1) seek, exact at any scale. A count is within 1
+slot of its weight for up to three components, and for equal weights; within 1/2 * sum(w / a) over the component and its
+ancestors a below the root in every case, 2.2 at most.
 
-A component's draws are numbered through all epochs of the job. Draw d is sample d mod n of the component's own
-epoch d div n, so what repeats is the next permutation of all of it, and a mixture that takes only a part of a
+A component's draws are numbered through all epochs of the job. Draw d is sample d mod n of the component's own epoch
+d div n. So what repeats is the next permutation of the whole component, and a mixture that takes only a part of a
 component goes on with the rest of it in its next epoch.
 """
 
@@ -33,9 +33,9 @@ Size = int | Literal["total", "first", "last"]
 MAX_PERIOD = 1 << 31
 """Products of two slots fit 64 bits. Weights that need more are rounded to this, an error of 5e-10."""
 MAX_DRAWS = 2**63 - 1
-"""Of all components together: spots are numpy's integers, which would begin below zero again."""
+"""Limit of the draws of all components together: spots are int64, which would overflow."""
 MAX_PASSES = 16
-"""A component that an epoch goes through more often than this is planned as touched throughout."""
+"""A component that is repeated more often than this in an epoch is planned as touched throughout."""
 _RUNS_KEPT = 64
 
 
@@ -68,7 +68,7 @@ class Pattern:
         return cycles * self.shares[component] + (prefix if self.shares[component] else 0)
 
     def choose(self, slots: I64) -> tuple[I64, I64]:
-        """Which component each slot draws from, and the how-manieth of its draws that is, from 0."""
+        """The component that each slot draws from, and the number of that draw among the component's, from 0."""
         cycles, inside = np.divmod(slots, self.period)
         component, nth = np.empty_like(slots), np.empty_like(slots)
         self._walk(0, list(range(len(self.shares))), np.arange(slots.size), inside, component, nth)
@@ -85,7 +85,7 @@ class Pattern:
         return found
 
     def _walk(self, depth: int, among: list[int], rows: I64, inside: I64, component: I64, nth: I64) -> None:
-        """Descend to the leaves below one node, `among` which the slots `rows` are shared."""
+        """Descend to the leaves below one node. `among`: the components that share the slots `rows`."""
         among = [one for one in among if self.shares[one]]
         if len(among) == 1:
             component[rows], nth[rows] = among[0], inside
@@ -100,7 +100,7 @@ class Pattern:
 
 
 def _paths(shares: Sequence[int]) -> list[list[_Split]]:
-    """From the root to each component, the way through the tree; empty for the root itself and for a share of 0."""
+    """The path through the tree from the root to each component; empty for a single component and for a share of 0."""
     paths: list[list[_Split]] = [[] for _ in shares]
     heap: list[tuple[int, int, tuple[int, ...]]] = [
         (share, index, (index,)) for index, share in enumerate(shares) if share
@@ -116,8 +116,8 @@ def _paths(shares: Sequence[int]) -> list[list[_Split]]:
 
 
 def integer_shares(weights: Sequence[float]) -> list[int]:
-    """Weights as integers in the same proportion, as the decimal numbers they are written as: .7 and .3 are 7 and
-    3. Raises InvalidInput for a weight below zero, one that is no number, or nothing but zeros."""
+    """Weights as integers in the same proportion, by their decimal notation: .7 and .3 are 7 and 3. Raises InvalidInput
+    for a weight below zero, a weight that is not finite, or only zeros."""
     if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or not any(weights):
         raise InvalidInput(f"weights {list(weights)}: give numbers of at least 0, one of them above 0")
     exact = [Fraction(str(weight)) for weight in weights]
@@ -132,8 +132,9 @@ def integer_shares(weights: Sequence[float]) -> list[int]:
 
 
 def epoch_slots(pattern: Pattern, sizes: Sequence[int], size: Size) -> int:
-    """Slots of an epoch: `size` of them; "total": as many as all components have samples; "first": until a
-    component would repeat within the epoch; "last": until each was gone through once. Raises InvalidInput."""
+    """The number of slots of an epoch. `size` is that number, or "total": the number of all components' samples; "first":
+    until a component would repeat; "last": until every component has been read once. Raises InvalidInput for anything
+    else."""
     if size == "total":
         return sum(sizes)
     drawn = [index for index, share in enumerate(pattern.shares) if share]
@@ -147,9 +148,9 @@ def epoch_slots(pattern: Pattern, sizes: Sequence[int], size: Size) -> int:
 
 
 class MixtureRun:
-    """One epoch of a mixture: `size` slots of a pattern over components of `sizes` samples, of which `drawn` draws
-    were used before. `run_of(component, own epoch)` is a component's own run. Raises InvalidInput for draws that no spot
-    has a number for."""
+    """One epoch of a mixture: `size` slots of a pattern over components of `sizes` samples, after `drawn` draws of each in
+    earlier epochs. `run_of(component, own epoch)` is a component's own run. Raises InvalidInput where draws would exceed
+    `MAX_DRAWS`."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class MixtureRun:
         return spots
 
     def touches(self) -> list[Touches]:
-        """For each component, when its extents are read."""
+        """The run positions of the extents of each component."""
         return [self._touches_of(index) for index in range(len(self._sizes))]
 
     def _touches_of(self, index: int) -> Touches:
@@ -214,12 +215,12 @@ class MixtureRun:
 
 
 def spots_of(sizes: Sequence[int], component: int, own_epoch: I64, inner: I64) -> I64:
-    """One number for (component, own epoch, sample): what a mixture calls its samples."""
+    """The spots of samples of one component: a mixture's number for (component, own epoch, sample)."""
     return (own_epoch * sizes[component] + inner) * len(sizes) + component
 
 
-def unspotted(sizes: Sequence[int], spots: I64) -> tuple[I64, I64, I64]:
-    """Spots -> (component, own epoch, sample)."""
+def split_spots(sizes: Sequence[int], spots: I64) -> tuple[I64, I64, I64]:
+    """The (component, own epoch, sample) of each spot: the inverse of `spots_of`."""
     draw, component = np.divmod(spots, len(sizes))
     own_epoch, inner = np.divmod(draw, np.asarray(sizes, np.int64)[component])
     return component, own_epoch, inner

@@ -1,12 +1,12 @@
-"""Packing: documents laid end to end and cut to one length.
+"""Packing: documents joined end to end and cut into packs of one length.
 
-The documents of an epoch come in the order of `EpochOrder`: extents permuted, documents permuted within windows of
-extents. Their tokens are one stream, and pack p is tokens [p * length, (p + 1) * length) of it: a document that
-does not fit goes on in the next pack. So there are floor(tokens / length) packs in every epoch, each token is in at
-most one, and fewer than `length` tokens at the end of the stream are left out, others in each epoch.
+The documents of an epoch come in the order of `EpochOrder`: extents permuted, documents permuted within windows of extents.
+Their tokens are one stream, and pack p is tokens [p * length, (p + 1) * length) of it: a document that does not fit goes
+on in the next pack. So every epoch has floor(tokens / length) packs, each token is in at most one, and fewer than `length`
+tokens at the end of the stream are left out, others in each epoch.
 
-A window's tokens are known from the totals of its extents, so a seek to any pack looks at one window only (two
-where it lies across): memory O(documents of a window).
+The number of a window's tokens is known from the totals of its extents. So a seek to any pack reads the documents of one
+window only (two where the pack spans them): memory O(documents of a window).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _BLOCKS_KEPT = 4
 
 
 class Pieces(NamedTuple):
-    """Pack `row[i]` of those asked for holds tokens [begin[i], end[i]) of document `document[i]`, in this order."""
+    """Pack `row[i]` of the request holds tokens [begin[i], end[i]) of document `document[i]`, in this order. int64[n]
+    each."""
 
     row: I64
     document: I64
@@ -33,7 +34,7 @@ class Pieces(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The documents of a window in the order of the stream, and where each begins in it."""
+    """The documents of a window in the order of the stream, and where each begins and ends in it."""
 
     document: I64
     begin: I64
@@ -41,9 +42,9 @@ class _Block(NamedTuple):
 
 
 class PackRun:
-    """The packs of one epoch of documents. `documents` orders them, one canonical node and batches of 1;
-    `length_of` are their lengths in tokens; `extent_tokens[i]` is the sum of those of extent i. `planned`: its extents are
-    the dataset's."""
+    """The packs of one epoch of documents. `documents` is their order, with one canonical node and batches of 1;
+    `length_of` gives their lengths in tokens; `extent_tokens[i]` is the sum of the lengths in extent i. `planned`: its
+    extents are the dataset's, so the packs have a plan."""
 
     def __init__(
         self,
@@ -61,15 +62,15 @@ class PackRun:
 
     @property
     def size(self) -> int:
-        """Packs of the epoch."""
+        """The number of packs of the epoch."""
         return int(self._block_tokens[-1]) // self._length
 
     def at(self, positions: I64) -> I64:
-        """A pack's name is its position."""
+        """The packs at ascending positions: a pack's number is its position."""
         return positions
 
     def touches(self) -> list[Touches]:
-        """Where in the run the extents are read; nowhere that is known where they are not the dataset's."""
+        """The run positions of the extents; none where they are not the dataset's."""
         if not self._planned:
             return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
         extent, begin, end = self._documents.touches()
@@ -78,7 +79,7 @@ class PackRun:
         return [Touches(extent, first, np.minimum(last, self.size))]
 
     def pieces(self, packs: I64) -> Pieces:
-        """What the packs consist of."""
+        """The pieces of documents that the packs consist of."""
         first, last = packs * self._length, (packs + 1) * self._length
         low = np.searchsorted(self._block_tokens, first, "right") - 1
         high = np.searchsorted(self._block_tokens, last, "left")
@@ -88,16 +89,16 @@ class PackRun:
         if not found:
             return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
         pieces = Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
-        order = np.argsort(pieces.row, kind="stable")  # a pack across two windows has pieces of both
+        order = np.argsort(pieces.row, kind="stable")  # a pack that spans two windows has pieces of both
         return Pieces(*(column[order] for column in pieces))
 
     def _cut(self, block: _Block, first: I64, last: I64) -> Pieces:
-        """The parts of a window's documents that lie in the stream's [first[i], last[i])."""
+        """The parts of a window's documents within [first[i], last[i]) of the stream."""
         low = np.searchsorted(block.end, first, "right")
         counts = np.maximum(np.searchsorted(block.begin, last, "left") - low, 0)
         row = np.repeat(np.arange(first.size), counts)
         at = np.arange(row.size) + np.repeat(low - (np.cumsum(counts) - counts), counts)
-        held = block.begin[at] < block.end[at]  # an empty document is nowhere
+        held = block.begin[at] < block.end[at]  # leave out empty documents
         at, row = at[held], row[held]
         begin, end = block.begin[at], block.end[at]
         return Pieces(
@@ -112,5 +113,5 @@ class PackRun:
         return _Block(documents, begins, ends)
 
     def _tokens_before(self, positions: I64) -> I64:
-        """Tokens before the beginnings of blocks."""
+        """Tokens before positions at which blocks begin."""
         return self._block_tokens[np.searchsorted(self._documents.block_first, positions)]

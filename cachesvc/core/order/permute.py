@@ -116,7 +116,7 @@ class _Network:
             outside = outside[again >= (self.sizes if among is None else self.sizes[among])]
 
     def _rounds(self, values: U64, group: I64 | None) -> U64:
-        """One pass: the high half is turned by a hash of the low half, then the low by one of the high."""
+        """One pass of all rounds: each adds a hash of the low half to the high half, or the other way round."""
         low_bits, highs = self.low_bits, self.highs
         if group is not None:
             low_bits, highs = low_bits[group], highs[group]
@@ -146,7 +146,7 @@ class _Network:
 
 
 def _hash(source: U32, keys: U32, into: U32, spare: U32) -> None:
-    """into = a 32-bit hash of (source, key) whose high bits are good. `spare` is scratch."""
+    """Set `into` to a 32-bit hash of (source, key) whose high bits are good. `spare` is scratch."""
     np.add(source, keys, out=into)
     into *= _SPREAD
     np.right_shift(into, _HALF, out=spare)
@@ -155,7 +155,7 @@ def _hash(source: U32, keys: U32, into: U32, spare: U32) -> None:
 
 
 def _bit_length(values: U64) -> U64:
-    """int.bit_length of each value, by halving: exact, where the log2 of a float is not."""
+    """int.bit_length of each value, by halving, which is exact; the log2 of a float is not."""
     bits: U64 = np.zeros(values.shape, np.uint64)
     rest = values.copy()
     for shift in (32, 16, 8, 4, 2, 1):

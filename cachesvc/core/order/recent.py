@@ -1,4 +1,4 @@
-"""The latest few of what is costly to make: runs of epochs, windows of documents."""
+"""Keeps the latest few values that are costly to make: runs of epochs, windows of documents."""
 
 from __future__ import annotations
 

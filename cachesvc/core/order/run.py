@@ -1,6 +1,6 @@
-"""The order of what is composed of datasets: any run of samples, dealt as `epoch_order.py` deals one dataset's.
+"""Orders of samples composed of datasets: any run of samples, dealt as `epoch_order.py` deals one dataset's.
 
-A mixture and packs differ from a plain dataset only in what stands at a position of the run, so all that
+A mixture and packs differ from a plain dataset only in which sample is at a position of the run. So all that
 `epoch_order.py` states of batches (exactly once, elastic, equal steps) holds for them too.
 """
 
@@ -20,15 +20,15 @@ class Run(Protocol):
     def size(self) -> int: ...
 
     def at(self, positions: I64) -> I64:
-        """What stands at ascending positions: numbers that mean something to the dataset alone."""
+        """The samples at ascending positions, as numbers that only the dataset interprets."""
 
     def touches(self) -> Sequence[Touches]:
-        """Where in the run the extents of each underlying dataset are read."""
+        """The run positions of the extents of each underlying dataset."""
 
 
 class RunOrder:
-    """The order of one epoch of a run; to be used as an `EpochOrder`. Raises `InvalidInput` when `last` is
-    `error` and samples are left over."""
+    """The order of one epoch of a run, with the interface of `EpochOrder`. Raises `InvalidInput` when `last` is `error` and
+    samples are left over."""
 
     def __init__(self, spec: OrderSpec, run: Run, epoch: int) -> None:
         self.spec, self.epoch, self.samples = spec, epoch, run.size
@@ -46,6 +46,6 @@ class RunOrder:
         return tail_of(self._deal, self._run.at, low, high, batches)
 
     def plans(self, low: int, high: int, batches: int = 1) -> list[Plan]:
-        """For each underlying dataset the extents that a rank with the slots [low, high) in `batches` micro-batches
-        touches, and in which steps of this order."""
+        """One plan for each underlying dataset: the extents that a rank with the slots [low, high) in `batches`
+        micro-batches touches, and in which steps of this order."""
         return [plan_of(self._deal, touches, low, high, batches) for touches in self._run.touches()]

@@ -1,4 +1,4 @@
-"""When to try again, when to ask twice, how fast, and when to stop asking; clock and chance are arguments."""
+"""Decides when to retry, when to hedge, how fast to ask, and when to stop asking. Time and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
 LATENCY_SAMPLES = 64
-"""Fewer say nothing about a tail; also the most that are kept between two looks at the percentile."""
+"""Fewer samples say nothing about a tail. The percentile is computed again after as many new ones."""
 HEDGE_SHARE = 0.02
-"""At most this share of requests is asked twice: the source's load and bill grow by no more."""
+"""The most requests that are hedged, as a part of all: the source's load and bill grow by no more."""
 
 
 def full_jitter_s(attempt: int, chance: float, first_s: float = 0.1, limit_s: float = 20.0) -> float:
@@ -23,7 +23,7 @@ def full_jitter_s(attempt: int, chance: float, first_s: float = 0.1, limit_s: fl
 
 @dataclass(slots=True)
 class LatencyTail:
-    """A high percentile of recent latencies, kept apart for each power of two of request size."""
+    """A high percentile of recent latencies, for each power of two of request size."""
 
     share: float = 0.97
     window: int = 512
@@ -32,7 +32,7 @@ class LatencyTail:
     _tail_s: dict[int, float] = field(default_factory=dict)
 
     def add(self, size_bytes: int, latency_s: float) -> None:
-        """Learn one latency."""
+        """Add one latency."""
         size = size_bytes.bit_length()
         seen = self._seen.setdefault(size, deque(maxlen=self.window))
         seen.append(latency_s)
@@ -47,52 +47,52 @@ class LatencyTail:
 
 
 def hedge_allowed(hedges: int, requests: int) -> bool:
-    """Whether one more hedge keeps them within `HEDGE_SHARE` of requests."""
+    """Return whether one more hedge keeps hedges within `HEDGE_SHARE` of requests."""
     return hedges + 1 <= HEDGE_SHARE * requests
 
 
 @dataclass(slots=True)
 class Pace:
-    """Requests a second that a source bears, learned from its refusals. No limit until the first.
+    """The rate of requests that a source accepts, learned from its refusals. There is no limit before the first refusal.
 
-    A limit on concurrency alone cannot settle there: where an answer takes 1 ms, one request at a time is a
-    thousand a second. So a refusal cuts the rate by the share of requests that were refused, by 5 % at least
-    and by half at most. From there it grows as in `rate`: slowly around the limit just found, then ever faster,
-    for the limit itself may have moved (the idea of CUBIC, Ha et al., 2008). Each node does so by itself; its
-    refusals tell it of the others.
+    A limit on concurrency alone cannot do this: where an answer takes 1 ms, one request at a time is a thousand a second.
+    So a refusal cuts the rate by the part of requests that were refused, by 5 % at least and by half at most. From there
+    the rate grows as in `rate`: slowly around the limit just found, then ever faster, for the limit itself may have moved
+    (the idea of CUBIC, Ha et al., 2008). Each node does so by itself; its refusals tell it of the others.
 
-    `CLOSED` refusals in a row that say when to come back (Retry-After) mean a quota that is used up, not a rate:
-    everybody waits until then, and goes on at what was accepted since the source opened last, over all the time until
-    it opens again. So a quota a minute is used all through the minute, and few requests learn that it is used up: once
-    the time between two openings is known, the rate grows over such times, not over seconds, and one refusal that names
-    a small part of it is believed, for that costs little.
+    `CLOSED` refusals in a row with a Retry-After mean that a quota is used up, not that a rate is exceeded. Then all
+    requests wait until the source opens again, and go on at what was accepted since it opened last, divided by the time
+    between the two openings. So a quota for a minute is used all through the minute, and few requests are refused. Once
+    the time between two openings is known, the rate grows over such times, not over seconds, and a single refusal is
+    believed that names a small part of it, for that costs little.
 
-    Whoever is refused twice with a Retry-After stays away so long: the others may then be served at a rate that is far
-    below this one. So such a cut leaves no more than what was accepted a second, a time without requests included.
+    A client that is refused twice with a Retry-After stays away so long: the others may then be served at a rate far below
+    this one. So such a cut leaves no more than what was accepted a second, idle time included.
 
-    A cut must be seen to work before the next, however long answers take (a slow source, a process without a
-    core): (1) places in the line are handed out at the rate as it is, not as it was when somebody joined; (2) only
-    answers to requests sent since the last cut count, `SETTLE_S` of them at least. Otherwise each late refusal
-    of what was sent before would cut again, down to nothing.
+    A cut must be seen to work before the next, however long answers take (a slow source, a process without a core): (1)
+    places in the queue are served at the current rate, not at that of the time when they were taken; (2) only answers to
+    requests sent since the last cut count, over `SETTLE_S` at least. Otherwise each late refusal of an earlier request
+    would cut again, down to nothing.
     """
 
     SETTLE_S = 1.0
     FIRST_S = 0.25
-    """A first guess takes the answers before it to have come over so long at least: a source serves more at once
-    than it bears for long. Too low is mended in a second or two; too high is a storm of refusals."""
+    """The least time over which a first guess counts the answers before it: a source serves more at once than it does for
+    long. A guess that is too low grows in a second or two; one that is too high causes many refusals."""
     CUT_LEAST = 0.95
     CUT_MOST = 0.5
     LEAST_RATE = 0.2
     CLOSED = 8
-    """Where a third is refused, as many in a row are one case in 6,600; each more is a refusal a quota."""
+    """Where a third is refused, so many in a row happen once in 6,600 cases. A larger number costs more refusals a
+    quota."""
     SOON = 0.1
-    """Of the time between two openings."""
+    """The part of the time between two openings that counts as a small one."""
     STEPS_S = 5.0
-    """Of growth, from one opening to the next: 6 % more at its end, 2.7 times as much after four."""
+    """The unit of growth between two openings: 6 % more after one, 2.7 times as much after four."""
     LOOK_S = 1e-3
-    """Nobody in line looks more often."""
+    """The least time between two checks of a place in the queue."""
     FORGET_S = 60.0
-    """So long after a refusal there is no limit any more."""
+    """The time after a refusal from which there is no limit any more."""
     _base: float = math.inf
     _guessed: float = False
     _cut_at: float = -math.inf
@@ -100,22 +100,22 @@ class Pace:
     _opened_at: float = -math.inf
     """The end of the last pause."""
     _since_opened: float = 0
-    """Accepted since."""
-    _said_s: float = 0.0
+    """Requests accepted since then."""
+    _retry_after_s: float = 0.0
     """The last Retry-After that began a pause."""
     _between_s: float = 0.0
-    """From one opening to the next; 0: not known."""
+    """The time from one opening to the next; 0: unknown."""
     _in_a_row: float = 0
-    """Refused since the last cut, with nothing accepted between."""
+    """Requests refused in a row since the last cut."""
     _last: float = 0.0
-    """The place at the end of the line."""
+    """The last place in the queue."""
     _due: float = 0.0
-    """Places up to this one may go; it moves with the rate."""
+    """Places up to this one may ask; it advances at the rate."""
     _due_at: float = -math.inf
     served_at: float = -math.inf
     """When the source answered last."""
     _since: float = -math.inf
-    """The beginning of the second that is counted; the one before is kept."""
+    """When the current counting period of `SETTLE_S` began. The counts of the previous one are kept."""
     _accepted: float = 0
     _refused: float = 0
     _since_before: float = -math.inf
@@ -123,14 +123,17 @@ class Pace:
     _refused_before: float = 0
 
     def numbers(self) -> tuple[float, ...]:
-        """All that it knows: `Pace(*numbers)` knows it too."""
+        """The state as numbers: `Pace(*numbers)` goes on with it."""
         return _NUMBERS(self)
 
     def rate(self, now: float) -> float:
-        """Requests a second. t seconds after a cut, or after the pause that came of it:
-        base * exp(0.01 t (1 + (t/10)^2)) + t/20, which is 1 % more after 1 s, 6 % after 5 s, 2.7 times as much after
-        20 s; the last term lifts a share that is too small. A first guess doubles every second until the next refusal.
-        Where the time between two openings is known, all of it takes as much longer as that is longer than `STEPS_S`."""
+        """Requests a second; inf where there is no limit.
+
+        t seconds after a cut, or after the pause that followed it, base * exp(0.01 t (1 + (t/10)^2)) + t/20: 1 % more after
+        1 s, 6 % after 5 s, 2.7 times as much after 20 s. The last term lifts a rate that is too small. A first guess
+        doubles every second until the next refusal. Where the time between two openings is known, t is scaled by
+        `STEPS_S` over that time.
+        """
         slower = max(1.0, self._between_s / self.STEPS_S)
         quiet_s = max(0.0, now - max(self._cut_at, self._paused_until)) / slower
         if math.isinf(self._base) or quiet_s > self.FORGET_S:
@@ -140,14 +143,14 @@ class Pace:
         return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20 / slower
 
     def join(self, now: float) -> float:
-        """Stand in line for the next request; the place there, for `wait_s`. Who leaves early wastes a place."""
+        """Take a place in the queue, for `wait_s`. A caller that leaves early wastes its place."""
         self._move(now)
         self._last += 1
         return self._last
 
     def wait_s(self, place: float, now: float) -> float:
-        """Seconds for which that place may not ask; 0: go. Look again after them. They end before its turn where
-        the rate does not double meanwhile: or all whose turn came sooner than they were told would ask at once."""
+        """Seconds after which to call again; 0: the place may ask now. They end before its turn unless the rate doubles
+        meanwhile: otherwise all places whose turn came early would ask at once."""
         self._move(now)
         rate, before = self.rate(now), max(0.0, place - self._due)
         if not before or math.isinf(rate):
@@ -155,11 +158,11 @@ class Pace:
         return self.paused_s(now) + max(self.LOOK_S, math.log2(1 + math.log(2) * before / rate))
 
     def paused_s(self, now: float) -> float:
-        """Seconds for which the source asked to be left alone."""
+        """Seconds until the end of the pause that the source asked for."""
         return max(0.0, self._paused_until - now)
 
     def accepted(self, sent_at: float, now: float) -> None:
-        """The source answered what was sent then; that an object is missing is an answer too."""
+        """Count an answer to a request sent at `sent_at`. The error that an object is missing is an answer too."""
         self.served_at = now
         self._since_opened += 1
         if sent_at >= self._cut_at:
@@ -168,8 +171,8 @@ class Pace:
             self._in_a_row = 0
 
     def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
-        """The source said 429 or 503, and perhaps until when. Everybody waits so long where most is refused or many in a
-        row are, for then the source is closed, not at its limit."""
+        """Count a refusal (429 or 503), with its Retry-After or 0. All requests wait for that time where most are
+        refused, or many in a row: then the source is closed, not at its limit."""
         self._move(now)
         if sent_at < self._cut_at:
             return
@@ -186,16 +189,16 @@ class Pace:
         rate = self.rate(now)
         if math.isinf(rate):
             self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
-            self._between_s = self._said_s = 0.0
+            self._between_s = self._retry_after_s = 0.0
             self._opened_at, self._since_opened = since, accepted
         elif closed:
             self._base, self._guessed = self._quota(self._used(rate, span_s), now, retry_after_s, soon), False
         elif settled:
             rate = self._used(rate, span_s)
-            borne = rate * accepted / (accepted + refused)
+            sustained = rate * accepted / (accepted + refused)
             if retry_after_s > 0:
-                borne = min(borne, accepted / span_s)
-            self._base, self._guessed = self._cut(rate, borne), False
+                sustained = min(sustained, accepted / span_s)
+            self._base, self._guessed = self._cut(rate, sustained), False
         else:
             return
         if closed or mostly:
@@ -206,35 +209,35 @@ class Pace:
         self._forget()
 
     def _used(self, rate: float, span_s: float) -> float:
-        """A rate, as far as it was used: while those who were refused stay away it grows, and nobody asks so fast."""
+        """The part of a rate that was used: the rate grows while refused callers stay away and ask less."""
         asked = max(self._accepted + self._refused, self._accepted_before + self._refused_before)
         used = max(self._base, asked / min(self.SETTLE_S, max(self.FIRST_S, span_s)))
         return min(rate, used)
 
-    def _cut(self, rate: float, borne: float) -> float:
-        return min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, borne))
+    def _cut(self, rate: float, sustained: float) -> float:
+        return min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, sustained))
 
     def _quota(self, rate: float, now: float, retry_after_s: float, soon: bool) -> float:
-        """The rate after a pause until the source opens. One that says another time than before counts down to that
-        moment, so its quota is known; one that always says the same may bear more sooner."""
+        """The rate after a pause until the source opens. A source whose Retry-After gets shorter counts down to its
+        opening, so its quota is known. One that always says the same may accept more, sooner."""
         between_s = max(self.LOOK_S, now + retry_after_s - self._opened_at)
-        borne = self._since_opened / between_s
-        counts_down, self._said_s = soon or retry_after_s < self._said_s, retry_after_s
+        sustained = self._since_opened / between_s
+        counts_down, self._retry_after_s = soon or retry_after_s < self._retry_after_s, retry_after_s
         if not counts_down:
-            return max(borne, self._cut(rate, borne))
+            return max(sustained, self._cut(rate, sustained))
         self._between_s = between_s
-        return min(self.CUT_LEAST * rate, borne)
+        return min(self.CUT_LEAST * rate, sustained)
 
     def _move(self, now: float) -> None:
-        """Bring the line up to now; of places that nobody took while it was empty, one is left."""
+        """Advance the queue to now. Of the places that were not taken while it was empty, one is left."""
         rate, since = self.rate(now), max(self._due_at, min(now, self._paused_until))
         if now > since:
             self._due = min(self._last + 1, self._due + rate * (now - since))
         self._due_at = now
 
     def _count(self, now: float) -> None:
-        """Begin to count another second where this one is over. A first guess asks for what came of late, however long
-        nobody asked before; at a low rate seconds go by without an answer."""
+        """Begin another counting period where this one is over. While there is no limit, old counts are dropped after an
+        idle time, for a first guess needs recent ones; at a low rate, seconds pass without an answer."""
         age_s = now - self._since
         if age_s >= 2 * self.SETTLE_S and math.isinf(self.rate(now)):
             self._forget()
@@ -256,8 +259,8 @@ _NUMBERS = attrgetter(*(each.name for each in fields(Pace)))
 
 @dataclass(slots=True)
 class SourceBreaker:
-    """Whether a source is down: `FAILURES` in a row, over `QUIET_S` without an answer. From then on one request
-    an interval asks again, and everybody else waits for what it finds."""
+    """A circuit breaker for a source. It opens after `FAILURES` in a row, over at least `QUIET_S`. While it is
+    open, one request an interval is a probe, and all others wait for its outcome."""
 
     FAILURES = 16
     QUIET_S = 2.0
@@ -270,15 +273,16 @@ class SourceBreaker:
 
     @property
     def open(self) -> bool:
-        """Whether the source is taken to be down."""
+        """True if the source counts as down."""
         return self._interval_s > 0
 
     def down_s(self, now: float) -> float:
-        """Seconds since the first of the failures, while it is open; else 0."""
+        """Seconds since the first of the failures while it is open; else 0."""
         return now - self._since if self.open else 0.0
 
     def ask(self, now: float) -> float:
-        """0: go on (while it is open: as the one probe of this interval). Else seconds until the next probe."""
+        """0: send the request, which is the interval's probe while it is open. Otherwise the seconds until the next
+        probe."""
         if self.open and now < self._probe_at:
             return self._probe_at - now
         if self.open:
@@ -287,11 +291,11 @@ class SourceBreaker:
         return 0.0
 
     def succeeded(self) -> None:
-        """An answer of any kind closes it."""
+        """Close it: the source answered."""
         self._failures, self._interval_s = 0, 0.0
 
     def failed(self, now: float) -> None:
-        """No answer, a broken one, or one that says that the server does not work."""
+        """Count a failure: no answer, a broken one, or one that says that the server does not work."""
         self._failures += 1
         if self._failures == 1:
             self._since = now

@@ -1,12 +1,12 @@
-"""Whether a cache directory works: a circuit breaker over one tier, pure.
+"""Decides whether a cache directory works: a circuit breaker over one tier, pure.
 
-Two witnesses are needed before a tier is given up, because a busy disk is not a broken one. A small read, the
-*canary*, is sent every `probe_s`. A call of the tier that fails, one that is under way for `stuck_s`, or a
-canary that fails makes the tier *suspect*, and the next probe is *thorough*: it writes, syncs and reads back.
+Two witnesses are needed before a tier is given up, because a busy disk is not a broken one. A small read, the *canary*, is
+sent every `probe_s`. A call of the tier that fails, one that is under way for `stuck_s`, or a canary that fails makes the
+tier *suspect*, and the next probe is *thorough*: it writes, syncs and reads back.
 
 A disk may be slow in writes alone. A call that is under way for `slow_s` makes the tier *doubted*, and canaries also
-create, write, rename and remove a file until one of them is quick. They do not sync: under others' writes that takes
-as long as those, and the disk works.
+create, write, rename and remove a file until one of them is quick. They do not sync: under other writes a sync takes long
+although the disk works.
 
     WORKS   a thorough probe fails                              LOST: the disk answers with errors
     WORKS   for `lost_s` no probe was answered within `slow_s`  LOST: the disk hardly answers
@@ -15,10 +15,9 @@ as long as those, and the disk works.
 A disk that answers neither a probe nor a call for `slow_s` is not lost yet, but nothing more is asked of it (`silent`,
 `daemon/disks/watch.py`).
 
-One quick answer starts the `lost_s` anew (of a doubted tier: one to a probe that writes): load makes some answers late,
-not all of them. Load on the daemon
-itself makes nobody's answers late here: when this was not asked in time, the disk gets its time again.
-A tier that is lost again soon after it came back is asked less often, so that it does not flap.
+One quick answer restarts `lost_s` (for a doubted tier: to a probe that writes): load makes some answers late, not all of
+them. Load on the daemon itself delays the calls of this breaker, and is not counted against the disk. A tier that is lost
+again soon after it came back is probed less often, so that it does not flap.
 """
 
 from __future__ import annotations
@@ -29,44 +28,44 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds, chosen so that a tier is left alone within 30 s of its first bad answer."""
+    """Limits in seconds, chosen so that a tier is lost within 30 s of its first bad answer."""
 
     probe_s: float = 2.0
-    """Between canaries: a read of 4 KiB, nothing to any disk."""
+    """Between canaries: a read of 4 KiB costs a disk nothing."""
     slow_s: float = 3.0
-    """A small read that takes longer is slow: ten times what a loaded disk needs, less than the 5 s of an
-    ailing one."""
+    """A small read that takes longer is slow: ten times what a loaded disk needs, and less than the 5 s of a failing
+    one."""
     lost_s: float = 15.0
-    """So long without one quick answer is no burst of load any more."""
+    """The time without a quick answer after which a tier is lost: longer than a burst of load."""
     stuck_s: float = 8.0
-    """A call under way this long is looked into; with `lost_s` and a probe this stays under 30 s."""
+    """A call under way for so long makes the tier suspect; with `lost_s` and a probe this stays under 30 s."""
     back_s: float = 5.0
-    """Between probes of a lost tier; doubles up to `back_cap_s` when it is lost again within `calm_s`."""
+    """Between probes of a lost tier; doubles up to `back_cap_s` where it is lost again within `calm_s`."""
     back_cap_s: float = 300.0
     calm_s: float = 600.0
     back_probes: int = 3
-    """Good answers in a row before it is trusted again."""
+    """Good answers in a row before a lost tier works again."""
 
 
 class Probe(Enum):
-    """What to ask the disk."""
+    """A kind of probe."""
 
     CANARY = 1
     WRITE = 2
-    """A canary that writes as well, and does not sync."""
+    """A canary that also writes, without a sync."""
     THOROUGH = 3
 
 
 class Breaker:
-    """One tier's health. Times are seconds of any clock that does not go back."""
+    """The breaker of one tier. Times are seconds of any clock that does not go back."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.limits = limits
         self.lost = False
         self.why = ""
-        """Why it was lost, for people."""
+        """Why the tier was lost, as text for people."""
         self.silent = False
-        """A probe that does not sync has been under way for `slow_s`."""
+        """Whether a probe that does not sync has been under way for `slow_s`."""
         self._asked_at: float | None = None
         self._probe = Probe.CANARY
         self._due_at = now
@@ -79,23 +78,23 @@ class Breaker:
         self._back_at: float | None = None
 
     def suspect(self, now: float) -> None:
-        """A call of the tier failed or is stuck: look into it now."""
+        """Probe thoroughly now: a call of the tier failed or is stuck."""
         if not self.lost:
             self._suspect = True
             self._due_at = min(self._due_at, now)
 
     def doubt(self) -> None:
-        """A call of the tier is slow: see whether writes are."""
+        """Probe with writes: a call of the tier is slow."""
         self._doubted = True
 
     def next_deadline(self) -> float:
-        """When `tick` is owed."""
+        """The time when `tick` is owed, in seconds."""
         if self._asked_at is None:
             return self._due_at
         return self._looked_at + self.limits.slow_s / 2
 
     def tick(self, now: float) -> Probe | None:
-        """The probe to begin now, if any; its end is owed to `answered`. May find the tier lost."""
+        """The probe to begin now, or None. Call `answered` when it ends. The tier may become lost here."""
         self._look(now)
         if self._asked_at is not None:
             if now - self._asked_at > self.limits.slow_s:
@@ -111,8 +110,8 @@ class Breaker:
         return self._probe
 
     def answered(self, now: float, took_s: float, error: str = "") -> None:
-        """The probe ended after `took_s`, with an error of the tier or without."""
-        assert self._asked_at is not None, "an answer to nothing"
+        """End a probe that took `took_s`; `error` is the tier's error, empty where there was none."""
+        assert self._asked_at is not None, "an answer without a probe"
         quick = took_s - self._look(now) <= self.limits.slow_s
         if not quick:
             self._slow(now)
@@ -130,7 +129,8 @@ class Breaker:
                 self._return(now)
 
     def _look(self, now: float) -> float:
-        """For how long we were held up ourselves while a probe was under way: no witness against the disk."""
+        """Seconds that the breaker itself was called late while a probe was under way: they do not count against the
+        disk."""
         late_s = now - self._looked_at - self.limits.slow_s
         self._looked_at = now
         if self._asked_at is None or late_s <= 0:

@@ -1,5 +1,5 @@
 """The records that the node's parts share, and containers that change in small steps.
 
-In: extents, copies and work that touches many of them. Out: tables, eviction lists, fair queues. It owns the data, and no
+In: extents, copies, and work on many of them. Out: records, eviction lists, fair queues. It owns the data and makes no
 decision.
 """

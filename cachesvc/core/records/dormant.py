@@ -1,8 +1,8 @@
-"""What a tier held at start and nobody has named since: ids and sizes, without records.
+"""Extents that a tier held at start and that no event has named since: ids and sizes, without records.
 
-A daemon that starts over a million extents knows them in a dictionary of ids, a tenth of what their records would
-take. The record of a copy is made when somebody names its extent, or when its room is needed: these go first,
-for nobody has used them for longest.
+A daemon that starts over a million extents holds them in a dictionary of ids, which takes a tenth of the memory and time of
+their records. The record of a copy is made when an event names its extent, or when its room is needed. Dormant extents
+are evicted first, for no reader has used them for longest.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from cachesvc.core.model import ExtentId
 
 if TYPE_CHECKING:
-    from cachesvc.core.records.state import Copy
+    from cachesvc.core.records.cache_entry import Copy
 
 
-class Found:
-    """The extents that one tier held at start and that have no record yet, by their ids."""
+class DormantExtents:
+    """The dormant extents of one tier, and their sizes in bytes."""
 
     __slots__ = ("_record", "_sizes", "size_bytes")
 
@@ -27,41 +27,41 @@ class Found:
         self.size_bytes = 0
 
     def add(self, extents: dict[ExtentId, int], record: Callable[[ExtentId, int], Copy]) -> None:
-        """Take note of extents and their sizes in bytes, those first that should go first. `record(extent, size)` makes
-        the copy of one that was just removed from here."""
-        assert not self._sizes, "found twice"
-        self._sizes = dict(reversed(extents.items()))  # what came last is cheap to take out of a dictionary
+        """Add extents and their sizes in bytes, in the order of eviction. `record(extent, size)` makes the copy of an
+        extent that was just removed from here."""
+        assert not self._sizes, "added twice"
+        self._sizes = dict(reversed(extents.items()))  # removing the last item of a dictionary is cheap
         self._record = record
         self.size_bytes = sum(self._sizes.values())
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all extents."""
         self._sizes, self.size_bytes = {}, 0
 
     def take(self, extent: ExtentId) -> int | None:
-        """Remove an extent that gets its record now; its size in bytes, None where it is not here."""
+        """Remove an extent, whose record is made now. Its size in bytes, or None where it is not here."""
         size_bytes = self._sizes.pop(extent, None)
         if size_bytes is not None:
             self.size_bytes -= size_bytes
         return size_bytes
 
     def records(self) -> Iterator[Copy]:
-        """The copies in the order in which they go. Each gets its record when it is asked for."""
+        """Remove extents and make their copies, in the order of eviction, as the caller iterates."""
         while self._sizes and self._record:
             extent, size_bytes = self._sizes.popitem()
             self.size_bytes -= size_bytes
             yield self._record(extent, size_bytes)
 
     def get(self, extent: ExtentId) -> int | None:
-        """The size in bytes of an extent that is here; it stays."""
+        """The size in bytes of an extent, or None where it is not here."""
         return self._sizes.get(extent)
 
     def keys(self) -> KeysView[ExtentId]:
-        """The extents that are here, those first that go last."""
+        """The extents, in the reverse order of eviction."""
         return self._sizes.keys()
 
     def items(self) -> ItemsView[ExtentId, int]:
-        """Those and their sizes in bytes, in the same order."""
+        """The extents and their sizes in bytes, in the same order."""
         return self._sizes.items()
 
     def __contains__(self, extent: ExtentId) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cachesvc.core.records.state import Copy
+    from cachesvc.core.records.cache_entry import Copy
 
 
-class Shelf:
-    """Copies that may be evicted now, oldest first, and their bytes. O(1) add, remove, both ends.
+class EvictionList:
+    """Copies that may be evicted now, oldest first, and their bytes. Adding at either end and removing cost O(1).
 
-    A list linked through its copies: a million of them take no memory here, and no moment in which all are moved
-    because a table grows.
+    The list is linked through its copies, so a million of them take no memory here, and it never pauses to grow.
     """
 
     __slots__ = ("_count", "_oldest", "_youngest", "size_bytes")
@@ -25,22 +24,22 @@ class Shelf:
         self.size_bytes = 0
 
     def add(self, copy: Copy, first: bool = False) -> None:
-        """Put a copy, which is on no shelf, at the young end, or first in line to go."""
+        """Add a copy, which is on no list, as the youngest, or as the first to be evicted."""
         if first:
             self._link(copy, self._oldest)
             self._link(None, copy)
         else:
             self._link(self._youngest, copy)
             self._link(copy, None)
-        copy.shelf = self
+        copy.eviction_list = self
         self._count += 1
         self.size_bytes += copy.entry.size_bytes
 
     def remove(self, copy: Copy) -> None:
-        """Take a copy off; it must be on."""
-        assert copy.shelf is self, "on another shelf"
+        """Remove a copy, which must be on this list."""
+        assert copy.eviction_list is self, "on another list"
         self._link(copy.older, copy.younger)
-        copy.older = copy.younger = copy.shelf = None
+        copy.older = copy.younger = copy.eviction_list = None
         self._count -= 1
         self.size_bytes -= copy.entry.size_bytes
 
@@ -55,7 +54,7 @@ class Shelf:
             younger.older = older
 
     def __iter__(self) -> Iterator[Copy]:
-        """The copy just seen may be taken off meanwhile."""
+        """The copy just yielded may be removed meanwhile."""
         copy = self._oldest
         while copy is not None:
             following = copy.younger
@@ -63,7 +62,7 @@ class Shelf:
             copy = following
 
     def __reversed__(self) -> Iterator[Copy]:
-        """The copy just seen may be taken off meanwhile."""
+        """The copy just yielded may be removed meanwhile."""
         copy = self._youngest
         while copy is not None:
             following = copy.older

@@ -1,5 +1,6 @@
-"""A queue in which jobs take turns: a scan that asks for a thousand extents stands before another job's
-first by one extent, not by a thousand."""
+"""A queue in which owners take turns: a scan that asks for a thousand extents delays another job's first extent by one
+extent, not by a thousand.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Turns(Generic[_T]):
-    """First come, first served among the items of one owner; owners in turn. Every operation but iteration is
-    O(1). The bound is its user's."""
+class FairQueue(Generic[_T]):
+    """Items of one owner in order of arrival, owners in turn. Every operation but iteration is O(1). The caller limits its
+    length."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[int, deque[_T]] = OrderedDict()
@@ -25,26 +26,26 @@ class Turns(Generic[_T]):
         return ((owner, item) for owner, line in self._lines.items() for item in line)
 
     def append(self, owner: int, item: _T) -> None:
-        """Stand in the owner's line, which joins behind the others when it is new."""
+        """Add an item to its owner's line. A new line joins behind the others."""
         self._lines.setdefault(owner, deque()).append(item)
         self._size += 1
 
     @property
     def first(self) -> tuple[int, _T]:
-        """Whose turn it is, and for what; the same until `served` or `drop`. Raises StopIteration where nobody
-        waits."""
+        """The owner whose turn it is, and its first item; the same until `served` or `drop`. Raises StopIteration for an
+        empty queue."""
         owner, line = next(iter(self._lines.items()))
         return owner, line[0]
 
     def served(self) -> None:
-        """The first got what it waited for: the next owner's turn."""
+        """Remove the first item, which was served: the next owner has its turn."""
         owner, _ = self.first
         self.drop()
         if owner in self._lines:
             self._lines.move_to_end(owner)
 
     def drop(self) -> None:
-        """The first needs nothing any more, which costs its owner no turn."""
+        """Remove the first item, which needs nothing any more: its owner keeps the turn."""
         owner, line = next(iter(self._lines.items()))
         line.popleft()
         self._size -= 1

@@ -1,4 +1,4 @@
-"""Work on a million extents, done a step at a time between other events, so that no grant waits for all of it."""
+"""Work on a million extents, done in steps between other events, so that no grant waits for all of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
 from typing import TypeVar
 
-Key = tuple["Work", Hashable]
+Key = tuple["WorkKind", Hashable]
 _T = TypeVar("_T")
 
 
-class Work(Enum):
-    """What is done in steps. About a dataset: to claim it or to end its claim, to judge its copies after a pin or an
-    unpin, to evict it; about a plan: to pace it, to give up what it passed, to end it."""
+class WorkKind(Enum):
+    """Kinds of work. On a dataset: CLAIM claims it or ends its claim, PIN reassesses its copies after a pin or an unpin,
+    EVICT evicts it. On a plan: PACE schedules it, PASS gives up the rows that it passed, END ends it."""
 
     CLAIM = 1
     PIN = 2
@@ -22,42 +22,42 @@ class Work(Enum):
     PASS = 6
 
 
-ABOUT_PLANS = frozenset({Work.PACE, Work.END, Work.PASS})
+ON_PLANS = frozenset({WorkKind.PACE, WorkKind.END, WorkKind.PASS})
 
 
-class Steps:
-    """Works under way; each gives way wherever it yields. One for each key. Those about datasets, one after the other,
-    and those about plans have every other step; plans take turns, so that neither an opening nor a short plan waits for
-    long ones."""
+class IncrementalWork:
+    """Work under way, one iterator for each key; a step runs to its next yield. Work on datasets, one after the other, and
+    work on plans have every other step. Plans take turns. So neither the opening of a dataset nor a short plan waits
+    for long plans."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        """How many extents a step may take."""
+        """The most extents of one step."""
         self._datasets: dict[Key, Iterator[None]] = {}
         self._plans: dict[Key, Iterator[None]] = {}
         self._plans_next = False
 
     def begin(self, key: Key, work: Iterator[None]) -> None:
-        """Put a work last in line, in place of the one with its key."""
+        """Add work as the last in line, in place of the work with its key."""
         self.drop(key)
         self._line(key)[key] = work
 
     def do(self, key: Key, work: Iterator[None], count: int) -> None:
-        """Begin a work on so many extents; one step of it is done now."""
+        """Begin work on `count` extents; where one step is enough, do it now."""
         self.begin(key, work)
         if count <= self.size:
             self.finish(key)
 
     def cut(self, rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
-        """Rows, as many at a time as a step may take."""
+        """Rows, in runs of at most a step's length."""
         return (rows[start : start + self.size] for start in range(0, len(rows), self.size))
 
     def drop(self, key: Key) -> None:
-        """Leave a work as far as it came."""
+        """Abandon work where it is."""
         self._line(key).pop(key, None)
 
     def finish(self, key: Key) -> None:
-        """Do all that is left of a work now."""
+        """Do the rest of some work now."""
         for _ in self._line(key).pop(key, ()):
             pass
 
@@ -73,7 +73,7 @@ class Steps:
             break
 
     def _line(self, key: Key) -> dict[Key, Iterator[None]]:
-        return self._plans if key[0] in ABOUT_PLANS else self._datasets
+        return self._plans if key[0] in ON_PLANS else self._datasets
 
     def __contains__(self, key: Key) -> bool:
         return key in self._line(key)

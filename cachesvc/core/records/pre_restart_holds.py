@@ -1,4 +1,4 @@
-"""Memory that readers map from before our restart: each extent counts once for its user, and once for all together."""
+"""Memory that readers map from before the daemon's restart. Each extent counts once for each user, and once in all."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from typing import NamedTuple
 
 from cachesvc.core.model import ExtentId
 
-EVERYBODY = None
-"""The account in which an extent counts once, whoever holds it: all map the same memory."""
+ALL_USERS = None
+"""The account in which an extent counts once for all users together: they map the same memory."""
 
 
 class Hold(NamedTuple):
-    """Of one extent by one reader. No bytes: only its release is expected."""
+    """One reader's hold of one extent. `size_bytes` 0: it counts nothing, and only its release is expected."""
 
     size_bytes: int
     user: int
 
 
-class Holds:
-    """Bytes by user, and of `EVERYBODY`."""
+class PreRestartHolds:
+    """Held bytes of each user, and of `ALL_USERS`."""
 
     def __init__(self) -> None:
         self.held_bytes: Counter[int | None] = Counter()
         self.sizes: dict[ExtentId, int] = {}
-        """Of what anybody holds."""
+        """Sizes in bytes of the extents that some reader holds."""
         self._readers: Counter[tuple[int | None, ExtentId]] = Counter()
 
     def fits(self, extent: ExtentId, hold: Hold, most_bytes: int, budget_bytes: int) -> bool:
-        """Whether its user then holds no more than `most_bytes`, and all together no more than the budget."""
+        """Return whether with this hold its user has no more than `most_bytes`, and all users no more than the budget."""
         return all(
-            (who, extent) in self._readers or self.held_bytes[who] + hold.size_bytes <= limit_bytes
-            for who, limit_bytes in ((hold.user, most_bytes), (EVERYBODY, budget_bytes))
+            (account, extent) in self._readers or self.held_bytes[account] + hold.size_bytes <= limit_bytes
+            for account, limit_bytes in ((hold.user, most_bytes), (ALL_USERS, budget_bytes))
         )
 
     def begin(self, extent: ExtentId, hold: Hold) -> None:
-        """One more reader holds it."""
-        for who in (hold.user, EVERYBODY) if hold.size_bytes else ():
-            if (who, extent) not in self._readers:
-                self.held_bytes[who] += hold.size_bytes
-            self._readers[who, extent] += 1
+        """Count one more reader of an extent."""
+        for account in (hold.user, ALL_USERS) if hold.size_bytes else ():
+            if (account, extent) not in self._readers:
+                self.held_bytes[account] += hold.size_bytes
+            self._readers[account, extent] += 1
             self.sizes[extent] = hold.size_bytes
 
     def end(self, extent: ExtentId, hold: Hold) -> None:
-        """One reader less."""
-        for who in (hold.user, EVERYBODY) if hold.size_bytes else ():
-            self._readers[who, extent] -= 1
-            if not self._readers[who, extent]:
-                del self._readers[who, extent]
-                if who is EVERYBODY:
+        """Count one reader less."""
+        for account in (hold.user, ALL_USERS) if hold.size_bytes else ():
+            self._readers[account, extent] -= 1
+            if not self._readers[account, extent]:
+                del self._readers[account, extent]
+                if account is ALL_USERS:
                     del self.sizes[extent]
-                self.held_bytes[who] -= hold.size_bytes
-                if not self.held_bytes[who]:
-                    del self.held_bytes[who]
+                self.held_bytes[account] -= hold.size_bytes
+                if not self.held_bytes[account]:
+                    del self.held_bytes[account]

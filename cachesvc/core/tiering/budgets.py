@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cachesvc.core.model import RAM, TierName
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 
 
-def working(tiers: Mapping[TierName, Tier]) -> list[Tier]:
+def working(tiers: Mapping[TierName, TierState]) -> list[TierState]:
     """The tiers that are not lost."""
     return [tier for tier in tiers.values() if not tier.lost]
 
 
-def answering(tiers: Mapping[TierName, Tier]) -> list[Tier]:
-    """The tiers that work and do not keep us waiting."""
+def answering(tiers: Mapping[TierName, TierState]) -> list[TierState]:
+    """The tiers that work and do not stall."""
     return [tier for tier in working(tiers) if not tier.stalled]
 
 
-def by_preference(tiers: Mapping[TierName, Tier]) -> list[Tier]:
-    """The tiers that work, in order of placement: RAM, then the emptiest."""
+def by_preference(tiers: Mapping[TierName, TierState]) -> list[TierState]:
+    """The tiers that work, in the order of placement: RAM, then NVMe, the emptiest first."""
     works = working(tiers)
     return sorted(works, key=lambda tier: (tier.name != RAM, tier.used_bytes / max(1, tier.budget_bytes)))
 
 
-def capacity_bytes(tiers: Mapping[TierName, Tier]) -> int:
-    """Bytes of all tiers that work, less what readers hold outside of them."""
+def capacity_bytes(tiers: Mapping[TierName, TierState]) -> int:
+    """Bytes of all tiers that work, less what readers hold from before a restart."""
     return sum(max(0, tier.budget_bytes - tier.held_bytes) for tier in working(tiers))

@@ -1,8 +1,8 @@
 """The best hit rate that each of several claims can have, when all of them shuffle.
 
-Of a dataset of D bytes of which c can lie in the cache, no demand-fill policy hits more than c / D. What can lie
-there follows from the rules by which datasets share: what is pinned stays; of the rest each has its part by size,
-up to its quota; and room that quotas leave is anybody's.
+For a dataset of D bytes of which c can be cached, no demand-fill policy hits more than c / D. How many bytes can be cached
+follows from the rules by which datasets share: pinned bytes stay; of the rest each dataset has its part by size, up to its
+quota; room that quotas leave over is open to all.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cachesvc.core.records.state import Dataset
+from cachesvc.core.records.dataset_state import DatasetState
 
 HALVINGS = 60
-"""Of the interval in which the level is sought: to the last bit of a float."""
+"""Bisection steps in the search of the level: to the last bit of a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A dataset: its bytes, how many a quota lets it keep (its size without one), and how many are pinned."""
+    """A dataset's bytes, how many of them a quota allows it to keep (all without one), and how many are pinned."""
 
     size_bytes: float
     quota_bytes: float
     pinned_bytes: float = 0.0
 
 
-def claim_of(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
-    """A dataset, of whose extents `part` is its own, of a user who claims so many bytes."""
+def claim_of(dataset: DatasetState, part: float, of_user_bytes: int) -> Claimed:
+    """The claim of a dataset. `part`: the part of its size that counts where datasets share extents. `of_user_bytes`: what
+    its user claims in all."""
     size, quota = dataset.size_bytes, float(dataset.size_bytes)
     if dataset.quota_bytes is not None:
         quota = min(quota, dataset.quota_bytes)
@@ -37,7 +38,7 @@ def claim_of(dataset: Dataset, part: float, of_user_bytes: int) -> Claimed:
 
 
 def bounds(capacity_bytes: float, claims: Sequence[Claimed]) -> list[float]:
-    """For each claim, what can lie in the cache as a part of its size."""
+    """The part of each claim's size that can be cached."""
     kept = _level(
         capacity_bytes,
         [(min(each.pinned_bytes, each.size_bytes), each.quota_bytes, each.size_bytes) for each in claims],
@@ -51,7 +52,7 @@ def bounds(capacity_bytes: float, claims: Sequence[Claimed]) -> list[float]:
 
 
 def _level(room_bytes: float, wants: Sequence[tuple[float, float, float]]) -> list[float]:
-    """Share room by weight, each between its least and its most: (least, most, weight)."""
+    """Share room by weight, each between its least and its most. `wants`: (least, most, weight) in bytes."""
 
     def shares(level: float) -> list[float]:
         return [max(least, min(most, level * weight)) for least, most, weight in wants]
@@ -69,9 +70,12 @@ def _level(room_bytes: float, wants: Sequence[tuple[float, float, float]]) -> li
 
 
 def not_kept(open_bytes: float, absent_bytes: float, claimed_bytes: float, capacity_bytes: float) -> float:
-    """Of O bytes that are read side by side, out of D claimed ones, those that a cache of C does not keep, W, where it
-    keeps a part of the data in all but W: W = O (1 - (C - W) / D). What is absent at an epoch's beginning where that is
-    more: in a cold one the first extents are kept, not a part of each of those to come. All of C where they do not fit."""
+    """Bytes W of those that are read side by side which the cache does not keep.
+
+    Of O bytes read side by side, out of D claimed ones, a cache of C keeps its part of the data in all but W:
+    W = O (1 - (C - W) / D). At least `absent_bytes`, what was absent when the epoch began: a cold epoch keeps its first
+    extents, not a part of each of those to come. All of C where O does not fit.
+    """
     open_bytes, absent_bytes = min(claimed_bytes, open_bytes), min(claimed_bytes, absent_bytes)
     if open_bytes >= capacity_bytes:
         return capacity_bytes

@@ -1,12 +1,12 @@
-"""Where an extent goes and what gives way to it: keep, then window, then least recently used.
+"""Decides where an extent goes and what is evicted for it: keep, then window, then least recently used.
 
-Keeping a fixed part of a dataset of D bytes in a cache of C hits C/D of shuffled reads, the bound for every
-demand-fill policy; replacing (LRU) hits about half its square. So a claimed extent that finds room is kept
-and gives way only when the claims change. What is not kept streams through a reserve of one tier, the
-window (`stream_window.py`). Everything else is LRU and gives way first, but for the share of readers without a plan.
+Keeping a fixed part of a dataset of D bytes in a cache of C hits C/D of shuffled reads, the bound for every demand-fill
+policy; replacing (LRU) hits about half its square. So a claimed extent that finds room is kept, and evicted only when the
+claims change. Extents that are not kept stream through a reserve of one tier, the window (`stream_window.py`). Everything
+else is LRU and evicted first, except for the share of readers without a plan.
 
-When there is no room left to keep, a dataset that holds less than its share (`shares.py`) takes from those above
-theirs, and never below it, so two datasets do not take turns.
+When there is no room left to keep, a dataset that holds less than its share (`shares.py`) takes from those above theirs,
+and never below it, so two datasets do not take turns.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cachesvc.core.model import RAM, Stay, TierName
-from cachesvc.core.records.state import Copy, Entry, Role, Tier
+from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import by_preference, working
-from cachesvc.core.tiering.room import NOWHERE, Place, first, free_room, make_room, oldest, take
+from cachesvc.core.tiering.room import NOWHERE, Placement, first, free_room, make_room, oldest, take
 from cachesvc.core.tiering.shares import Shares
 from cachesvc.core.tiering.stream_window import Reserve
 
@@ -32,8 +33,8 @@ class TierSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The few numbers that the core's decisions depend on."""
+class NodeSettings:
+    """The numbers that the core's decisions depend on."""
 
     lookahead_bytes: int | None = None
     """Bytes of the window; None: what plans read side by side and the node does not keep, and as much again."""
@@ -41,63 +42,64 @@ class Settings:
     """Fills at once: enough extents to fill 10 Gbit/s from a source of 90 MB/s a connection, each fill
     being several connections."""
     fill_bytes: int = 0
-    """While all fills under way are fewer bytes than these, more may start, up to `SMALL_FILLS` times `max_fills`: a
-    small extent is a connection or two, for which the latency of the source is most of the time. One extent less than
-    `max_fills` of them, so that what is under way is no more than without it."""
+    """While all fills under way hold fewer bytes than this, more may start, up to `SMALL_FILLS` times `max_fills`: a small
+    extent is a connection or two, and the latency of the source is most of its time. Set it to the bytes of one extent
+    less than `max_fills`, so that no more bytes are under way than without it."""
     max_attempts: int = 4
-    """Tries of a fill before its readers hear of it: with the backoff about one second in all, on top of
-    the source's own retries."""
+    """Tries of a fill before its readers get the error: about one second with the backoff, on top of the source's own
+    retries."""
     scrub_bytes_per_s: int = 0
-    """How fast copies on disk are verified in the background; 0: not."""
+    """The rate at which copies on disk are verified in the background; 0: they are not."""
     unplanned_share: float = 0.0
-    """The part of each tier that claims and plans leave to readers without a plan, least recently used in itself."""
+    """The part of each tier that claims and plans leave to readers without a plan; it is LRU in itself."""
     full_s: float = 30.0
-    """How long a tier that was full is not asked for more: room comes by people, not by waiting."""
+    """How long a full tier is not tried again: people make room, not time."""
     claim_step: int = 1_000
-    """Extents that a work in steps (`core/records/incremental.py`) does in one event: 2 ms, 4 where they are resident."""
+    """Extents that incremental work (`core/records/incremental.py`) handles in one event: 2 ms, 4 where they are
+    resident."""
     hold_s: float = 60.0
-    """How long after the start readers are believed that they hold memory from before it; they knock every second, and
-    on a machine without a core to spare some seconds later."""
+    """How long after the start readers are believed that they hold memory from before it. They connect every second, and
+    some seconds later on a machine without a spare core."""
 
 
 SMALL_FILLS = 4
 
 
-class Asked(Enum):
-    """Who asks for room: a waiting reader whose job has a plan, one whose has none, a plan, one within a part that another
-    user's readers take as well, or a prefetch that only keeps."""
+class Requester(Enum):
+    """The party that wants room: a waiting reader whose job has a plan or has none, a plan, a plan within its user's part
+    of the window where another user reads beyond its own, or a prefetch, which only keeps."""
 
-    DEMAND = 1
-    VISIT = 2
+    PLANNED_READER = 1
+    UNPLANNED_READER = 2
     PLAN = 3
-    PART = 4
-    KEEP = 5
+    PLAN_IN_ITS_PART = 4
+    PREFETCH = 5
 
 
-WAITING = (Asked.DEMAND, Asked.VISIT)
+READERS = (Requester.PLANNED_READER, Requester.UNPLANNED_READER)
 
 
 class Policy:
-    """Reads the tiers' accounts and decides; it changes none of them."""
+    """Decides by the tiers' accounts, and changes none of them."""
 
-    def __init__(self, tiers: Sequence[TierSpec], settings: Settings) -> None:
+    def __init__(self, tiers: Sequence[TierSpec], settings: NodeSettings) -> None:
         self.settings = settings
-        self.tiers = {spec.name: Tier(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
+        self.tiers = {spec.name: TierState(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
         self.shares = Shares(self.tiers)
         self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
 
-    def fits(self, entry: Entry) -> bool:
-        """Whether some tier that works is large enough for an extent."""
+    def fits(self, entry: CacheEntry) -> bool:
+        """Return whether some tier that works is large enough for an extent."""
         return any(not tier.lost and entry.size_bytes <= tier.budget_bytes for tier in self.tiers.values())
 
-    def room_to_keep(self, entry: Entry, free: bool = True) -> bool:
-        """Whether an extent could be kept without anything giving way; not `free`: without anything kept."""
+    def room_to_keep(self, entry: CacheEntry, free: bool = True) -> bool:
+        """Return whether an extent could be kept without an eviction; not `free`: without the eviction of a kept copy."""
         size = entry.size_bytes
         fits = (tier for tier in working(self.tiers) if tier.kept_bytes + size <= tier.keep_bytes)
         return any(tier.free_bytes >= size or not free for tier in fits) and self.shares.within_quota(entry)
 
-    def room_elsewhere(self, entry: Entry) -> bool:
-        """Tell whether a tier without a copy of an extent could keep one and evict nothing that is kept."""
+    def room_elsewhere(self, entry: CacheEntry) -> bool:
+        """Return whether a tier without a copy of an extent could keep one without evicting a kept copy."""
         size, taken = entry.size_bytes, {copy.tier for copy in entry.copies}
         return self.shares.within_quota(entry) and any(
             tier.kept_bytes + size <= tier.keep_bytes and size <= tier.free_bytes + tier.spare_bytes
@@ -106,10 +108,10 @@ class Policy:
         )
 
     def stay(self, copy: Copy) -> Stay:
-        """How long a reader may hold this copy. A kept one for good; but where part of the data streams, only until its
-        plan has passed it, so that another may be kept in its place. One that streams until a later read leaves it; no
-        longer than for one read where readers compete for the window, or the room for others."""
-        if copy.asked_back:
+        """The time for which a reader may hold this copy. A kept one: for good; where part of the data streams, until the
+        plan has passed it, so that another may be kept in its place. A streaming one: until a later read leaves it out.
+        Where readers compete for the window, or the copy is recalled: for one read."""
+        if copy.recalled:
             return "once"
         if copy.role is not Role.KEPT:
             return "once" if self.reserve.tight else "brief"
@@ -117,7 +119,7 @@ class Policy:
         return "brief" if passes else "kept"
 
     def role(self, copy: Copy) -> Role:
-        """The role of a resident copy that nobody uses: claimed ones are kept while there is room."""
+        """The role of a resident, idle copy: claimed ones are kept while there is room."""
         entry, tier = copy.entry, copy.tier
         if entry.datasets and not tier.lost and not _kept_elsewhere(copy):
             fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes and self.shares.within_quota(entry)
@@ -125,8 +127,8 @@ class Policy:
                 return Role.KEPT
         return Role.AHEAD if entry.needs else Role.LRU
 
-    def place(self, entry: Entry, asked: Asked) -> Place:
-        """Where a fill of `entry` may go now."""
+    def place(self, entry: CacheEntry, requester: Requester) -> Placement:
+        """Choose the placement of a fill of `entry` now."""
         taken = {copy.tier.name for copy in entry.copies}
         tiers = [
             tier
@@ -135,30 +137,30 @@ class Policy:
         ]
         tiers.sort(key=lambda tier: tier is entry.avoid)
         if entry.datasets and self.shares.within_quota(entry):
-            free = self._keep(entry, tiers) if self.shares.leaves_room(entry) else None
-            place = free or self._claim_share(entry, tiers)
-            if place:
-                return place
-        if asked is Asked.KEEP:
+            free = self._place_kept(entry, tiers) if self.shares.leaves_room(entry) else None
+            placement = free or self._take_share(entry, tiers)
+            if placement:
+                return placement
+        if requester is Requester.PREFETCH:
             return NOWHERE
-        if asked in (Asked.PLAN, Asked.PART):
+        if requester in (Requester.PLAN, Requester.PLAN_IN_ITS_PART):
             tiers = [tier for tier in tiers if tier is self.reserve.tier]
-        return self._stream(entry, tiers, asked) or NOWHERE
+        return self._stream(entry, tiers, requester) or NOWHERE
 
-    def promote(self, entry: Entry) -> Place:
-        """Where a copy for reading ahead may go: RAM, as far as that costs nothing but LRU copies."""
+    def promote(self, entry: CacheEntry) -> Placement:
+        """Choose the placement of a copy that is promoted for reading ahead: RAM, if that evicts only LRU copies."""
         ram = self.tiers.get(RAM)
         if ram is None or ram.lost or any(copy.tier is ram for copy in entry.copies):
             return NOWHERE
         size = entry.size_bytes
         return free_room((ram,), size, Role.AHEAD) or make_room(ram, size) or NOWHERE
 
-    def _keep(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
+    def _place_kept(self, entry: CacheEntry, tiers: Sequence[TierState]) -> Placement | None:
         size = entry.size_bytes
         fits = [tier for tier in tiers if tier.kept_bytes + size <= tier.keep_bytes]
         return free_room(fits, size, Role.KEPT) or first(make_room(tier, size) for tier in fits)
 
-    def _claim_share(self, entry: Entry, tiers: Sequence[Tier]) -> Place | None:
+    def _take_share(self, entry: CacheEntry, tiers: Sequence[TierState]) -> Placement | None:
         home, size = entry.datasets[0], entry.size_bytes
         if len(self.shares.datasets) < 2 or home.kept_bytes + size > self.shares.share_bytes(home):
             return None
@@ -172,43 +174,43 @@ class Policy:
                 victims, enough = take(reversed(tier.kept[other.id]), short)
                 left = other.kept_bytes - sum(copy.entry.size_bytes for copy in victims)
                 if victims and enough and left >= self.shares.share_bytes(other):
-                    return Place(victims=victims)
+                    return Placement(victims=victims)
         return None
 
-    def _stream(self, entry: Entry, tiers: list[Tier], asked: Asked) -> Place | None:
+    def _stream(self, entry: CacheEntry, tiers: list[TierState], requester: Requester) -> Placement | None:
         size = entry.size_bytes
-        role = Role.LRU if asked in WAITING and not entry.needs else Role.AHEAD
-        unplanned = asked is Asked.VISIT
+        role = Role.LRU if requester in READERS and not entry.needs else Role.AHEAD
+        unplanned = requester is Requester.UNPLANNED_READER
         return (
             free_room(tiers, size, role)
             or first(make_room(tier, size, unplanned=unplanned) for tier in sorted(tiers, key=oldest))
-            or first(make_room(tier, size, self._gives_way(entry, tier, asked)) for tier in tiers)
+            or first(make_room(tier, size, self._evictable(entry, tier, requester)) for tier in tiers)
         )
 
-    def _gives_way(self, entry: Entry, tier: Tier, asked: Asked) -> Iterator[Copy]:
-        """All that streaming may displace in a tier: LRU, kept copies beyond the room for them, and for a
-        waiting reader what plans come back to, the longest unused first, and then what they need last; the share of
-        readers without a plan before those for one of them, after them for others. A read that no job declared takes
-        nothing from plans: a scan of other data costs them no fill. A plan within its user's part displaces what plans
-        come back to where another user's are beyond theirs."""
-        given = set[Copy]()
+    def _evictable(self, entry: CacheEntry, tier: TierState, requester: Requester) -> Iterator[Copy]:
+        """Copies that streaming may evict from a tier, in this order: spare LRU copies; kept ones beyond the room for them;
+        for readers, what plans need again, the least recently used first, and then what they need last. The share of
+        readers without a plan comes before the plans' copies for one of them, and after them for other readers. A read
+        that no job declared takes nothing from plans: a scan of other data costs them no fill. A plan within its user's
+        part also evicts what plans need again, where another user reads beyond its part."""
+        spare = set[Copy]()
         for copy in tier.spare():
-            given.add(copy)
+            spare.add(copy)
             yield copy
-        yield from self._overflow(tier)
-        if asked is Asked.PLAN:
+        yield from self._kept_beyond_room(tier)
+        if requester is Requester.PLAN:
             return
-        share = (copy for copy in tier.unused() if copy not in given)
-        if asked is Asked.VISIT:
+        share = (copy for copy in tier.unused() if copy not in spare)
+        if requester is Requester.UNPLANNED_READER:
             yield from share
         if entry.datasets:
-            yield from tier.in_use  # fetched again later; but without it the reader would have nothing
-            if asked in WAITING:
-                yield from reversed(tier.ahead)  # late, for its fill would have served nobody
-        if asked is Asked.DEMAND:
+            yield from tier.in_use  # fetched again later; without this, the reader would get nothing
+            if requester in READERS:
+                yield from reversed(tier.ahead)  # last: the fill of such a copy would have served no reader
+        if requester is Requester.PLANNED_READER:
             yield from share
 
-    def _overflow(self, tier: Tier) -> Iterator[Copy]:
+    def _kept_beyond_room(self, tier: TierState) -> Iterator[Copy]:
         excess = tier.kept_bytes - tier.keep_bytes
         if excess <= 0:
             return

@@ -1,4 +1,4 @@
-"""Room for an extent: where it is, and what is evicted for it."""
+"""Room for an extent: which tier has it, and what is evicted to make it."""
 
 from __future__ import annotations
 
@@ -6,52 +6,53 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from cachesvc.core.records.state import Copy, Role, Tier
+from cachesvc.core.records.cache_entry import Copy, Role
+from cachesvc.core.records.tier_state import TierState
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A decision: reserve in `tier`; or evict `victims` first; or wait, `soon` there is room; or nothing."""
+class Placement:
+    """A decision: reserve in `tier`; or evict `victims` first; or wait, for there is room `soon`; or none of these."""
 
-    tier: Tier | None = None
+    tier: TierState | None = None
     role: Role = Role.LRU
     victims: tuple[Copy, ...] = ()
     soon: bool = False
 
     @property
-    def coming(self) -> bool:
-        """There is room when what goes, or is going, is gone."""
+    def room_coming(self) -> bool:
+        """There is room once evictions are done."""
         return self.soon or bool(self.victims)
 
 
-NOWHERE = Place()
-SOON = Place(soon=True)
+NOWHERE = Placement()
+SOON = Placement(soon=True)
 
 
-def first(places: Iterable[Place | None]) -> Place | None:
-    """The first decision that there is."""
+def first(places: Iterable[Placement | None]) -> Placement | None:
+    """The first placement that is not None."""
     return next(filter(None, places), None)
 
 
-def free_room(tiers: Iterable[Tier], size_bytes: int, role: Role) -> Place | None:
-    """The first tier with so much room that nothing gives way."""
-    return next((Place(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
+def free_room(tiers: Iterable[TierState], size_bytes: int, role: Role) -> Placement | None:
+    """A placement in the first tier that has room without an eviction."""
+    return next((Placement(tier, role) for tier in tiers if tier.free_bytes >= size_bytes), None)
 
 
-def oldest(tier: Tier) -> float:
-    """When what a tier would give up first was last used, in seconds; inf where it has nothing to spare."""
-    if tier.found:
+def oldest(tier: TierState) -> float:
+    """The time of the last use of the copy that a tier would evict first, in seconds; inf where it has none to evict."""
+    if tier.dormant:
         return 0.0
-    first = next(chain(tier.lru, tier.visited), None)
+    first = next(chain(tier.lru, tier.lru_unplanned), None)
     return first.used_at if first else float("inf")
 
 
 def make_room(
-    tier: Tier, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
-) -> Place | None:
-    """What to evict for `size_bytes` in a tier, beside what is being evicted; `SOON` where nothing more need go, None
-    where the candidates do not suffice. Unless others are named, these are what the tier spares for claims and plans;
-    `unplanned`: all that nobody claims or needs."""
+    tier: TierState, size_bytes: int, candidates: Iterable[Copy] | None = None, unplanned: bool = False
+) -> Placement | None:
+    """Choose what to evict for `size_bytes` in a tier, beside what is being evicted: `SOON` where nothing more is needed,
+    None where the candidates do not suffice. Default candidates: the tier's spare copies; all unused ones where
+    `unplanned`."""
     short = size_bytes - tier.free_bytes - tier.evicting_bytes
     if short <= 0:
         return SOON
@@ -60,12 +61,12 @@ def make_room(
             return None
         candidates = tier.unused() if unplanned else tier.spare()
     victims, enough = take(candidates, short)
-    return Place(victims=victims) if enough else None
+    return Placement(victims=victims) if enough else None
 
 
 def take(candidates: Iterable[Copy], short_bytes: int) -> tuple[tuple[Copy, ...], bool]:
-    """The first candidates that together hold `short_bytes`, and whether all of them suffice. No more are looked at: some
-    get their records only then."""
+    """The first candidates that together hold `short_bytes`, and whether they suffice. No further candidate is taken from
+    the iterator: some get their records only then."""
     victims: list[Copy] = []
     candidates = iter(candidates)
     while short_bytes > 0 and (copy := next(candidates, None)) is not None:

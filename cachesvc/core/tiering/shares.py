@@ -1,7 +1,7 @@
-"""Claimed datasets, and how much of each may be kept: what quotas let, and its share of the room.
+"""Claimed datasets, and how much of each may be kept: what quotas allow, and its share of the room.
 
-Datasets share what can be kept first come, first served while there is room. A share is the room times a dataset's
-part of all claimed bytes; it counts when there is no room left (`policy.py`).
+Datasets share what can be kept first come, first served while there is room. A dataset's share is the room times its part
+of all claimed bytes; it counts when there is no room left (`policy.py`).
 """
 
 from __future__ import annotations
@@ -11,47 +11,50 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cachesvc.core.model import DatasetId, TierName
-from cachesvc.core.records.state import Dataset, Entry, Tier
+from cachesvc.core.records.cache_entry import CacheEntry
+from cachesvc.core.records.dataset_state import DatasetState
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import capacity_bytes, working
 from cachesvc.core.tiering.hit_bounds import bounds, claim_of
 
 
 class Shares:
-    """Datasets by id, from their first claim to the end of their last."""
+    """Datasets by id, from their first claim to the end of the last."""
 
-    def __init__(self, tiers: Mapping[TierName, Tier]) -> None:
+    def __init__(self, tiers: Mapping[TierName, TierState]) -> None:
         self._tiers = tiers
-        self.datasets: dict[DatasetId, Dataset] = {}
+        self.datasets: dict[DatasetId, DatasetState] = {}
         self.claimed_bytes = 0
-        """Of all extents that some dataset claims, each once."""
-        self.lacking: set[Dataset] = set()
-        """Datasets that have less than their share and lately found no room to keep more: none takes more than its own."""
+        """Bytes of all claimed extents, each counted once."""
+        self.below_share: set[DatasetState] = set()
+        """Datasets below their share that lately found no room to keep more. While there are any, others take no more than
+        their share."""
 
-    def add(self, dataset: Dataset) -> None:
-        """Know a dataset, none of whose extents it claims yet."""
+    def add(self, dataset: DatasetState) -> None:
+        """Add a dataset that claims none of its extents yet."""
         self.datasets[dataset.id] = dataset
 
-    def remove(self, dataset: Dataset) -> None:
+    def remove(self, dataset: DatasetState) -> None:
         """Forget a dataset that has given up its extents."""
         del self.datasets[dataset.id]
-        self.lacking.discard(dataset)
+        self.below_share.discard(dataset)
 
-    def join(self, dataset: Dataset, entry: Entry) -> None:
-        """A dataset claims an extent."""
+    def join(self, dataset: DatasetState, entry: CacheEntry) -> None:
+        """Add a dataset's claim of an extent."""
         if not entry.datasets:
             self.claimed_bytes += entry.size_bytes
         entry.datasets.append(dataset)
         dataset.join(entry)
 
-    def leave(self, dataset: Dataset, entry: Entry) -> None:
-        """It does so no more."""
+    def leave(self, dataset: DatasetState, entry: CacheEntry) -> None:
+        """Remove a dataset's claim of an extent."""
         entry.datasets.remove(dataset)
         dataset.leave(entry)
         if not entry.datasets:
             self.claimed_bytes -= entry.size_bytes
 
-    def bound_of(self, dataset: Dataset) -> float:
-        """The best hit rate that a dataset can have beside the others, their quotas and what is pinned. O(datasets)."""
+    def bound_of(self, dataset: DatasetState) -> float:
+        """The best hit rate that a dataset can have beside the others, given quotas and pins. O(datasets)."""
         every, capacity = list(self.datasets.values()), capacity_bytes(self._tiers)
         if dataset not in every or not any(each.pinned or each.limited for each in every):
             return min(1.0, capacity / self.claimed_bytes) if self.claimed_bytes else 1.0
@@ -63,39 +66,39 @@ class Shares:
         claims = [claim_of(each, part, of_user[each.user]) for each in every]
         return bounds(capacity, claims)[every.index(dataset)]
 
-    def share_bytes(self, dataset: Dataset) -> float:
-        """A dataset's part of what can be kept, by size."""
+    def share_bytes(self, dataset: DatasetState) -> float:
+        """A dataset's part, by size, of what can be kept."""
         room = sum(tier.keep_bytes for tier in working(self._tiers))
         total = sum(each.size_bytes for each in self.datasets.values())
         return room * dataset.size_bytes / total if total else 0.0
 
-    def leaves_room(self, entry: Entry) -> bool:
-        """Whether one more extent of its dataset may be kept beside those that lack."""
+    def leaves_room(self, entry: CacheEntry) -> bool:
+        """Return whether one more extent of its dataset may be kept, given the datasets that are below their share."""
         home = entry.datasets[0]
-        if not self.lacking or home in self.lacking:
+        if not self.below_share or home in self.below_share:
             return True
         return home.kept_bytes + entry.size_bytes <= self.share_bytes(home)
 
-    def spare_bytes(self) -> dict[Dataset, float]:
-        """By how much more is kept of each dataset than its share; below zero where it is less. What readers hold from
-        before our restart counts as room: it is asked back (`core/node/reclaim.py`). O(datasets)."""
+    def spare_bytes(self) -> dict[DatasetState, float]:
+        """Kept bytes of each dataset beyond its share; below zero where it has less. Holds from before the restart count as
+        room, for they are recalled (`core/node/reclaim.py`). O(datasets)."""
         room = sum(max(0, tier.budget_bytes - tier.reserve_bytes) for tier in working(self._tiers))
         total = max(1, sum(each.size_bytes for each in self.datasets.values()))
         return {each: each.kept_bytes - room * each.size_bytes / total for each in self.datasets.values()}
 
-    def within_quota(self, entry: Entry) -> bool:
-        """Whether one more extent of its dataset may be kept: within quotas, or since it is pinned without any."""
+    def within_quota(self, entry: CacheEntry) -> bool:
+        """Return whether one more extent of its dataset may be kept: within quotas, or because it is pinned without any."""
         if not entry.datasets or any(dataset.exempt for dataset in entry.datasets):
             return True
         return entry.size_bytes <= self.quota_left(entry.datasets[0])
 
-    def beyond_quota(self, entry: Entry) -> bool:
-        """Whether more is kept of its dataset than may be, as after another user's pin began or ended."""
+    def beyond_quota(self, entry: CacheEntry) -> bool:
+        """Return whether more of its dataset is kept than quotas allow, as after another user's pin began or ended."""
         exempt = any(dataset.exempt for dataset in entry.datasets)
         return not exempt and self.quota_left(entry.datasets[0]) < 0
 
-    def quota_left(self, dataset: Dataset) -> float:
-        """Bytes of it that its quotas still let be kept; inf without one."""
+    def quota_left(self, dataset: DatasetState) -> float:
+        """Bytes that a dataset's quotas still allow to be kept; inf without a quota."""
         left = math.inf
         if dataset.quota_bytes is not None:
             left = dataset.quota_bytes - dataset.kept_bytes

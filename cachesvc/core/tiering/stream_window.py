@@ -1,8 +1,8 @@
-"""What the keep leaves to others: the window through which the rest streams, in one tier, and the share of each tier of
-readers without a plan.
+"""Room that kept copies leave to others: in one tier the window through which the rest streams, and in each tier the
+share of readers without a plan.
 
-No window where all fits. Else it holds what plans read side by side and the node does not keep, and as much again, for
-the next of it is fetched meanwhile.
+There is no window where all data fits. Otherwise it holds what plans read side by side and the node does not keep, and as
+much again, because the next of it is fetched meanwhile.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Mapping
 from itertools import chain
 
 from cachesvc.core.model import RAM, TierName
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import by_preference, capacity_bytes
 from cachesvc.core.tiering.hit_bounds import claim_of, not_kept
 from cachesvc.core.tiering.shares import Shares
 
 WINDOW_SHARE = 0.006
-"""Of the claimed bytes. What streams is taken from what is kept, so this is what the hit rate stays below its
-bound by; it lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
-MOST_OF_IT = 0.75
-"""Of the claimed bytes. Where as much is read side by side and does not fit, a window saves no more than what is kept."""
+"""The window as a part of the claimed bytes. It is taken from what is kept, so the hit rate stays below its bound by as
+much. It lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
+MOST_OF_CLAIMED = 0.75
+"""Where this part of the claimed bytes is read side by side and does not fit, a window saves no more than keeping."""
 WINDOW_EXTENTS = 2
-"""A window holds the extent that is read and the next at least."""
+"""A window holds at least the extent that is being read and the next one."""
 
 
 class Reserve:
-    """The window's size and tier, and that share. Of a tier it changes what is reserved, nothing else."""
+    """The window's size and tier, and the unplanned share. It sets the reserves of tiers, nothing else."""
 
     def __init__(
         self,
-        tiers: Mapping[TierName, Tier],
+        tiers: Mapping[TierName, TierState],
         shares: Shares,
         lookahead_bytes: int | None,
         unplanned_share: float,
@@ -40,62 +40,63 @@ class Reserve:
         self._shares = shares
         self._lookahead_bytes = lookahead_bytes
         self._unplanned_share = unplanned_share
-        self.tier: Tier | None = None
+        self.tier: TierState | None = None
         self.window_bytes = 0
         self.streams = False
-        """More is claimed than can be kept: part of it streams through the window."""
+        """More is claimed than can be kept, so part of it streams through the window."""
         self.largest_bytes = 0
-        """Of the claimed extents that fit a tier that works."""
+        """The largest claimed extent that fits a tier that works."""
         self.open_bytes = 0
         """The most bytes that all plans together read side by side, kept ones included."""
         self._reads: Mapping[int, tuple[int, int]] = {}
-        """Those, and the part that was not kept, of each user who has plans."""
+        """The same for each user who has plans, with the part that was not kept: (open, absent)."""
         self._absent_bytes = 0
-        """The part of those that was not kept when the plans began."""
+        """The part of `open_bytes` that was not kept when the plans began."""
         self._opened_bytes = 0
-        """What plans read side by side and the rest of the node does not keep."""
+        """What plans read side by side and the node does not keep."""
         self._opened: dict[int, int] = {}
+        """The same by user."""
         self._most_opened_bytes = 0
-        """The same by user, and how much of it counts against the others."""
+        """How much of a user's bytes counts against the other users."""
         self.retune()
 
-    def reads(self, reads: Mapping[int, tuple[int, int]]) -> None:
-        """The plans of each user together read so much side by side, of which so much was not kept when they began."""
+    def set_reads(self, reads: Mapping[int, tuple[int, int]]) -> None:
+        """Set, for each user, how many bytes its plans read side by side, and how many were not kept when they began."""
         self._reads = reads
         self.open_bytes = sum(open_bytes for open_bytes, _ in reads.values())
         self._absent_bytes = sum(absent_bytes for _, absent_bytes in reads.values())
         self.retune()
 
     def ahead_bytes(self, user: int | None = None) -> int:
-        """How much all plans together may have fetched ahead and not read: what the extents that are read side
-        by side leave of the window. What a user reads beyond its part of the window leaves less to itself alone. 0
-        where they fill it: then each is fetched when it is demanded."""
+        """Bytes that all plans together may have fetched ahead and not read: what the extents that are read side by side
+        leave of the window. What a user reads beyond its part leaves less to that user alone. 0 where they fill the
+        window: then each extent is fetched when it is demanded."""
         most = self._most_opened_bytes
         beyond = 0 if user is None else max(0, self._opened.get(user, 0) - most)
         return max(0, self.window_bytes - sum(min(each, most) for each in self._opened.values()) - beyond)
 
     def tight_for(self, user: int) -> bool:
-        """A user's plans read more side by side than its part of the window holds."""
+        """Return whether a user's plans read more side by side than its part of the window holds."""
         return self.streams and self._opened.get(user, 0) > self._most_opened_bytes
 
     def taken_from(self, user: int) -> bool:
-        """Another user's do, and not this one's."""
+        """Return whether another user's plans do, and not this one's."""
         return not self.tight_for(user) and any(map(self.tight_for, self._opened))
 
     @property
     def tight(self) -> bool:
-        """Plans read more side by side than the window holds: a reader should hold nothing between reads."""
+        """True if plans read more side by side than the window holds: readers should hold nothing between reads."""
         return self.streams and self.window_bytes - self._opened_bytes < self.largest_bytes
 
     def retune(self) -> None:
-        """Set the window again after claims, tiers or held bytes changed."""
+        """Set the window anew after claims, tiers or held bytes changed."""
         works, shares = by_preference(self._tiers), self._shares
         most = max((tier.budget_bytes for tier in works), default=0)
         largest = chain.from_iterable(each.largest_bytes.values() for each in shares.datasets.values())
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
         self.streams = False
         self._reserve_unplanned()
-        capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_bytes for tier in works)
+        capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_share_bytes for tier in works)
         self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
         self._opened = {user: self._not_kept_bytes(capacity, *read) for user, read in self._reads.items()}
         self.tier = max(works, key=self._suits, default=None)
@@ -103,12 +104,12 @@ class Reserve:
             self.window_bytes = self._opened_bytes = 0
             self._opened = {}
             return
-        room = self.tier.budget_bytes - self.tier.unplanned_bytes
+        room = self.tier.budget_bytes - self.tier.unplanned_share_bytes
         self.window_bytes = min(room, self._wanted_bytes(capacity))
         self._most_opened_bytes = self._share_out()
         spill = (len(works) - 1) * self.largest_bytes
         fits = shares.claimed_bytes + spill <= capacity
-        # where it fits, RAM still gives room to reading ahead of NVMe, if that costs no hit
+        # where all fits, RAM still reserves room for reading ahead of NVMe, if that costs no hit
         ram = self.tier if self.tier.name == RAM else None
         ahead = ram is not None and shares.claimed_bytes > ram.budget_bytes >= 2 * self.window_bytes
         if not fits or (ahead and shares.claimed_bytes + spill + self.window_bytes <= capacity):
@@ -116,16 +117,16 @@ class Reserve:
         self.streams = not fits
 
     def _reserve_unplanned(self) -> None:
-        """Their share is of what readers do not hold and pins do not keep: that is nobody's to give."""
+        """Reserve the share of readers without a plan, of what is neither held by readers nor pinned."""
         capacity = capacity_bytes(self._tiers)
         share = self._unplanned_share * max(0.0, 1 - self._pinned_bytes() / max(1, capacity))
         for tier in self._tiers.values():
-            tier.unplanned_bytes = int(share * max(0, tier.budget_bytes - tier.held_bytes))
-            tier.reserve_bytes = tier.unplanned_bytes
+            tier.unplanned_share_bytes = int(share * max(0, tier.budget_bytes - tier.held_bytes))
+            tier.reserve_bytes = tier.unplanned_share_bytes
 
     def _share_out(self) -> int:
-        """The level up to which what a user reads side by side counts. What some do not need of their parts is others',
-        but an extent to look ahead is left to each user, in half of the window at most where they are many."""
+        """The level up to which what a user reads side by side counts. Users share the parts that others do not need. One
+        extent to look ahead is left to each user, in at most half of the window where there are many."""
         users, window = max(1, len(self._opened)), self.window_bytes
         left = window - min(users * self.largest_bytes, max(self.largest_bytes, window // 2))
         level = left // users
@@ -134,8 +135,9 @@ class Reserve:
             left -= min(opened, level)
         return level
 
-    def _suits(self, tier: Tier) -> tuple[bool, int]:
-        """RAM where what is read side by side fits, beside what readers hold there."""
+    def _suits(self, tier: TierState) -> tuple[bool, int]:
+        """The sort key of a tier for the window: RAM first where it has room for what is read side by side, then by
+        room."""
         room = tier.budget_bytes - tier.held_bytes
         return tier.name == RAM and room >= max(self.largest_bytes, self._opened_bytes), room
 
@@ -144,19 +146,19 @@ class Reserve:
             return self._lookahead_bytes
         least, opened = WINDOW_EXTENTS * self.largest_bytes, self._opened_bytes
         claimed, datasets = self._shares.claimed_bytes, self._shares.datasets.values()
-        # beside what is read now and not kept: as much again at least, for the next of it is fetched meanwhile
+        # what is read now and not kept, and at least as much again: the next of it is fetched meanwhile
         wanted = opened + max(int(WINDOW_SHARE * claimed), opened)
         most = capacity // 8
-        if opened < capacity or self.open_bytes < MOST_OF_IT * claimed:
+        if opened < capacity or self.open_bytes < MOST_OF_CLAIMED * claimed:
             most += opened
         most = min(most, capacity // (2 if len(datasets) > 1 else 1))
         unkept = capacity - int(sum(claim_of(each, 1.0, each.size_bytes).quota_bytes for each in datasets))
-        if unkept > 0:  # quotas leave it to nobody, and what others keep to them
+        if unkept > 0:  # no quota allows this room to be kept
             most = min(most, max(unkept, capacity // 8))
         return max(least, min(wanted, most))
 
     def _not_kept_bytes(self, capacity: int, open_bytes: int, absent_bytes: int) -> int:
-        """Of what plans read side by side, in whole extents."""
+        """The part of what plans read side by side that is not kept, in whole extents."""
         pinned = self._pinned_bytes()
         claimed, room = self._shares.claimed_bytes - pinned, max(0, capacity - pinned)
         absent = not_kept(open_bytes, absent_bytes, claimed, room)

@@ -76,7 +76,7 @@ class Tenants:
         self._allowlist = allowed
         self._rules: dict[str, Rule] = {}
         for rule in rules:
-            prefix = allowed.place(rule.prefix)
+            prefix = allowed.canonical_prefix(rule.prefix)
             before = self._rules.get(prefix, Rule(prefix, (), ()))
             self._rules[prefix] = Rule(prefix, before.uids + rule.uids, before.gids + rule.gids)
 

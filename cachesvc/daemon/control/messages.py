@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.config import Settings
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.v1 import cachesvc_pb2 as pb

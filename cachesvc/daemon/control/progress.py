@@ -17,7 +17,7 @@ def progress_of(runner: Runner, job: int, dataset: ServedDataset, planned: bool)
     progress = runner.node.progress(job)
     failures = [
         pb.ExtentFailure(extent=extent.hex(), message=message, code=code)
-        for extent, (code, message) in [*progress.failed.items(), *progress.lacking.items()][:MAX_FAILURES]
+        for extent, (code, message) in [*progress.failed.items(), *progress.incomplete.items()][:MAX_FAILURES]
     ]
     reply = pb.PrefetchReply(
         extents=len(dataset.extent_ids),

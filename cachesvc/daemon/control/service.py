@@ -11,7 +11,7 @@ from functools import partial
 
 import grpc
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.config import Settings
 from cachesvc.core import errors, events
 from cachesvc.core.model import DatasetId, ExtentId, TierName

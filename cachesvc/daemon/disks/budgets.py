@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from cachesvc.config import NvmeSpec
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.system.memory import Memory
 from cachesvc.tiers.probe import Room
@@ -56,7 +56,7 @@ class Budgets:
         """The RAM tier's budget, at most `given_bytes`."""
         return RamBudget(given_bytes, LEAST_EXTENTS * self._extent_bytes)
 
-    def fill_memory(self, ram: Tier | None) -> FillMemory:
+    def fill_memory(self, ram: TierState | None) -> FillMemory:
         """The memory budget of fills beside the RAM tier."""
         return FillMemory(self._work_bytes, self._room_bytes, ram)
 

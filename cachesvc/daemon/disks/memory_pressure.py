@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from cachesvc.core.errors import CacheError
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.loop.lanes import Lane
@@ -24,7 +24,7 @@ class MemoryPressure:
 
     def __init__(
         self,
-        ram: Tier | None,
+        ram: TierState | None,
         budgets: Budgets,
         fill_memory: FillMemory,
         lane: Lane,

@@ -19,7 +19,7 @@ from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 
 log = logging.getLogger(__name__)
 SILENT_S = 5.0

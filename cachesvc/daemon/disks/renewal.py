@@ -22,9 +22,9 @@ from pathlib import Path
 
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.failures import translated
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.probe import Room, room, scribble
+from cachesvc.tiers.os_errors import translated
+from cachesvc.tiers.probe import Room, room, write_and_remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Disk:
 
         `progressed` is called after each answer of the disk. Raises any `CacheError`.
         """
-        if self._successor is not None and self._successor.tier.directory.here():
+        if self._successor is not None and self._successor.tier.directory.in_place():
             return self._successor
         self._close_successor()
         tier = open_nvme(self.name, self.path, locks=self._inherited_locks, mounted=self.mounted)
@@ -77,7 +77,7 @@ class Disk:
         try:
             extents = tier.recover(progressed)
             with suppress(OutOfSpace), translated(str(self.path), "write to the cache directory"):
-                scribble(tier.directory.root)
+                write_and_remove(tier.directory.root)
             with translated(str(self.path), "measure the room"):
                 found = Successor(tier, extents, room(tier.directory.root))
         except CacheError:
@@ -103,7 +103,7 @@ class Disk:
             try:
                 found = self.tier.probe(thorough=True)
             except CacheError:
-                if self.tier.directory.here():
+                if self.tier.directory.in_place():
                     raise
             else:
                 self._close_successor()

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from cachesvc.catalog.build import ExtentBytes, Survey, provisional
+from cachesvc.catalog.build import provisional
+from cachesvc.catalog.compiler import ExtentBytes
+from cachesvc.catalog.survey import Survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Refused
 from cachesvc.core.model import Extent
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.sources.watched import Calls
+from cachesvc.sources.watched import CallWatch
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class CachedBytes:
     """
 
     def __init__(
-        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: Calls
+        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: CallWatch
     ) -> None:
         self._socket_dir = socket_dir
         self._catalogs = catalogs
@@ -69,7 +71,7 @@ class CachedBytes:
             self._acquire(extent)
         if self._fd >= 0:
             try:
-                with self._calls.of(f"the cached copy of a part of {self._survey.uri}"):
+                with self._calls.watching(f"the cached copy of a part of {self._survey.uri}"):
                     return os.pread(self._fd, length, offset)
             except OSError as error:
                 log.warning("a copy cannot be read", extra={"error": error.strerror})

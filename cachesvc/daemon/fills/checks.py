@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.records.fair_queue import Turns
+from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
@@ -34,7 +34,7 @@ not in front of the next fill."""
 class _CheckQueue:
     """The checks of a tier: a fair queue by user, and the number of running ones."""
 
-    waiting: Turns[_Check] = field(default_factory=Turns)
+    waiting: FairQueue[_Check] = field(default_factory=FairQueue)
     running: int = 0
 
 
@@ -210,7 +210,7 @@ class Checks:
             if copy is not None and copy.usable:
                 self.unverified[tier].add(extent)
 
-    def scrub(self, command: events.Verify) -> None:
+    def scrub(self, command: commands.Verify) -> None:
         """Execute `Verify`: check a copy, which the core chose; `Verified` follows."""
 
         def checked(good: CheckResult) -> None:

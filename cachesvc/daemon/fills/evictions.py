@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import TierName
 from cachesvc.daemon.fills.checks import Checks
@@ -33,7 +33,7 @@ class Evictions:
         self._hole_records = hole_records
         self._handle = handle
 
-    def evict(self, command: events.Evict) -> None:
+    def evict(self, command: commands.Evict) -> None:
         """Remove a copy; `Evicted` follows, unless the tier gets another directory first."""
         tier = self._tiers[command.tier]
 

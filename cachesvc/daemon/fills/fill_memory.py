@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Indirect, Table
-from cachesvc.core.records.state import Tier
+from cachesvc.catalog.layout import Indirect, InlineTable
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
 PARQUET_EXTENTS = 6
@@ -22,7 +22,7 @@ KEPT_PEAKS = 10
 
 def memory_needed(catalog: Catalog, size_bytes: int) -> int:
     """The bytes of memory that a filler needs to fill an extent of `size_bytes` from its source."""
-    if isinstance(catalog.layout, Table):
+    if isinstance(catalog.layout, InlineTable):
         return PARQUET_EXTENTS * size_bytes
     if isinstance(catalog.layout, Indirect):  # a compressed object is held as it is stored
         return size_bytes
@@ -39,7 +39,7 @@ class _WaitingFill:
 class FillMemory:
     """Starts fills in the order in which they were submitted. Runs on the loop's thread."""
 
-    def __init__(self, least_bytes: int, room_bytes: int, ram: Tier | None) -> None:
+    def __init__(self, least_bytes: int, room_bytes: int, ram: TierState | None) -> None:
         """Fills may always take `least_bytes`, and together with the RAM tier `room_bytes`."""
         self._least_bytes, self._room_bytes, self._ram = least_bytes, room_bytes, ram
         self._waiting: deque[_WaitingFill] = deque()

@@ -25,10 +25,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
-from cachesvc.catalog.unused import used
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
@@ -39,13 +41,13 @@ from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.malloc import release_free_memory
 from cachesvc.daemon.processes.nice import run_in_background
 from cachesvc.daemon.processes.threads import ThreadPool
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
-from cachesvc.sources.watched import HUNG_S, Calls
-from cachesvc.tiers.checksum import Passing, verify
-from cachesvc.tiers.failures import translated
-from cachesvc.tiers.huge import in_huge_pages, in_memory
+from cachesvc.sources.watched import HUNG_S, CallWatch
+from cachesvc.tiers.checksum import StreamedChecksums, verify
+from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class Filler:
     ) -> None:
         self._channel = channel
         self._settings = settings
-        self._calls = Calls()
+        self._calls = CallWatch()
         self._unanswered: dict[int, jobs.Job] = {}
         self._unanswered_lock = threading.Lock()
         self._sources = Sources(
@@ -142,11 +144,11 @@ class Filler:
 
     def _watch(self) -> None:
         reported, idle_s = SourceCounters(), 0.0
-        while not (uri := self._calls.look(WATCH_S)):
+        while not (uri := self._calls.hung_after(WATCH_S)):
             idle_s = 0.0 if self._unanswered else idle_s + WATCH_S
             if idle_s == IDLE_S:
                 release_free_memory()
-            if (requests := self._sources.asked()) != reported:
+            if (requests := self._sources.counters()) != reported:
                 with suppress(OSError):  # the daemon has ended, and this process is about to
                     jobs.send(self._channel, jobs.SourceRequests(**asdict(requests - reported)))
                 reported = requests
@@ -164,13 +166,13 @@ class Filler:
     def _fill(self, job: jobs.FillJob, target: int, catalog: int) -> jobs.JobDone:
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
-        if in_memory(target):
-            in_huge_pages(target, extent.size_bytes)
+        if is_memfd(target):
+            use_huge_pages(target, extent.size_bytes)
         if from_peer := self._peers.fill(extent.id, extent.size_bytes, target):
             return jobs.JobDone(
                 job.number, digests=jobs.pack_digests(from_peer), peer_bytes=extent.size_bytes
             )
-        passing = Passing(extent.size_bytes)
+        passing = StreamedChecksums(extent.size_bytes)
         missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # a compressed shard can be checked only now
             with translated("tier", "read an extent"):
@@ -185,12 +187,12 @@ class Filler:
             f"{len(missing)} of {len(extent.pieces)} objects of an extent are missing, the first: {first}"
         )
         return replace(
-            done, holes=written(missing), message=message[:MAX_MESSAGE_CHARS], hole_code=first.code
+            done, holes=encode_missing(missing), message=message[:MAX_MESSAGE_CHARS], hole_code=first.code
         )
 
     def _copy(self, job: jobs.CopyJob, target: int, origin: int) -> jobs.JobDone:
-        if in_memory(target):
-            in_huge_pages(target, job.size_bytes)
+        if is_memfd(target):
+            use_huge_pages(target, job.size_bytes)
         offset = 0
         while offset < job.size_bytes:
             with translated("tier", "copy an extent"):
@@ -211,11 +213,11 @@ class Filler:
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
-        uris = self._sources.spelled_out(job.uris)
+        uris = self._sources.expand(job.uris)
         found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
-            if not used(path):
+            if not mark_used(path):
                 # The directory may have been removed; for any other error creating the file fails too.
                 with suppress(OSError):
                     os.mkdir(job.catalogs, 0o700)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from cachesvc.catalog.build import provisional_id
-from cachesvc.core import events
+from cachesvc.catalog.survey import provisional_id
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.datasets import Datasets, ServedDataset
@@ -24,7 +24,7 @@ from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.tier import Checksums, Recovering, Tier
+from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
 _CopyKey = tuple[ExtentId, TierName]
@@ -57,8 +57,8 @@ class Fills:
         self._memory = memory
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
-        self._filling: dict[_CopyKey, events.StartFill] = {}
-        self._paused: list[events.StartFill] | None = None
+        self._filling: dict[_CopyKey, commands.StartFill] = {}
+        self._paused: list[commands.StartFill] | None = None
         self.failures: Counter[str] = Counter()
         """Failed fills by the name of the error, including those that were retried."""
 
@@ -103,7 +103,7 @@ class Fills:
             del committing[key]
             self._handle(events.CommitFailed(*key, f"{name}: {why}"))
 
-    def start(self, command: events.StartFill) -> None:
+    def start(self, command: commands.StartFill) -> None:
         """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
         self._filling[(command.extent, command.tier)] = command
         if self._paused is None:
@@ -111,10 +111,10 @@ class Fills:
         else:
             self._paused.append(command)
 
-    def _begin(self, command: events.StartFill) -> None:
+    def _begin(self, command: commands.StartFill) -> None:
         self._commits.when_below_limit(command.tier, partial(self._reserve, command))
 
-    def _reserve(self, command: events.StartFill) -> None:
+    def _reserve(self, command: commands.StartFill) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
             return  # already answered: its tier was lost
         home = self._datasets.dataset_with(command.extent)
@@ -127,13 +127,15 @@ class Fills:
             lambda error: self._not_reserved(command, error),
         )
 
-    def _not_reserved(self, command: events.StartFill, error: CacheError) -> None:
+    def _not_reserved(self, command: commands.StartFill, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
         if _forget(self._filling, command, command):
             log.error("a tier refuses a fill", extra={"tier": command.tier, "error": str(error)})
             self._failed(command, error.code, str(error), retry=False)
 
-    def _send_fill(self, command: events.StartFill, dataset: ServedDataset, index: int, target: int) -> None:
+    def _send_fill(
+        self, command: commands.StartFill, dataset: ServedDataset, index: int, target: int
+    ) -> None:
         if self._filling.get((command.extent, command.tier)) is not command:
             os.close(target)  # already answered: its tier was lost
             return
@@ -163,7 +165,7 @@ class Fills:
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
     def _fetch(
-        self, command: events.StartFill, dataset: ServedDataset, index: int, target: int, needed_bytes: int
+        self, command: commands.StartFill, dataset: ServedDataset, index: int, target: int, needed_bytes: int
     ) -> None:
         size_bytes = dataset.sizes[index]
 
@@ -179,7 +181,7 @@ class Fills:
         os.close(target)
 
     def _filled(
-        self, command: events.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
+        self, command: commands.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
     ) -> None:
         assert isinstance(answer, jobs.JobDone)
         if command.from_tier is None:
@@ -193,7 +195,7 @@ class Fills:
         checksums = Checksums(size_bytes, jobs.unpack_digests(answer.digests))
         tier, holes = self._tiers[command.tier], self._holes_of(command, answer)
         self._hole_records.filled(command.extent, command.tier, holes)
-        if not isinstance(tier, Recovering):
+        if not isinstance(tier, PersistentTier):
             # RAM: a copy may be granted once it is sealed, which takes microseconds.
             self._lanes[command.tier].submit(
                 lambda: tier.commit(command.extent, checksums),
@@ -213,7 +215,7 @@ class Fills:
             lambda error: self._not_committed(command, checksums, error),
         )
 
-    def _holes_of(self, command: events.StartFill, answer: jobs.JobDone) -> CopyHoles:
+    def _holes_of(self, command: commands.StartFill, answer: jobs.JobDone) -> CopyHoles:
         """The holes that the fill reports, or those of the copy that it was filled from."""
         if command.from_tier is not None:
             return self._hole_records.of(command.extent, command.from_tier)
@@ -222,25 +224,25 @@ class Fills:
             log.warning("an extent was filled without some of its objects", extra=extra)
         return CopyHoles(answer.holes, answer.hole_code, answer.message)
 
-    def _ready(self, command: events.StartFill, answer: jobs.JobDone, holes: CopyHoles) -> None:
+    def _ready(self, command: commands.StartFill, answer: jobs.JobDone, holes: CopyHoles) -> None:
         if _forget(self._filling, command, command):
             filled = events.Filled(
                 command.extent, command.tier, answer.peer_bytes > 0, holes.code, holes.message
             )
             self._handle(filled)
 
-    def _committed(self, command: events.StartFill, checksums: Checksums) -> None:
+    def _committed(self, command: commands.StartFill, checksums: Checksums) -> None:
         if _forget(self._checks.committing, command, checksums):
             self._handle(events.Committed(command.extent, command.tier))
 
-    def _not_committed(self, command: events.StartFill, checksums: Checksums, error: CacheError) -> None:
+    def _not_committed(self, command: commands.StartFill, checksums: Checksums, error: CacheError) -> None:
         self._checks.suspect(command.tier, error)
         if _forget(self._checks.committing, command, checksums):
             log.warning("a commit failed", extra={"extent": command.extent.hex(), "error": str(error)})
             self.failures[type(error).__name__] += 1
             self._handle(events.CommitFailed(command.extent, command.tier, str(error), error.code))
 
-    def _fill_failed(self, command: events.StartFill, answer: jobs.JobDone) -> None:
+    def _fill_failed(self, command: commands.StartFill, answer: jobs.JobDone) -> None:
         origin = command.from_tier
         if origin is None:
             if answer.code == TierFailed.code:
@@ -251,7 +253,7 @@ class Fills:
             answer = jobs.JobDone(answer.number, SourceUnavailable.code, answer.message, retry=True)
         self._abort(command, answer)
 
-    def _abort(self, command: events.StartFill, answer: jobs.JobDone) -> None:
+    def _abort(self, command: commands.StartFill, answer: jobs.JobDone) -> None:
         def failed(_: object) -> None:
             if _forget(self._filling, command, command):
                 self._failed(command, answer.code, answer.message, answer.retry)
@@ -262,12 +264,12 @@ class Fills:
                 partial(self._tiers[command.tier].abort, command.extent), failed, failed
             )
 
-    def _failed(self, command: events.StartFill, code: int, message: str, retry: bool) -> None:
+    def _failed(self, command: commands.StartFill, code: int, message: str, retry: bool) -> None:
         self.failures[type(from_code(code, message)).__name__] += 1
         self._handle(events.FillFailed(command.extent, command.tier, code, message, retry))
 
 
-def _forget(under_way: dict[_CopyKey, T], command: events.StartFill, begun: T) -> bool:
+def _forget(under_way: dict[_CopyKey, T], command: commands.StartFill, begun: T) -> bool:
     """Remove a fill or commit; False where it was already removed, because its tier was lost."""
     key = (command.extent, command.tier)
     if under_way.get(key) is not begun:

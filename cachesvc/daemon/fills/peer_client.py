@@ -19,8 +19,8 @@ from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates
-from cachesvc.sources.fetch import Into
-from cachesvc.tiers.checksum import Passing
+from cachesvc.sources.fetch import FillTarget
+from cachesvc.tiers.checksum import StreamedChecksums
 
 log = logging.getLogger(__name__)
 PEERS_PER_EXTENT = 3
@@ -79,8 +79,8 @@ class PeerClient:
 
         from cachesvc.v1 import cachesvc_pb2 as pb
 
-        passing, digests, at = Passing(size_bytes), b"", 0
-        into = Into(target, passing.add)
+        passing, digests, at = StreamedChecksums(size_bytes), b"", 0
+        into = FillTarget(target, passing.add)
         timeout_s = FIRST_S + size_bytes / SLOWEST_BYTES_S
         replies = self._stub(address).Read(pb.ReadRequest(extent=extent), timeout=timeout_s)
         try:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.access.tenants import NO_USER
@@ -36,13 +36,13 @@ class Granting:
         self._hole_records = hole_records
         self._handle = handle
         self._next_id = next_id
-        self._opening: dict[int, events.Grant] = {}
+        self._opening: dict[int, commands.Grant] = {}
 
-    def unsent(self) -> list[events.Grant]:
+    def unsent(self) -> list[commands.Grant]:
         """Return the grants whose files are being opened."""
         return list(self._opening.values())
 
-    def grant(self, command: events.Grant) -> None:
+    def grant(self, command: commands.Grant) -> None:
         """Send a descriptor of the copy. Where it cannot be opened, the reader reads elsewhere."""
         if command.tier != RAM:
             self._grant_file(command)
@@ -54,17 +54,17 @@ class Granting:
         else:
             self._send(command, fd)
 
-    def recall(self, command: events.Recall) -> None:
+    def recall(self, command: commands.Recall) -> None:
         """Ask a reader to release an extent."""
         assert self.server is not None
         self.server.replies.recall(command.reader, command.extent, command.wrong)
 
-    def refuse(self, command: events.Refuse) -> None:
+    def refuse(self, command: commands.Refuse) -> None:
         """Tell a reader to read an extent elsewhere."""
         assert self.server is not None
         self.server.replies.refuse(command.reader, command.request, command.extent)
 
-    def fail(self, command: events.Fail) -> None:
+    def fail(self, command: commands.Fail) -> None:
         """Tell a reader why it cannot have an extent."""
         assert self.server is not None
         self.server.replies.fail(
@@ -76,7 +76,7 @@ class Granting:
         for number in [number for number, grant in self._opening.items() if grant.tier == name]:
             self._not_granted(self._opening.pop(number))
 
-    def _grant_file(self, command: events.Grant) -> None:
+    def _grant_file(self, command: commands.Grant) -> None:
         number = self._next_id()
         self._opening[number] = command
         if command.extent not in self._checks.unverified[command.tier]:
@@ -114,7 +114,7 @@ class Granting:
 
         self._checks.open(command.extent, command.tier, opened, failed)
 
-    def _send(self, command: events.Grant, fd: int) -> None:
+    def _send(self, command: commands.Grant, fd: int) -> None:
         """Send the descriptor to the reader and close it."""
         assert self.server is not None
         sent = self.server.replies.grant(
@@ -124,11 +124,11 @@ class Granting:
         if not sent:
             self._not_granted(command)
 
-    def _not_opened(self, command: events.Grant, error: CacheError) -> None:
+    def _not_opened(self, command: commands.Grant, error: CacheError) -> None:
         log.error("a resident extent cannot be opened", extra={"error": str(error), "tier": command.tier})
         if not is_own_limit(error):
             self._checks.failed(command.extent, command.tier, error.code)
         self._not_granted(command)
 
-    def _not_granted(self, command: events.Grant) -> None:
+    def _not_granted(self, command: commands.Grant) -> None:
         self._handle(events.NotGranted(command))

@@ -31,7 +31,7 @@ class HoldClaims:
         limit_bytes = ram.budget_bytes if ram else 0
         if user != os.geteuid():
             limit_bytes = limit_bytes // 2 if quota_bytes is None else quota_bytes
-        self._handle(events.Held(reader, extent, size_bytes, user, limit_bytes))
+        self._handle(events.HoldReported(reader, extent, size_bytes, user, limit_bytes))
         if self._node.readers.held_bytes(reader, extent) < size_bytes and user not in self._reported:
             self._reported.add(user)
             log.warning(

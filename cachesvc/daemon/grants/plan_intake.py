@@ -17,7 +17,7 @@ from cachesvc.client import plan_memory
 from cachesvc.client.plan_memory import PlanColumns
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId, ReaderId
-from cachesvc.core.records.fair_queue import Turns
+from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.daemon.loop.lanes import Lane
 
@@ -83,7 +83,7 @@ class PlanIntake:
         self._cap = UserCap(rows_per_user)
         self._rows_of: dict[ReaderId, tuple[int, int]] = {}
         """The user and rows of each reader's current plan."""
-        self._waiting: Turns[tuple[ReceivedPlan, PlanCallback]] = Turns()
+        self._waiting: FairQueue[tuple[ReceivedPlan, PlanCallback]] = FairQueue()
         self._busy = False
 
     @property

@@ -6,7 +6,7 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 
-from cachesvc.core import events, wire
+from cachesvc.core import commands, wire
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.model import ExtentId, ReaderId
 from cachesvc.core.wire import Message, Op
@@ -27,7 +27,7 @@ class Replies:
         self._readers = readers
         self._lost = lost
 
-    def grant(self, command: events.Grant, fd: int, holes: str) -> bool:
+    def grant(self, command: commands.Grant, fd: int, holes: str) -> bool:
         """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
         more descriptors, or the extent has holes and the reader's release does not know them."""
         reader = self._readers.get(command.reader)

@@ -106,7 +106,7 @@ class GrantsServer:
 
     def adopt_plan(self, event: events.Planned) -> None:
         """Count the rows of an adopted reader's plan."""
-        reader, rows = ReaderId(event.plan), len(event.entries) + len(event.following)
+        reader, rows = ReaderId(event.plan), len(event.rows) + len(event.following)
         self._plans.adopt(reader, self.user_of(reader), rows)
 
     def is_connected(self, reader: ReaderId) -> bool:

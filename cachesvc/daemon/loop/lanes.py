@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cachesvc.core.errors import CacheError, TierFailed
-from cachesvc.tiers.failures import tier_error
+from cachesvc.tiers.os_errors import tier_error
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -16,8 +16,7 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.secrets import redacted
-from cachesvc.core.text import printable
+from cachesvc.core.safe_text import printable, redacted
 
 log = logging.getLogger(__name__)
 FLOOD_LINES = 20

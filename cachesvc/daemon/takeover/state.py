@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cachesvc.client.plan_memory import PlanColumns
-from cachesvc.core.events import Demanded, Event, Held, Leased, Planned
+from cachesvc.core.events import Demanded, Event, HoldReported, Leased, Planned
 from cachesvc.core.model import ExtentId, ReaderId, TierName
 from cachesvc.daemon.grants.connected_readers import GrantableDataset
 from cachesvc.daemon.grants.plan_intake import entries_of
@@ -45,7 +45,7 @@ def read_events(state: Any, known_of: KnownOf, job_of: JobOf, user_of: UserOf) -
         if each.kind == pb.LEASED:
             yield Leased(reader, extent, TierName(each.tier), each.size_bytes)
         elif each.kind == pb.HELD:
-            yield Held(reader, extent, each.size_bytes, user_of(reader))
+            yield HoldReported(reader, extent, each.size_bytes, user_of(reader))
         elif each.kind == pb.DEMANDED:
             yield Demanded(reader, each.request, extent, size_bytes=each.size_bytes, job=job_of(reader))
     for each in state.plans:
@@ -67,7 +67,7 @@ def _lease(event: Event) -> Any:
             size_bytes=event.size_bytes,
             tier=event.tier,
         )
-    if isinstance(event, Held):
+    if isinstance(event, HoldReported):
         return pb(kind=pb.HELD, reader=event.reader, extent=event.extent, size_bytes=event.size_bytes)
     assert isinstance(event, Demanded)
     return pb(
@@ -83,9 +83,9 @@ def _plan(event: Planned, known: GrantableDataset) -> Any:
     index_of = known.index_of
     return takeover_pb2.TakeoverPlan(
         reader=event.job,
-        extents=[index_of[extent] for extent, _, _ in event.entries],
-        first_steps=[first for _, first, _ in event.entries],
-        last_steps=[last for _, _, last in event.entries],
+        extents=[index_of[extent] for extent, _, _ in event.rows],
+        first_steps=[first for _, first, _ in event.rows],
+        last_steps=[last for _, _, last in event.rows],
         following=[index_of[extent] for extent in event.following],
         passed=event.passed,
     )

@@ -1,4 +1,5 @@
-"""Row groups of Parquet files, decoded into extents.
+"""Decodes row groups of Parquet files into extents.
 
-In: stored bytes of column chunks. Out: rows that the catalog's table names. It owns no state.
+In: footers and stored bytes of column chunks. Out: row groups to plan extents by, and tables of decoded values. It owns
+no state but the row groups of the last few files.
 """

@@ -1,6 +1,6 @@
-"""Arrow's columns as fields of samples: which types are read, and where in which bytes the values of an array lie.
+"""Maps Arrow columns to fields of samples: the types that are read, and the position of an array's values in its buffers.
 
-pyarrow itself is given, since not everybody has it.
+pyarrow is optional, so each function gets it as the argument `arrow`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from cachesvc.sources.parquet.nulls import marked
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One column of values: a field of samples. `column`: its number in the file. `width`: bytes of a number, or of
-    each value where all are bytes of one size; 0 for bytes and text of which each has its own. `items`: of each list, where
-    all are of one size."""
+    """One column of values, which is a field of samples.
+
+    `column`: its index in the file. `width`: bytes of a number or of a fixed-size binary value; 0 for text and bytes of any
+    length. `items`: numbers in each list of a fixed-size list type; else 0.
+    """
 
     name: str
     encoding: str
@@ -27,17 +29,17 @@ class Leaf:
 
 
 @dataclass(slots=True)
-class LeftOut:
-    """Columns of types that are not read, in words, and how many columns there are in all."""
+class UnreadColumns:
+    """`names`: the columns of types that are not read, with their types. `columns`: the number of all columns."""
 
     names: list[str]
     columns: int
 
 
-def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], LeftOut]:
-    """Columns as they lie in the file: those of nested types one after the other, depth first."""
+def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], UnreadColumns]:
+    """Return the leaves of a schema in the order of the file's columns: nested types depth first."""
     found: list[Leaf] = []
-    left_out = LeftOut([], 0)
+    unread = UnreadColumns([], 0)
 
     def walk(name: str, kind: Any) -> None:
         if arrow.types.is_struct(kind):
@@ -47,14 +49,14 @@ def leaves_of(arrow: Any, schema: Any) -> tuple[list[Leaf], LeftOut]:
         width, items, encoding = _kind(arrow, _storage(arrow, kind))
         if encoding:
             encoding += _shape(arrow, kind)
-            found.append(Leaf(name, encoding, left_out.columns, width, items))
+            found.append(Leaf(name, encoding, unread.columns, width, items))
         else:
-            left_out.names.append(f"{name} ({kind})")
-        left_out.columns += _columns(arrow, kind)
+            unread.names.append(f"{name} ({kind})")
+        unread.columns += _columns(arrow, kind)
 
     for field in schema:
         walk(field.name, field.type)
-    return found, left_out
+    return found, unread
 
 
 def _storage(arrow: Any, kind: Any) -> Any:
@@ -62,7 +64,7 @@ def _storage(arrow: Any, kind: Any) -> Any:
 
 
 def _shape(arrow: Any, kind: Any) -> str:
-    """A tensor's suffix to the type of its numbers: its sides as stored, and their order where it differs."""
+    """Return the suffix of a tensor's encoding: its shape as stored, and its permutation if there is one."""
     if not isinstance(kind, arrow.FixedShapeTensorType):
         return ""
     sides = [kind.shape, *([kind.permutation] if kind.permutation else [])]
@@ -76,14 +78,13 @@ def _columns(arrow: Any, kind: Any) -> int:
 
 
 def _kind(arrow: Any, kind: Any) -> tuple[int, int, str]:
-    """Bytes of a value and items of a list, where all are of one size, and how a field of such values is decoded; "" for
-    types that are not read."""
+    """Return a leaf's width, items and encoding for a type; the encoding is "" for types that are not read."""
     types = arrow.types
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view":
         return 0, 0, "str"
-    if types.is_fixed_size_binary(kind):  # pyarrow always unfolds a dictionary of them
+    if types.is_fixed_size_binary(kind):  # pyarrow always expands a dictionary of them
         return kind.byte_width, 0, "bytes"
     if types.is_binary(kind) or types.is_large_binary(kind) or str(kind) == "binary_view":
         return 0, 0, "bytes"
@@ -107,8 +108,8 @@ def _dtype(arrow: Any, kind: Any) -> np.dtype[Any]:
 
 
 def values_of(arrow: Any, chunk: Any, leaf: Leaf, coded: bool) -> tuple[Any, Any, Any]:
-    """Where the values of one array begin, their lengths, -1 where they are null, and their bytes, in which what a
-    dictionary holds once (`coded`) stands once."""
+    """Return the begins, the lengths (-1 for null) and the bytes of an array's values. Values of a `coded` leaf, which
+    has a dictionary, occur once in the bytes."""
     if isinstance(chunk.type, arrow.BaseExtensionType):
         chunk = chunk.storage
     absent = chunk.is_null().to_numpy(zero_copy_only=False)
@@ -123,7 +124,7 @@ def values_of(arrow: Any, chunk: Any, leaf: Leaf, coded: bool) -> tuple[Any, Any
         held = values.buffers()[2]
         data = np.frombuffer(held, np.uint8) if held is not None and held.size else np.zeros(0, np.uint8)
         data = data[offsets[0] : offsets[-1]]
-        ends = np.append(offsets, offsets[-1:])  # all are null: there is no value 0
+        ends = np.append(offsets, offsets[-1:])  # if all are null, code 0 has no value
         begins = offsets[codes] - offsets[0]
         lengths = ends[codes + 1] - offsets[codes]
     elif leaf.encoding.startswith("array:"):
@@ -148,7 +149,7 @@ def values_of(arrow: Any, chunk: Any, leaf: Leaf, coded: bool) -> tuple[Any, Any
 
 
 def _bounds(arrow: Any, lists: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where each list begins in `values`, and where the last one ends."""
+    """Return where each list begins in `values`, and where the last one ends."""
     if arrow.types.is_fixed_size_list(lists.type):
         size: int = lists.type.list_size
         return size * (int(lists.offset) + np.arange(len(lists) + 1, dtype=np.int64))
@@ -162,7 +163,7 @@ def _plain(arrow: Any, numbers: Any, width: int) -> np.ndarray[Any, np.dtype[np.
 
 
 def _held(array: Any, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
-    """The fixed-size buffer of an array, which may begin before it; whatever stands where values are null."""
+    """Return the items of an array's fixed-width buffer from its offset on; null items are undefined."""
     found = array.buffers()[1]
     if found is None or not found.size:
         return np.zeros(count, dtype)

@@ -1,6 +1,6 @@
-"""Lists of numbers of which some are null, as bytes: the numbers, a bit for each that is set where it is there, and a mark.
+"""Encodes lists of numbers with nulls as bytes: the numbers, a bit for each that is set if it is not null, and a mark.
 
-A list without nulls is its numbers alone. Nothing else tells the two apart, so the mark is 128 random bits.
+A list without nulls is its numbers alone. Only the mark tells the two apart, so it is 128 random bits.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def room_bytes(lists: int, numbers: int) -> int:
-    """The most bytes that so many lists with nulls, of so many numbers in all, take beyond their numbers."""
+    """Return the most bytes that `lists` lists with nulls and `numbers` numbers in all take beyond their numbers."""
     return lists * (len(_MARK) + 1) + numbers // 8 if lists else 0
 
 
 def marked(
     data: Bytes, bounds: npt.NDArray[np.int64], there: npt.NDArray[np.bool_], holed: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Bytes]:
-    """Return where lists begin, their lengths, and their bytes, of numbers `data` with 0 where one is null. List i is
-    numbers `bounds[i]` to `bounds[i + 1]`, of which `there` marks the present ones; `holed` are the lists with nulls."""
+    """Encode lists; return their begins, their lengths and their bytes.
+
+    `data`: (numbers, width) bytes, 0 for a null. List i is the numbers `bounds[i]` to `bounds[i + 1]`. `there`: for each
+    number whether it is not null; `holed`: for each list whether it has nulls.
+    """
     width = data.shape[1]
     counts = np.diff(bounds)
     extra = np.where(holed, -(-counts // 8) + len(_MARK), 0)
@@ -43,7 +46,7 @@ def marked(
 
 
 def numbers_of(raw: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The numbers of a list, read-only; as objects, None for each null, where it has nulls."""
+    """Decode a list: a read-only array of numbers, or an array of objects with None for each null if it has nulls."""
     body = len(raw) - len(_MARK)
     count = 8 * body // (8 * dtype.itemsize + 1)
     bits = -(-count // 8)

@@ -1,8 +1,8 @@
-"""Parquet: what a footer says of its columns and row groups, and row groups decoded to rows that are read one by one.
+"""Reads the footers of Parquet files, and decodes row groups to rows that can be read one by one.
 
-Decoded, row groups are a table of u32 (begin, length) pairs, one for each row and field, and the values behind it. A value
-that a dictionary holds once lies there once, so that a footer bounds the size: of bytes and text by the uncompressed size
-of their column chunk, of numbers and of bytes of one size by their count. What remains is zeros.
+A decoded piece is a table of u32 (begin, length) pairs, one for each row and field, followed by the values and zeros. A
+dictionary's value is stored once. So the footer bounds the size: of text and bytes by the uncompressed size of their
+column chunk, of numbers and fixed-size binary values by their count.
 https://parquet.apache.org/docs/file-format/
 """
 
@@ -18,49 +18,41 @@ import numpy as np
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion, Piece
 from cachesvc.sources.parquet.arrow import Leaf, leaves_of, values_of
-from cachesvc.sources.parquet.column_chunks import CHUNK, Chunk, Pages, count
+from cachesvc.sources.parquet.column_chunks import ColumnChunk, count
 from cachesvc.sources.parquet.nulls import room_bytes
-from cachesvc.sources.parquet.thrift import I64, Wanted, read_struct
 
 ABSENT = 0xFFFFFFFF
 """The length of a value that is null."""
 MAGIC = b"PAR1"
 END_BYTES = 4 + len(MAGIC)
-"""Behind the footer: its length and the magic."""
+"""The bytes after the footer: its length and the magic."""
 FOOTER_BYTES = 32 << 20
-"""Ten times as much is needed to read it; 40 times, where somebody made it up for that."""
+"""The longest footer that is read: pyarrow needs ten times as much memory for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Where the column chunks of a row group lie in the file, [begin, end), and what it may take when it is decoded.
-    `chunks`: those of the leaves."""
+    """A row group with rows. Its column chunks lie at [begin, end) in the file. `decoded_bytes`: the most bytes that it
+    takes decoded. `has_dictionary`: for each leaf whether its chunk has a dictionary."""
 
     number: int
     rows: int
     begin: int
     end: int
     decoded_bytes: int
-    chunks: tuple[Chunk, ...]
-
-
-# Field ids of Parquet's structs: FileMetaData, RowGroup, ColumnChunk.
-_ROW_GROUPS = 4
-_CHUNKS, _ROWS = 1, 3
-_METADATA = 3
-_WANTED: Wanted = {_ROW_GROUPS: {_ROWS: I64, _CHUNKS: {_METADATA: CHUNK}}}
+    has_dictionary: tuple[bool, ...]
 
 
 def footer_bytes(data: bytes | memoryview) -> int:
-    """Of the footer alone, which the last bytes of a file tell."""
+    """Return the footer's length, given the last bytes of a file."""
     return int.from_bytes(data[-END_BYTES : -len(MAGIC)], "little")
 
 
 class Footer:
-    """The metadata of one file, by its last bytes, from the footer's begin at least (`data`); `known`: its row groups were
-    read before. Raises CorruptData, and InvalidInput for what is not read."""
+    """The metadata of one file, read from its last bytes, `data`, which begin at the footer or before it. Raises
+    CorruptData for a damaged footer, InvalidInput for columns that cannot be read."""
 
-    def __init__(self, uri: str, data: memoryview | bytes, known: bool = False) -> None:
+    def __init__(self, uri: str, data: memoryview | bytes) -> None:
         self._arrow, parquet = _pyarrow(uri)
         self._uri, self._data, self._parquet = uri, data, parquet
         length = footer_bytes(data)
@@ -68,60 +60,66 @@ class Footer:
             raise CorruptData(
                 f"{uri} has a footer of {length:,} bytes; one of more than {FOOTER_BYTES:,} is not read"
             )
-        # Before pyarrow reads it, which makes room for whatever a footer counts up.
-        self._described = [] if known else self._describe()
         with self._readable():
             probe = parquet.ParquetFile(self._arrow.BufferReader(self._arrow.py_buffer(data)))
             self._metadata = probe.metadata
-            self.leaves, self.left_out = leaves_of(self._arrow, probe.schema_arrow)
+            self.leaves, self.unread = leaves_of(self._arrow, probe.schema_arrow)
             columns = self._metadata.num_columns
-        if columns != self.left_out.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
+        if columns != self.unread.columns or len({leaf.name for leaf in self.leaves}) < len(self.leaves):
             raise InvalidInput(f"{uri} has columns of the same name, or not those that its schema tells")
-        if any(len(chunks) != columns for _, chunks in self._described):
-            raise CorruptData(f"{uri} has a row group of other columns than the schema")
         self._files: dict[bool, Any] = {}
 
     def row_groups(self) -> list[RowGroup]:
-        """Those that have rows, in the order of the file. Raises CorruptData where they overlap or leave the file."""
+        """Return the row groups with rows, in the order of the file. Raises CorruptData for row groups that overlap,
+        InvalidInput for an encoding whose decoded size is unbounded."""
         found, at = [], len(MAGIC)
-        for number, (rows, chunks) in enumerate(self._described):
+        for number in range(self._metadata.num_row_groups):
+            rows, chunks = self._describe(number)
             if not rows:
                 continue
             begin, end = min(each.begin for each in chunks), max(each.end for each in chunks)
             if begin < at:
                 raise CorruptData(f"{self._uri}: row group {number} does not lie where its footer says")
             mine = tuple(chunks[leaf.column] for leaf in self.leaves)
-            found.append(RowGroup(number, rows, begin, end, self._decoded_bytes(rows, mine), mine))
+            found.append(
+                RowGroup(
+                    number,
+                    rows,
+                    begin,
+                    end,
+                    self._decoded_bytes(rows, mine),
+                    tuple(each.has_dictionary for each in mine),
+                )
+            )
             at = end
         return found
 
-    def _describe(self) -> list[tuple[int, list[Chunk]]]:
-        """Rows and chunks of every row group."""
-        footer = memoryview(self._data)[-END_BYTES - footer_bytes(self._data) : -END_BYTES]
+    def _describe(self, number: int) -> tuple[int, list[ColumnChunk]]:
+        """Return the rows and the column chunks of a row group."""
         with self._readable():
-            groups = read_struct(footer, _WANTED)[0][_ROW_GROUPS]
-            return [
-                (count(each[_ROWS]), [Chunk.of(chunk[_METADATA]) for chunk in each[_CHUNKS]])
-                for each in groups
+            group = self._metadata.row_group(number)
+            if group.num_columns != self.unread.columns:
+                raise ValueError(f"row group {number} has other columns than the schema")
+            return count(group.num_rows), [
+                ColumnChunk.of(group.column(at)) for at in range(group.num_columns)
             ]
 
-    def _decoded_bytes(self, rows: int, chunks: Sequence[Chunk]) -> int:
+    def _decoded_bytes(self, rows: int, chunks: Sequence[ColumnChunk]) -> int:
         size = 8 * len(self.leaves) * rows
         for leaf, chunk in zip(self.leaves, chunks, strict=True):
-            odd = chunk.unread(leaf)
-            if odd:
+            if unbounded := chunk.unbounded_encodings(leaf):
                 raise InvalidInput(
-                    f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(odd)}, which is not read of text and "
-                    "bytes; write it with PLAIN or dictionary encoding"
+                    f"{self._uri}: column {leaf.name!r} is encoded as {' and '.join(unbounded)}, which is not read of text "
+                    "and bytes; write it with PLAIN or dictionary encoding"
                 )
-            values = max(chunk.values, rows * leaf.items)  # a null list of one size has items too
+            values = max(chunk.values, rows * leaf.items)  # a null fixed-size list has items, too
             size += values * leaf.width if leaf.width else chunk.unpacked_bytes
             if leaf.encoding.startswith("array:"):
                 size += room_bytes(min(rows, chunk.nulls), values)
         return size
 
     def rows(self, groups: Sequence[RowGroup], size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Row groups, whose bytes are there, decoded. Raises CorruptData for more than `size_bytes`."""
+        """Decode row groups, whose bytes `data` contains, to exactly `size_bytes`. Raises CorruptData for more."""
         width, rows = len(self.leaves), sum(group.rows for group in groups)
         at, first = 8 * width * rows, 0
         if at > size_bytes:
@@ -129,10 +127,9 @@ class Footer:
         out = np.zeros(size_bytes, np.uint8)
         table = out[:at].view("<u4").reshape(rows, width, 2)
         for group in groups:
-            for number, (leaf, chunk) in enumerate(zip(self.leaves, group.chunks, strict=True)):
+            for number, (leaf, coded) in enumerate(zip(self.leaves, group.has_dictionary, strict=True)):
                 end = first
-                self._check_pages(leaf, chunk)
-                for begins, lengths, data in self._values(group.number, leaf, chunk.coded and not leaf.width):
+                for begins, lengths, data in self._values(group.number, leaf, coded and not leaf.width):
                     if at + len(data) > size_bytes or end + len(begins) > first + group.rows:
                         raise CorruptData(
                             f"{self._uri}: row group {group.number}, column {leaf.name!r} holds more than its footer says"
@@ -150,14 +147,8 @@ class Footer:
         self._arrow.default_memory_pool().release_unused()
         return out
 
-    def _check_pages(self, leaf: Leaf, chunk: Chunk) -> None:
-        with self._readable():
-            column = self._metadata.schema.column(leaf.column)
-            optional, repeated = column.max_definition_level > 0, column.max_repetition_level > 0
-            Pages(self._arrow, memoryview(self._data), leaf, chunk, optional, repeated).check()
-
     def _values(self, group: int, leaf: Leaf, coded: bool) -> Iterator[tuple[Any, Any, Any]]:
-        """Of each chunk of memory where values begin, their lengths, -1 where they are null, and their bytes."""
+        """Yield the begins, lengths (-1 for null) and bytes of a column's values, for each of Arrow's chunks."""
         with self._readable():
             table = self._opened(coded).reader.read_row_group(group, [leaf.column], use_threads=False)
             while any(self._arrow.types.is_struct(kind) for kind in table.schema.types):
@@ -169,7 +160,7 @@ class Footer:
             yield found
 
     def _opened(self, coded: bool) -> Any:
-        """Reads text and bytes as dictionaries where they are `coded`: what they repeat may be without bounds."""
+        """Open the file; if `coded`, to read text and bytes as dictionaries: expanding what they repeat has no bound."""
         if coded not in self._files:
             self._files[coded] = self._parquet.ParquetFile(
                 self._arrow.BufferReader(self._arrow.py_buffer(self._data)),
@@ -182,7 +173,7 @@ class Footer:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Translates what pyarrow raises."""
+        """Translate exceptions of pyarrow to CorruptData."""
         try:
             yield
         except (
@@ -201,20 +192,21 @@ class Footer:
 
 
 def decode(piece: Piece, stored: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The rows of a piece; `stored` is as large as its object, and holds the piece's ranges. Raises CorruptData."""
-    known, end = _known.get(piece.object), piece.offset + piece.stored
-    footer = Footer(piece.object.uri, stored, known is not None)
+    """Decode the rows of a piece. `stored` has its object's size and contains the piece's ranges. Raises CorruptData."""
+    known, end = _row_groups_of.get(piece.object), piece.offset + piece.stored
+    footer = Footer(piece.object.uri, stored)
     if known is None:
-        if len(_known) >= _KNOWN:
-            _known.clear()
-        known = _known[piece.object] = footer.row_groups()
+        if len(_row_groups_of) >= _MAX_REMEMBERED:
+            _row_groups_of.clear()
+        known = _row_groups_of[piece.object] = footer.row_groups()
     groups = [each for each in known if piece.offset <= each.begin and each.end <= end]
     return footer.rows(groups, piece.length)
 
 
-_KNOWN = 8
-_known: dict[ObjectVersion, list[RowGroup]] = {}
-"""Row groups of files of which an extent was decoded: 40 us a column and row group, and the next extent is of the same."""
+_MAX_REMEMBERED = 8
+_row_groups_of: dict[ObjectVersion, list[RowGroup]] = {}
+"""Row groups of files that were decoded from lately, since the next extent is often of the same file. Reading them takes
+4 us for each column and row group."""
 
 
 def _pyarrow(uri: str) -> tuple[Any, Any]:

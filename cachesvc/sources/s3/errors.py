@@ -1,4 +1,4 @@
-"""What S3 servers and botocore say is wrong, as our errors."""
+"""Translates errors of S3 servers and of botocore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cachesvc.core.errors import (
     NotFound,
     SourceUnavailable,
 )
-from cachesvc.sources.s3.http import unknown_to_proxy, untrusted, wait_s
+from cachesvc.sources.s3.http import proxy_needs_login, retry_after_s, untrusted_certificate
 
 MAX_RETRY_AFTER_S = 60.0
 EXPIRED = {
@@ -24,7 +24,7 @@ EXPIRED = {
     "InvalidToken",
     "InvalidAccessKeyId",
 }
-"""Codes of a 403 that newer credentials may mend; keys that were rotated are unknown, not expired."""
+"""Codes of a 403 that newer credentials may cure. A server calls rotated keys unknown, not expired."""
 _PROGRAM = "custom-process"
 _BARE = re.compile(r"(?<=Invalid endpoint: )[^@]+@")
 FAILED = (
@@ -36,11 +36,11 @@ FAILED = (
     TypeError,
     AttributeError,
 )
-"""What botocore raises: also where a date or number is none, a credential process cannot be started, or prints no JSON,
-or other JSON."""
+"""The exceptions of botocore, with those for a malformed date or number, and for a credential process that does not start
+or prints something else than the expected JSON."""
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
-_MENDS = {
+_REMEDIES = {
     "InvalidObjectState": "it is archived: restore it, or copy it to a storage class that is read at once",
     "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
     "InvalidRequest": "an object that was encrypted with a key of the customer's (SSE-C) is not read",
@@ -48,7 +48,7 @@ _MENDS = {
     "KMS.NotFoundException": "the KMS key that encrypts it is gone or of another region",
     "KMS.KMSInvalidStateException": "the KMS key that encrypts it is disabled or due to be deleted",
 }
-_REFUSED = "ask whoever runs the storage"
+_REFUSED = "ask the operator of the storage"
 _PASSING = {
     "RequestTimeout",
     "IncompleteBody",
@@ -57,7 +57,7 @@ _PASSING = {
     "KMSInternalException",
     "KMS.KMSInternalException",
 }
-"""Codes of a 400 that may be gone at the next try."""
+"""Codes of a 400 that the next try may not meet."""
 _THROTTLED = {
     "429",
     "503",
@@ -74,14 +74,14 @@ _UNTRUSTED = re.compile(r"(?:certificate verify failed: |(?=hostname ))(.*?)(?: 
 CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the node a role"
 
 
-def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
-    """An answer of this status, with this code in its body."""
+def from_response(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
+    """Return the error for a response with this status, and this code in its body."""
     said = f"{status} {code}".strip()
     if status == "407":
-        return unknown_to_proxy(uri, "http")
+        return proxy_needs_login(uri, "http")
     if {status, code} & _FORBIDDEN:
-        mend = _MENDS.get(code, "check the credentials and the bucket's policy")
-        return NotAllowed(f"{uri}: access refused ({said}); {mend}")
+        remedy = _REMEDIES.get(code, "check the credentials and the bucket's policy")
+        return NotAllowed(f"{uri}: access refused ({said}); {remedy}")
     if {status, code} & _MISSING:
         what = (
             "its bucket does not exist"
@@ -95,45 +95,47 @@ def of_answer(status: str, code: str, uri: str, headers: dict[str, str]) -> Cach
             "AWS_ENDPOINT_URL to the bucket's own endpoint"
         )
     if _is_final(status, code):
-        return NotAllowed(f"{uri}: the server refuses this request ({said}); {_MENDS.get(code, _REFUSED)}")
+        return NotAllowed(f"{uri}: the server refuses this request ({said}); {_REMEDIES.get(code, _REFUSED)}")
     error = SourceUnavailable(f"{uri}: the server answered {said}")
     error.throttled = bool({status, code} & _THROTTLED)
-    error.retry_after_s = min(wait_s(headers), MAX_RETRY_AFTER_S)
+    error.retry_after_s = min(retry_after_s(headers), MAX_RETRY_AFTER_S)
     return error
 
 
 def _is_final(status: str, code: str) -> bool:
-    """Tell whether the same request would be refused for ever. A refusal without a code, as of a HEAD, may come
-    from a proxy in trouble."""
+    """Tell whether the server would refuse the same request for ever. A refusal without a code, such as that of a HEAD, may
+    come from a failing proxy."""
     named = not code.isdigit() and code not in _PASSING and not {status, code} & _THROTTLED
     return bool(code) and named and (status in ("400", "405", "422") or code == "NotImplemented")
 
 
-def of_botocore(error: Exception, uri: str) -> CacheError:
-    """What botocore itself has to say about LIST and HEAD, as our errors."""
+def from_botocore(error: Exception, uri: str) -> CacheError:
+    """Translate an exception that botocore raised for a LIST or HEAD."""
     if isinstance(error, _NO_CREDENTIALS):
         return NotAllowed(f"{uri}: no S3 credentials: {CREDENTIALS}")
     if isinstance(error, botocore.exceptions.SSLError) and (found := _UNTRUSTED.search(str(error))):
-        return untrusted(uri, found[1])
+        return untrusted_certificate(uri, found[1])
     if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
-        return unknown_to_proxy(uri, "https")
+        return proxy_needs_login(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
-    if shown(error) is None:
+    if without_secrets(error) is None:
         inner = error.kwargs["error"]  # type: ignore[attr-defined]
-        said = line(inner) if isinstance(inner, OSError) else type(inner).__name__
+        said = one_line(inner) if isinstance(inner, OSError) else type(inner).__name__
         return SourceUnavailable(f"{uri}: the request cannot be sent ({said})")
-    return SourceUnavailable(f"{uri}: {line(error)}; check the endpoint (AWS_ENDPOINT_URL) and the network")
+    return SourceUnavailable(
+        f"{uri}: {one_line(error)}; check the endpoint (AWS_ENDPOINT_URL) and the network"
+    )
 
 
-def shown(error: Exception) -> Exception | None:
-    """The error, where a traceback may show it; None for what may quote a header, with keys and signature."""
+def without_secrets(error: Exception) -> Exception | None:
+    """Return the error if a traceback may show it; None if it may quote a header with keys and a signature."""
     return None if type(error) is botocore.exceptions.HTTPClientError else error
 
 
-def line(error: Exception) -> str:
-    """Its words, in one line; without what botocore quotes of an endpoint that is no URL, or of a program that should have
-    printed keys."""
+def one_line(error: Exception) -> str:
+    """Return the error's text in one line, without the secrets that botocore quotes: the user part of an invalid
+    endpoint, and the output of a credential process."""
     kwargs = getattr(error, "kwargs", {})
     if isinstance(error, botocore.exceptions.CredentialRetrievalError) and kwargs["provider"] == _PROGRAM:
         return "the credential_process failed; run it by hand to see why"

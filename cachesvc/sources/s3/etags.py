@@ -1,7 +1,7 @@
-"""Entity tags, compared as RFC 9110, section 8.8.3.2, has it: weakly, for all that reads need is the same object.
+"""Entity tags, compared weakly (RFC 9110, 8.8.3.2): reads need the same object, not the same response.
 
-Quotes and `W/` are syntax: listings carry tags in XML, answers in headers, and gateways change one and not the other. Hex
-digests are compared without case, since the same digest is the same object in either; other tags are opaque.
+Quotes and `W/` are syntax: listings carry tags in XML, responses in headers, and gateways rewrite one of them. Hex digests
+are compared without case; other tags are opaque.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def same(tag: str, other: str) -> bool:
 
 
 def is_strong(tag: str) -> bool:
-    """Tell whether `If-Match` can ever hold for a tag: it compares strongly, so a weak one matches nothing."""
+    """Tell whether `If-Match` can succeed with a tag: it compares strongly, so a weak tag matches nothing."""
     return bool(tag) and tag[:2] not in ("W/", "w/")
 
 

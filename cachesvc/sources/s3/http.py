@@ -1,8 +1,8 @@
-"""HTTP/1.1 GETs over kept connections, read straight into the caller's memory.
+"""HTTP/1.1 GETs over kept connections, received straight into the caller's memory.
 
-Only what ranged object reads need: a head, then a body of known length. http.client parses heads with the
-email package and reads bodies through a buffer; here a small GET costs a third of that CPU, and a body on a
-plain socket is one system call that runs outside the interpreter lock.
+It has only what ranged reads of objects need: a response head, then a body of known length. A body on a plain socket is one
+system call without the interpreter lock. Libraries take 1.2 to 2.2 times the CPU for 8 MiB (measured in
+docs/decisions/2026-11-26-http-client.md).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from cachesvc.sources.s3.proxies import Proxy
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 RECEIVE_S = 5.0
-"""Of one system call, without TLS: one that waits for all of a body returns what came, however long ago the last of it
-did. So who falls silent in mid-body is given up after `READ_TIMEOUT_S`, and these at most."""
+"""The timeout of one receive without TLS. A receive that waits for a whole body returns the bytes that came, however long
+ago the last of them did. So a server that stops in mid-body is given up at most this long after `READ_TIMEOUT_S`."""
 BODY_TIMEOUT_S = 120.0
-"""A part of 8 MiB comes at 70 KB/s then; one that drips slower is asked for on another connection. Of a head, too."""
+"""The limit of a whole head or body. 8 MiB take this at 70 KB/s; a slower read is tried on another connection."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
@@ -38,18 +38,18 @@ _NUMBER = re.compile("[0-9]{1,18}")
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
 
-class Hangup(SourceUnavailable):
-    """The server closed the connection before it said anything: a kept connection had gone stale."""
+class ConnectionClosed(SourceUnavailable):
+    """The server closed the connection before it sent a byte: a kept connection had gone stale."""
 
 
-class Unlike(SourceUnavailable):
-    """An answer of another form or length than what was asked for."""
+class UnexpectedResponse(SourceUnavailable):
+    """A response of another form or length than was requested."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A response head; header names in lower case. `length` is None where the server did not say; a `chunked` body
-    says where it ends by itself."""
+class Response:
+    """A response head; header names in lower case. `length`: of the body, None if the server does not state it. A `chunked`
+    body states its end itself."""
 
     status: int
     headers: dict[str, str]
@@ -57,64 +57,63 @@ class Answer:
     chunked: bool
 
 
-class Connection:
-    """One socket; after `ask` the body must be read, or the connection closed."""
+class HttpConnection:
+    """One socket. After `request` the caller must read the body or close the connection."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
         self._sock = sock
         self._name = name
         self._plain = not isinstance(sock, ssl.SSLSocket)
-        self._ahead = b""
-        self._left = 0
-        self._keep = True
+        self._buffered = b""
+        self._remaining = 0
+        self._keep_alive = True
         self._chunked = False
         self.reused = False
         self.interrupted = False
         self.received_bytes = 0
-        """Of bodies, all told."""
+        """Bytes of all bodies received here."""
 
-    def ask(self, request: bytes) -> Answer:
-        """Send a request head, read the answer's. Raises SourceUnavailable; Hangup when nothing came back."""
-        self._left = 1  # until a whole answer has been read, nothing else may be asked here
+    def request(self, head: bytes) -> Response:
+        """Send a request, receive the response's head. Raises SourceUnavailable; ConnectionClosed when no byte came
+        back."""
+        self._remaining = 1  # no other request until a whole response has been read
         try:
-            self._sock.sendall(request)
-            head = self._up_to(b"\r\n\r\n")
+            self._sock.sendall(head)
+            received = self._receive_until(b"\r\n\r\n")
         except CacheError:
             raise
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise Hangup(f"{self._name} closed the connection") from error
+            raise ConnectionClosed(f"{self._name} closed the connection") from error
         except OSError as error:
             raise self._unavailable(error) from error
-        return self._parse(head)
+        return self._parse(received)
 
     def read_into(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes of the body; with all of one that comes in chunks. Raises SourceUnavailable
-        when it ends early; Unlike for a whole body in chunks of another length."""
+        """Fill `into` with the next bytes of the body, or with all of a chunked body. Raises SourceUnavailable for a body
+        that ends early, UnexpectedResponse for a complete chunked body of another length."""
         if not self._chunked:
             return self._read(into)
         done = 0
         try:
             for size in self._chunk_sizes():
                 if size > len(into) - done:
-                    raise Unlike(f"{self._name} sent more than the {len(into)} bytes asked for")
+                    raise UnexpectedResponse(f"{self._name} sent more than the {len(into)} bytes asked for")
                 self._read(into[done : done + size])
                 done += size
-        except (ValueError, Hangup) as error:
-            raise SourceUnavailable(
-                f"{self._name} cut the answer, or sent chunks that make no sense"
-            ) from error
+        except (ValueError, ConnectionClosed) as error:
+            raise SourceUnavailable(f"{self._name} cut the response, or sent malformed chunks") from error
         except CacheError:
             raise
         except OSError as error:
             raise self._unavailable(error) from error
         if done < len(into):
-            self._keep = False
-            raise Unlike(f"{self._name} ended the answer after {done} of {len(into)} bytes")
+            self._keep_alive = False
+            raise UnexpectedResponse(f"{self._name} ended the response after {done} of {len(into)} bytes")
 
     def _read(self, into: memoryview) -> None:
-        done = min(len(self._ahead), len(into))
-        into[:done] = self._ahead[:done]
-        self._ahead = self._ahead[done:]
+        done = min(len(self._buffered), len(into))
+        into[:done] = self._buffered[:done]
+        self._buffered = self._buffered[done:]
         self.received_bytes += done
         flags = socket.MSG_WAITALL if self._plain else 0
         until = time.monotonic() + BODY_TIMEOUT_S
@@ -124,37 +123,37 @@ class Connection:
                     f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             try:
-                got = _patient(partial(self._sock.recv_into, into[done:], 0, flags))
+                got = _retried(partial(self._sock.recv_into, into[done:], 0, flags))
             except OSError as error:
                 raise self._unavailable(error) from error
             if not got:
-                raise SourceUnavailable(f"{self._name} cut the answer after {done} of {len(into)} bytes")
+                raise SourceUnavailable(f"{self._name} cut the response after {done} of {len(into)} bytes")
             done += got
             self.received_bytes += got
-        self._left -= done
+        self._remaining -= done
 
-    def read_error(self, answer: Answer) -> bytes:
-        """The body of an error answer, or nothing (and no reuse) when it is long or of unknown length."""
+    def read_error(self, response: Response) -> bytes:
+        """Return the body of an error response; empty, and no reuse, when it is long or of unknown length."""
         if self._chunked:
             return self._chunks()
-        if answer.length is None or answer.length > MAX_ERROR_BODY_BYTES:
+        if response.length is None or response.length > MAX_ERROR_BODY_BYTES:
             return b""
-        body = bytearray(answer.length)
+        body = bytearray(response.length)
         self.read_into(memoryview(body))
         return bytes(body)
 
     @property
     def clean(self) -> bool:
-        """Whether another request may follow on this connection."""
-        return self._keep and not (self._left or self._ahead or self.interrupted)
+        """True if the connection can be reused."""
+        return self._keep_alive and not (self._remaining or self._buffered or self.interrupted)
 
     def interrupt(self) -> None:
         """Make a read that runs in another thread fail now."""
         self.interrupted = True
         try:
-            # A TLS socket's own would leave the reader with a plain one, which takes what is encrypted for the body.
+            # SSLSocket.shutdown would leave the reader a plain socket, which takes encrypted bytes for the body.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-        except OSError:  # the server was first
+        except OSError:  # the server has closed it already
             pass
 
     def close(self) -> None:
@@ -162,7 +161,7 @@ class Connection:
         self._sock.close()
 
     def _chunks(self) -> bytes:
-        """A body in chunks, as AWS sends its errors; nothing (and no reuse) when it is long or makes no sense."""
+        """Return a chunked body, as AWS sends its errors; empty, and no reuse, when it is long or malformed."""
         body = bytearray()
         try:
             for size in self._chunk_sizes():
@@ -178,55 +177,55 @@ class Connection:
         return bytes(body)
 
     def _chunk_sizes(self) -> Iterator[int]:
-        """In bytes, of each chunk of a body, which is read before the next is asked for. After the last another request
-        may follow. Raises ValueError."""
-        keep, self._keep, until = self._keep, False, time.monotonic() + BODY_TIMEOUT_S
+        """Yield the size of each chunk in bytes; the caller reads the chunk before it takes the next size. After the last
+        one the connection can be reused. Raises ValueError for a malformed body."""
+        keep, self._keep_alive, until = self._keep_alive, False, time.monotonic() + BODY_TIMEOUT_S
         while size := self._chunk_size():
             if time.monotonic() > until:
                 raise SourceUnavailable(
                     f"{self._name} sent no whole body in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             yield size
-            if self._up_to(b"\r\n"):
-                raise ValueError("a chunk that is longer than it says")
-        self._keep = keep and not self._up_to(b"\r\n")
-        self._left = 0
+            if self._receive_until(b"\r\n"):
+                raise ValueError("a chunk longer than its stated size")
+        self._keep_alive = keep and not self._receive_until(b"\r\n")
+        self._remaining = 0
 
     def _chunk_size(self) -> int:
-        size = self._up_to(b"\r\n").partition(b";")[0].strip()
+        size = self._receive_until(b"\r\n").partition(b";")[0].strip()
         if not _HEX.fullmatch(size):
             raise ValueError(size)
         return int(size, 16)
 
-    def _up_to(self, mark: bytes) -> bytes:
-        """What comes before a mark in a head or between chunks."""
-        ahead, until = self._ahead, time.monotonic() + BODY_TIMEOUT_S
-        while (end := ahead.find(mark)) < 0:
-            if len(ahead) > MAX_HEAD_BYTES:
+    def _receive_until(self, mark: bytes) -> bytes:
+        """Receive up to a mark in a head or between chunks; return the bytes before the mark."""
+        received, until = self._buffered, time.monotonic() + BODY_TIMEOUT_S
+        while (end := received.find(mark)) < 0:
+            if len(received) > MAX_HEAD_BYTES:
                 raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
-            if ahead and time.monotonic() > until:
+            if received and time.monotonic() > until:
                 raise SourceUnavailable(
                     f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
-            got = _patient(partial(self._sock.recv, _RECV_BYTES))
+            got = _retried(partial(self._sock.recv, _RECV_BYTES))
             if not got:
-                raise Hangup(f"{self._name} closed the connection")
-            ahead += got
-        self._ahead = ahead[end + len(mark) :]
-        return ahead[:end]
+                raise ConnectionClosed(f"{self._name} closed the connection")
+            received += got
+        self._buffered = received[end + len(mark) :]
+        return received[:end]
 
-    def _parse(self, head: bytes) -> Answer:
+    def _parse(self, head: bytes) -> Response:
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines[1:])}
         version, _, rest = lines[0].partition(" ")
-        status, length = number(rest[:3]), number(headers.get("content-length", ""))
+        status, length = parse_number(rest[:3]), parse_number(headers.get("content-length", ""))
         if not version.startswith("HTTP/1.") or status is None:
             raise SourceUnavailable(f"{self._name} does not speak HTTP/1.1")
-        self._keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
+        self._keep_alive = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1"
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = None if "transfer-encoding" in headers else length
-        self._left = 1 if length is None else length
-        return Answer(status, headers, length, self._chunked)
+        self._remaining = 1 if length is None else length
+        return Response(status, headers, length, self._chunked)
 
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, TimeoutError | BlockingIOError)
@@ -235,62 +234,62 @@ class Connection:
         return SourceUnavailable(f"{self._name} {what}")
 
 
-class Pool:
-    """Kept connections by (host, port). `tls` verifies servers; None speaks plainly.
+class ConnectionPool:
+    """Kept connections by (host, port). Thread-safe. `tls` verifies servers; None for plain HTTP.
 
-    With a `proxy` they lead there: TLS goes through it by a tunnel, and what is asked plainly must name its URL in full.
+    With a `proxy` connections lead there: TLS through a tunnel, and plain requests, which must contain the full URL.
     """
 
     def __init__(self, tls: ssl.SSLContext | None, proxy: Proxy | None = None) -> None:
         self._tls = tls
         self._proxy = proxy
-        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._idle: dict[tuple[str, int], list[HttpConnection]] = {}
         self._lock = threading.Lock()
 
-    def take(self, host: str, port: int) -> Connection:
-        """A kept connection, the one used last, or a new one. Raises what `connect` raises."""
+    def take(self, host: str, port: int) -> HttpConnection:
+        """Return the kept connection that was used last, or a new one. Raises as `connect`."""
         with self._lock:
             kept = self._idle.get((host, port))
             if kept:
                 return kept.pop()
         return self.connect(host, port)
 
-    def connect(self, host: str, port: int) -> Connection:
-        """A new connection. Raises SourceUnavailable; NotAllowed for a server that is not the one it says."""
+    def connect(self, host: str, port: int) -> HttpConnection:
+        """Return a new connection. Raises SourceUnavailable, NotAllowed for a certificate that is not trusted."""
         name = f"{host}:{port}" if self._proxy is None else f"{host}:{port} through {self._proxy.name}"
         try:
             sock = self._socket(host, port)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
-                # Python's own: its `ssl` asks on for ever where the kernel's have passed.
+                # Python's timeout: its `ssl` would retry for ever after the kernel's had expired.
                 sock.settimeout(READ_TIMEOUT_S)
-                return Connection(sock, name)
-            # The kernel's: Python's make every read two system calls.
+                return HttpConnection(sock, name)
+            # The kernel's timeouts: with Python's, every receive is two system calls.
             sock.settimeout(None)
             for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
                 sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 0))
         except CacheError:
             raise
         except ssl.SSLCertVerificationError as error:
-            raise untrusted(name, error.verify_message) from error
+            raise untrusted_certificate(name, error.verify_message) from error
         except OSError as error:
             raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
-        return Connection(sock, name)
+        return HttpConnection(sock, name)
 
     def _socket(self, host: str, port: int) -> socket.socket:
         if self._proxy is None:
             return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
         sock = self._proxy.connect(CONNECT_TIMEOUT_S)
         if self._tls is not None:
-            status = Connection(sock, self._proxy.name).ask(self._proxy.tunnel(host, port)).status
+            status = HttpConnection(sock, self._proxy.name).request(self._proxy.tunnel(host, port)).status
             if status // 100 != 2:
                 sock.close()
                 raise _refused(self._proxy, status)
         return sock
 
-    def give(self, host: str, port: int, connection: Connection) -> None:
-        """Keep a connection for the next request; closed when it cannot be used or enough are kept."""
+    def put_back(self, host: str, port: int, connection: HttpConnection) -> None:
+        """Keep a connection for the next request; close it when it cannot be reused or enough are kept."""
         connection.reused = True
         with self._lock:
             kept = self._idle.setdefault((host, port), [])
@@ -300,7 +299,7 @@ class Pool:
         connection.close()
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close the kept connections."""
         with self._lock:
             kept, self._idle = self._idle, {}
         for connections in kept.values():
@@ -308,8 +307,8 @@ class Pool:
                 connection.close()
 
 
-def _patient(receive: Callable[[], _T]) -> _T:
-    """What a socket gives, asked again until it has been silent for `READ_TIMEOUT_S`. Raises OSError."""
+def _retried(receive: Callable[[], _T]) -> _T:
+    """Call `receive` until it returns, or has timed out for `READ_TIMEOUT_S`. Raises OSError."""
     until = time.monotonic() + READ_TIMEOUT_S
     while True:
         try:
@@ -319,42 +318,42 @@ def _patient(receive: Callable[[], _T]) -> _T:
                 raise
 
 
-def number(text: str) -> int | None:
-    """What a server says in decimal digits; None for anything else (more of them than any object has, or those of other
-    scripts, which `isdigit` takes and `int` may not)."""
+def parse_number(text: str) -> int | None:
+    """Parse decimal digits; None for any other text, also for more than 18 digits and for digits of other scripts, which
+    `isdigit` accepts."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
-def wait_s(headers: dict[str, str]) -> float:
-    """For how long a server wants to be left alone (Retry-After), in seconds; 0 where it does not say. A date is held
-    against the server's own, for our clock may go wrong."""
+def retry_after_s(headers: dict[str, str]) -> float:
+    """Return the seconds of Retry-After; 0 without it. A date is compared with the server's own Date, since this machine's
+    clock may be wrong."""
     said = headers.get("retry-after", "")
-    seconds = number(said)
+    seconds = parse_number(said)
     if seconds is not None:
         return float(seconds)
     try:
         until, now = parsedate_to_datetime(said), parsedate_to_datetime(headers.get("date", ""))
         return max(0.0, (until - now).total_seconds())
-    # no date; one with a zone beside one without; or one of a year or zone that nothing has
+    # No date, one with a zone beside one without, or an impossible year or zone.
     except (TypeError, ValueError, OverflowError):
         return 0.0
 
 
 def _refused(proxy: Proxy, status: int) -> CacheError:
     if status == 407:
-        return unknown_to_proxy(proxy.name, "https")
+        return proxy_needs_login(proxy.name, "https")
     if status == 403:
-        return NotAllowed(f"{proxy.name} lets nobody through to this server (403)")
+        return NotAllowed(f"{proxy.name} does not let requests through to this server (403)")
     return SourceUnavailable(f"{proxy.name} answered {status}")
 
 
-def unknown_to_proxy(said: str, scheme: str) -> NotAllowed:
-    """The error where a proxy wants to know who asks."""
+def proxy_needs_login(said: str, scheme: str) -> NotAllowed:
+    """Return the error for a proxy that requires authentication."""
     return NotAllowed(f"{said}: the proxy wants a user and a password (407), in {scheme.upper()}_PROXY")
 
 
-def untrusted(name: str, why: str) -> NotAllowed:
-    """The error for a server whose certificate does not do."""
+def untrusted_certificate(name: str, why: str) -> NotAllowed:
+    """Return the error for a server whose certificate is not trusted."""
     return NotAllowed(
         f"{name} shows a certificate that is not trusted ({why}); set AWS_CA_BUNDLE to the file of the authority "
         "that signed it, and name the host as the certificate does"

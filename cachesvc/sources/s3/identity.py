@@ -1,6 +1,8 @@
-"""As whom S3 is asked, and whom it is believed to be: a client and credentials of the AWS chain, renewed when the
-server calls them expired, and the authorities that may sign for the server. Where the environment makes no sense of
-them, that is InvalidInput, and no OSError, which could pass for a disk's."""
+"""Credentials and trust: a client and keys from the AWS credential chain, renewed when the server calls them expired, and
+the authorities that may sign the server's certificate.
+
+A wrong setting in the environment is InvalidInput, never an OSError, which could be taken for a disk's.
+"""
 
 from __future__ import annotations
 
@@ -30,89 +32,90 @@ from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 LIST_ATTEMPTS = 5
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _FIELDS = {
     "AWS_ACCESS_KEY_ID": "access_key",
     "AWS_SECRET_ACCESS_KEY": "secret_key",
     "AWS_SESSION_TOKEN": "token",
 }
-_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+_INVALID = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 RENEW_S = 5.0
-"""Between two tries to renew: all threads are refused at once, and a metadata service that fails needs no more."""
+"""The least time between two renewals: all threads are refused at once, and a failing metadata service needs rest."""
 
 
-class Identity:
-    """For many threads. `connect` resolves the chain anew: environment, files, role; (client, credentials)."""
+class AccountIdentity:
+    """A boto3 client and the keys to sign with. Thread-safe. `connect` resolves the chain anew (environment, files, role)
+    and returns (client, credentials)."""
 
     def __init__(
         self, connect: Callable[[], tuple[Any, Any]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connect, self._clock = connect, clock
         self.client, self._credentials = connect()
-        self._kept: Any = None
-        self._again_at = 0.0
+        self._keys: Any = None
+        self._next_try_at = 0.0
         self._lock = threading.Lock()
 
-    def frozen(self) -> Any:
-        """Keys to sign with. While a refresh fails, those of before: they are valid for minutes
-        beyond the moment when botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput
-        when there are only such as no header can hold."""
-        if self._kept is not None and self._clock() < self._again_at:
-            return self._kept
+    def signing_keys(self) -> Any:
+        """Return the keys to sign with. While a refresh fails, these are the previous ones: they stay valid for minutes
+        after botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput for keys that no
+        header can hold."""
+        if self._keys is not None and self._clock() < self._next_try_at:
+            return self._keys
         try:
-            self._kept = checked(self._credentials.get_frozen_credentials())
+            self._keys = check_keys(self._credentials.get_frozen_credentials())
         except FAILED as error:
-            if self._kept is None and isinstance(error, InvalidInput):
+            if self._keys is None and isinstance(error, InvalidInput):
                 raise
-            said = s3_errors.line(error)
-            if self._kept is None:  # it may work soon
+            said = s3_errors.one_line(error)
+            if self._keys is None:  # the next try may succeed
                 raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
             log.warning(
                 "the AWS credentials could not be refreshed; the old ones are used", extra={"error": said}
             )
-            self._again_at = self._clock() + RENEW_S
-        return self._kept
+            self._next_try_at = self._clock() + RENEW_S
+        return self._keys
 
-    def renewed(self, refused: Any) -> bool:
-        """Whether there are other keys than those that the server refused; asks the chain when there are none. Raises
-        InvalidInput for keys that no header can hold."""
+    def renew(self, refused: Any) -> bool:
+        """Resolve the chain anew unless another thread has replaced the `refused` keys. Tell whether there are other keys
+        now. Raises InvalidInput for keys that no header can hold."""
         with self._lock:
-            if self._kept is not None and self._kept != refused:
+            if self._keys is not None and self._keys != refused:
                 return True
-            if self._clock() < self._again_at:
+            if self._clock() < self._next_try_at:
                 return False
-            self._again_at = self._clock() + RENEW_S
+            self._next_try_at = self._clock() + RENEW_S
             try:
                 client, credentials = self._connect()
-                kept = credentials and checked(credentials.get_frozen_credentials())
+                kept = credentials and check_keys(credentials.get_frozen_credentials())
             except InvalidInput:
                 raise
             except FAILED as error:
                 log.warning(
-                    "the AWS credentials could not be renewed", extra={"error": s3_errors.line(error)}
+                    "the AWS credentials could not be renewed", extra={"error": s3_errors.one_line(error)}
                 )
                 return False
-            if kept in (None, refused):  # None: the chain holds none any more
+            if kept in (None, refused):  # None: the chain has no keys any more
                 return False
-            self.client, self._credentials, self._kept = client, credentials, kept
-            self._again_at = 0.0
+            self.client, self._credentials, self._keys = client, credentials, kept
+            self._next_try_at = 0.0
             log.info("the AWS credentials were renewed")
             return True
 
     @property
     def refreshable(self) -> bool:
-        """Whether new credentials may come by themselves."""
+        """True if botocore refreshes these credentials by itself."""
         return isinstance(self._credentials, RefreshableCredentials)
 
     @property
     def missing(self) -> bool:
-        """Whether the chain holds no credentials."""
+        """True if the chain has no credentials."""
         return self._credentials is None
 
 
-def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
-    """As the arguments say, and where they are empty the AWS environment. Raises NotAllowed without credentials,
-    InvalidInput where the environment makes no sense, SourceUnavailable where this process is at a limit."""
+def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountIdentity:
+    """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises NotAllowed without
+    credentials, InvalidInput for a wrong setting, SourceUnavailable when this process is at a limit."""
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
@@ -131,15 +134,15 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
         return client, session.get_credentials()
 
     try:
-        identity = Identity(connect, clock)
+        identity = AccountIdentity(connect, clock)
         if identity.missing:
             raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
-        if not identity.refreshable:  # else it may have to ask for them, and waits until they are needed
-            identity.frozen()
+        if not identity.refreshable:  # refreshable ones may need a request, so they wait for the first use
+            identity.signing_keys()
     except CacheError:
         raise
     except FAILED as error:
-        raise _unusable(error, setting_of(error)) from error
+        raise _wrong_setting(error, faulty_setting(error)) from error
     if not _is_web(url := identity.client.meta.endpoint_url):
         raise InvalidInput(f"the S3 endpoint {url} is no http:// or https:// address; check AWS_ENDPOINT_URL")
     return identity
@@ -147,22 +150,22 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> Identity:
 
 @cache
 def service_data() -> Loader:
-    """What botocore knows of services: read once a process, and in none that is forked from one which has. What a profile
-    calls its data_path is left out: it may lie on a mount that hangs."""
+    """Return botocore's data on services, read once by a process and inherited by its forks. A profile's data_path is left
+    out: it may lie on a mount that hangs."""
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def _session() -> boto3.Session:
-    """It resolves the chain anew, but has the service data of all: by itself it would read 15 MB in 0.1 s of CPU."""
+    """Make a session that resolves the chain anew and shares the service data: loading it would cost 15 MB and 0.1 s."""
     core = Session()
-    session = boto3.Session(botocore_session=core)  # which adds a path to the data that it finds there
+    session = boto3.Session(botocore_session=core)  # adds a path to the loader that it finds
     core.register_component("data_loader", service_data())
     return session
 
 
-def trusted(url: str) -> ssl.SSLContext | None:
-    """Whoever boto3 trusts to sign for the server of a URL; None where it speaks plainly. Raises InvalidInput for a file
-    that holds no certificates, SourceUnavailable where this process is at a limit."""
+def tls_context(url: str) -> ssl.SSLContext | None:
+    """Return the TLS context with the authorities that boto3 trusts; None for a plain http:// URL. Raises InvalidInput
+    for a file without certificates, SourceUnavailable when this process is at a limit."""
     if urlsplit(url).scheme != "https":
         return None
     try:
@@ -170,7 +173,7 @@ def trusted(url: str) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=bundle or get_cert_path(True))
     except FAILED as error:
         named = f"AWS_CA_BUNDLE (ca_bundle of the AWS profile), {bundle}, for a file of certificates in PEM"
-        raise _unusable(error, named) from error
+        raise _wrong_setting(error, named) from error
 
 
 def _is_web(url: str) -> bool:
@@ -181,11 +184,12 @@ def _is_web(url: str) -> bool:
         return False
 
 
-def checked(keys: Any) -> Any:
-    """Of what would end a header, the HTTP library says all of that header. Raises InvalidInput, without what they are."""
+def check_keys(keys: Any) -> Any:
+    """Check that keys fit in a header: an HTTP library would quote an invalid header in its error. Raises InvalidInput that
+    does not contain them."""
     for name, field in _FIELDS.items():
         value = getattr(keys, field)
-        if value is not None and (not isinstance(value, str) or _UNFIT.search(value)):
+        if value is not None and (not isinstance(value, str) or _INVALID.search(value)):
             raise InvalidInput(
                 f"{name}, as the environment or the AWS profile has it, holds a line end or something else that no header"
                 " can hold; set it anew without that"
@@ -193,17 +197,17 @@ def checked(keys: Any) -> Any:
     return keys
 
 
-def _unusable(error: Exception, setting: str) -> CacheError:
-    said = s3_errors.line(error)
-    if isinstance(error, OSError) and error.errno in _SHORT and not isinstance(error, ssl.SSLError):
+def _wrong_setting(error: Exception, setting: str) -> CacheError:
+    said = s3_errors.one_line(error)
+    if isinstance(error, OSError) and error.errno in _LIMITS and not isinstance(error, ssl.SSLError):
         return SourceUnavailable(
             f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)"
         )
     return InvalidInput(f"the AWS configuration does not work: {said}; check {setting}")
 
 
-def setting_of(error: Exception) -> str:
-    """What to check where credentials cannot be had: the variable that names the file which cannot be read or run."""
+def faulty_setting(error: Exception) -> str:
+    """Return the setting to check when there are no credentials: the variable that names the file of the error."""
     file = getattr(error, "filename", None)
     found = [name for name, value in os.environ.items() if name.startswith("AWS_") and value == file]
     return (

@@ -1,4 +1,4 @@
-"""Pages of an S3 listing, by version 2, and by version 1 where a server knows only that."""
+"""Pages of an S3 listing, by version 2 of the request, or by version 1 for servers that know only that."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 from cachesvc.core.errors import InvalidInput, SourceUnavailable
 
 _FIELDS = ("IsTruncated", "Name", "MaxKeys", "KeyCount", "Contents")
-"""A listing, an empty one too, has some of these."""
+"""Every listing, also an empty one, has some of these."""
 _MAX_OBJECT_BYTES = 1 << 50
-Ask = Callable[..., Any]
-"""`ask(prefix, operation, **arguments)`: one request through boto3."""
+Call = Callable[..., Any]
+"""`call(prefix, operation, **arguments)` sends one request through boto3."""
 
 
-def rows(ask: Ask, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
-    """Every object whose key begins with `key`. A server that knows version 1 only ignores what version 2 asks for, and
-    gives no token with its page. Raises SourceUnavailable for a listing that does not advance."""
+def rows(call: Call, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
+    """Yield every object whose key begins with `key`. A page without a continuation token comes from a server that knows
+    version 1 only. Raises SourceUnavailable for a listing that does not advance."""
     start: dict[str, str] = {}
     while True:
-        page = ask(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start)
+        page = call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start)
         yield from contents(prefix, page)
         if not page.get("IsTruncated"):
             return
         token = page.get("NextContinuationToken", "")
         if not token:
-            yield from _rows_v1(ask, prefix, bucket, key, _marker(prefix, page, ""))
+            yield from _rows_v1(call, prefix, bucket, key, _marker(prefix, page, ""))
             return
         if token == start.get("ContinuationToken"):
             raise _broken(prefix)
         start = {"ContinuationToken": token}
 
 
-def _rows_v1(ask: Ask, prefix: str, bucket: str, key: str, marker: str) -> Iterator[dict[str, Any]]:
-    """The page that follows `marker`."""
+def _rows_v1(call: Call, prefix: str, bucket: str, key: str, marker: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects whose keys follow `marker`, by version 1."""
     while True:
-        page = ask(prefix, "list_objects", Bucket=bucket, Prefix=key, Marker=marker)
+        page = call(prefix, "list_objects", Bucket=bucket, Prefix=key, Marker=marker)
         yield from contents(prefix, page)
         if not page.get("IsTruncated"):
             return
@@ -43,7 +43,7 @@ def _rows_v1(ask: Ask, prefix: str, bucket: str, key: str, marker: str) -> Itera
 
 
 def _marker(prefix: str, page: dict[str, Any], before: str) -> str:
-    """The marker of the next page: the last key, where the server names none."""
+    """Return the marker of the next page; the last key, if the server states none."""
     found = contents(prefix, page)
     marker: str = page.get("NextMarker") or (found[-1]["Key"] if found else "")
     if marker in ("", before):
@@ -52,8 +52,8 @@ def _marker(prefix: str, page: dict[str, Any], before: str) -> str:
 
 
 def contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects of a page. Raises SourceUnavailable where it makes no sense, InvalidInput where it is no listing:
-    botocore takes the login page of a proxy for an empty one."""
+    """Return the objects of a page. Raises SourceUnavailable for objects without names or sizes, InvalidInput for a page
+    that is no listing: botocore parses the login page of a proxy as an empty one."""
     if not any(field in page for field in _FIELDS):
         raise InvalidInput(
             f"{prefix}: the answer is no S3 listing, but perhaps a web page; check the endpoint (AWS_ENDPOINT_URL) and the "

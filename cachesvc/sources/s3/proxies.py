@@ -1,6 +1,6 @@
-"""Forward proxies, as the environment names them: HTTP_PROXY, HTTPS_PROXY, NO_PROXY, in either case.
+"""Forward proxies that the environment names in HTTP_PROXY, HTTPS_PROXY and NO_PROXY, in either case.
 
-boto3 goes by the same variables for what it asks itself (LIST, HEAD).
+boto3 uses the same variables for its own requests (LIST, HEAD).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cachesvc.core.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Where it listens, and the header that it may want: empty, or a whole line."""
+    """A proxy's address. `authorization`: the header line that it requires, or empty."""
 
     host: str
     port: int
@@ -24,23 +24,24 @@ class Proxy:
 
     @property
     def name(self) -> str:
-        """For errors; without the password."""
+        """The name in errors, without the password."""
         return f"the proxy {self.host}:{self.port}"
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connection to the proxy itself. Raises OSError."""
+        """Connect to the proxy itself. Raises OSError."""
         return socket.create_connection((self.host, self.port), timeout_s)
 
     def tunnel(self, host: str, port: int) -> bytes:
-        """The head of a request after whose answer (2xx) the connection is the server's (RFC 9110, 9.3.6)."""
+        """Return the head of a CONNECT request. After a 2xx response the connection leads to the server (RFC 9110,
+        9.3.6)."""
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {name} HTTP/1.1", f"Host: {name}", *filter(None, [self.authorization])]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def proxy_of(url: str) -> Proxy | None:
-    """The proxy through which the environment wants a URL's server reached; None: directly. Raises InvalidInput for
-    a kind that is not spoken here."""
+    """Return the proxy that the environment names for a URL; None for a direct connection. Raises InvalidInput for kinds of
+    proxy other than plain HTTP."""
     parts = urlsplit(url)
     found = "" if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme, "")
     if not found:

@@ -1,8 +1,8 @@
-"""S3-compatible storage. boto3 knows credentials, configuration, LIST and HEAD; objects are read by signed,
-ranged GETs over our own connections (`http`), a fraction of the CPU of boto3's call.
+"""The source of S3-compatible storage. boto3 does credentials, configuration, LIST and HEAD. Objects are read by signed,
+ranged GETs over our own connections (`http`), with a fraction of the CPU of boto3's call.
 
-URIs are `s3://bucket/key` with the key as it is, not percent-encoded. Keys that end in "/" and are empty
-(folder markers) are not objects.
+URIs are `s3://bucket/key` with the literal key, not percent-encoded. Folder markers, empty objects whose keys end in "/",
+are no objects.
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
-from cachesvc.sources.s3.answers import OtherVersion, verify
-from cachesvc.sources.s3.contradictions import Doubts
-from cachesvc.sources.s3.digests import WholeObject, part_bytes_of, parts_of
 from cachesvc.sources.s3.errors import EXPIRED, FAILED
-from cachesvc.sources.s3.http import Answer, Connection, Hangup, Pool, Unlike
-from cachesvc.sources.s3.identity import Identity, service_data, sign_in, trusted
-from cachesvc.sources.s3.parts import UNTOLD, Parts, is_not_the_part, of_the_moment, part_at
+from cachesvc.sources.s3.http import (
+    ConnectionClosed,
+    ConnectionPool,
+    HttpConnection,
+    Response,
+    UnexpectedResponse,
+)
+from cachesvc.sources.s3.identity import AccountIdentity, service_data, sign_in, tls_context
+from cachesvc.sources.s3.mismatches import MismatchJudge
 from cachesvc.sources.s3.proxies import proxy_of
+from cachesvc.sources.s3.responses import OtherVersion, verify
+from cachesvc.sources.s3.stated_checksums import StatedChecksums
 from cachesvc.sources.source import Checker
 
 SCHEME = "s3://"
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
-_SIGN_FOR = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
-"""What a server says that was asked with a signature for another region than its own: AWS, MinIO, Garage."""
+_RIGHT_REGION = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
+"""The error of AWS, MinIO and Garage for a request that was signed for another region than the server's."""
 _ADDRESS = re.compile(r"[0-9.]+|.*:.*")
 _HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """Where; empty means what the AWS environment and files say. They, or the instance's role, say as whom."""
+    """The endpoint and region; empty takes those of the AWS environment and files. Credentials come from these, or from the
+    instance's role."""
 
     endpoint: str = ""
     region: str = ""
@@ -61,12 +67,12 @@ class _Target:
     path: str
     url: str
     name: str
-    """What the Host header says."""
+    """The value of the Host header."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Signer:
-    """As whom a request is signed, and for which region."""
+    """The keys and the region that a request is signed with."""
 
     keys: Any = field(repr=False)
     region: str
@@ -75,124 +81,103 @@ class _Signer:
 class S3Source:
     """A `Source` for one endpoint and one set of credentials."""
 
-    def __init__(self, identity: Identity, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, identity: AccountIdentity, tls: ssl.SSLContext | None) -> None:
         client = identity.client
         self._identity = identity
         self._region: str = client.meta.region_name
         self._endpoint = urlsplit(client.meta.endpoint_url)
         host = self._endpoint.hostname or ""
         self._aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
-        self._stored = host.endswith(".googleapis.com")
+        self._ask_for_stored = host.endswith(".googleapis.com")
         self._if_match = True
-        self._doubts = Doubts(self._asked)
+        self._mismatches = MismatchJudge(self._call)
         style = (client.meta.config.s3 or {}).get("addressing_style")
         self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
-        self._whole = WholeObject(tags_are_md5=self._aws)
-        self._untold = 0
-        self._parts = Parts()
+        self._checksums = StatedChecksums(tags_are_md5=self._aws)
         self._proxy = proxy_of(client.meta.endpoint_url)
-        self._pool = Pool(tls, self._proxy)
-        self._active: dict[int, Connection] = {}
+        self._pool = ConnectionPool(tls, self._proxy)
+        self._active: dict[int, HttpConnection] = {}
         self._lock = threading.Lock()
 
     @property
     def endpoint(self) -> str:
-        """Whose buckets these are: another endpoint may have others of the same names."""
+        """The endpoint's URL. Another endpoint may have other buckets of the same names."""
         return str(self._endpoint.geturl())
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
-        """Every object below `prefix`, in key order, or the one object of exactly that name."""
+        """Yield every object below `prefix`, in key order, or the one object of exactly that name."""
         bucket, key = split_uri(prefix, key_needed=False)
         if key and not key.endswith("/"):
-            page = self._asked(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+            page = self._call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
             first = s3_listing.contents(prefix, page)
             if first and first[0]["Key"] == key:
                 yield _version(bucket, first[0])
                 return
             key += "/"
         found: dict[bytes, ObjectVersion] = {}
-        for row in s3_listing.rows(self._asked, prefix, bucket, key):
+        for row in s3_listing.rows(self._call, prefix, bucket, key):
             if row["Size"] or not row["Key"].endswith("/"):
                 version = _version(bucket, row)
                 if found.setdefault(row["Key"].encode(), version) != version:
                     raise SourceUnavailable(f"{version.uri} was overwritten while it was listed; list again")
-        # S3 lists in key order, but S3 Express and SeaweedFS do not.
+        # Sorted: S3 lists in key order, S3 Express and SeaweedFS do not.
         for name in sorted(found):
             yield found[name]
 
     def head(self, uri: str) -> ObjectVersion:
-        """The object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
+        """Return the object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
         bucket, key = split_uri(uri)
-        found = self._asked(uri, "head_object", Bucket=bucket, Key=key)
+        found = self._call(uri, "head_object", Bucket=bucket, Key=key)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
 
-    def _asked(self, uri: str, operation: str, **arguments: str | int) -> Any:
-        """LIST or HEAD through boto3, and once more with new credentials where the old ones have expired."""
-        used = self._identity.frozen()
+    def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:
+        """Send a LIST or HEAD through boto3, and again with new credentials if the old ones have expired."""
+        used = self._identity.signing_keys()
         while True:
             try:
                 return getattr(self._identity.client, operation)(**arguments)
             except botocore.exceptions.ClientError as error:
-                code = error.response.get("Error", {}).get("Code", "")  # of a HEAD no body says more
+                code = error.response.get("Error", {}).get("Code", "")
+                # A HEAD has no body that would state a code.
                 expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))
-                if used is None or not expired or not self._identity.renewed(used):
+                if used is None or not expired or not self._identity.renew(used):
                     raise self._translated(error, uri) from error
                 used = None
             except FAILED as error:
-                raise self._translated(error, uri) from s3_errors.shown(error)
+                raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
     def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
-        """One ranged GET with If-Match, or one of a part; status, Content-Range, length and ETag are checked.
+        """Send one ranged GET with If-Match; check status, Content-Range, length and ETag.
 
-        An answer of another form is asked for anew as it is stored: the server may decode it on the way. What still is
-        not as it was listed is asked about by a HEAD before anything is said of it."""
+        A response of another form is requested again with Accept-Encoding, for the stored bytes: the server may decode
+        them. If the next response does not match the listing either, a HEAD decides which error it is."""
         if not len(into):
             return
-        stored = self._stored
-        for _ in range(6):  # at most a redirection, a renewal, no parts, no If-Match, and one that is decoded
+        stored = self._ask_for_stored
+        for _ in range(5):  # at most another region, new credentials, no If-Match, and stored bytes
             try:
                 if self._read(version, offset, into, stored):
-                    return self._doubts.settled(version, offset)
-            except Unlike as error:
+                    return self._mismatches.succeeded(version, offset)
+            except UnexpectedResponse as error:
                 if stored:
-                    self._doubts.unlike(version, offset, error)
+                    self._mismatches.judge_form(version, offset, error)
                 stored = True
             except OtherVersion as error:
-                self._doubts.other(version, offset, error)
+                self._mismatches.judge_version(version, offset, error)
                 self._if_match = False
         raise SourceUnavailable(f"{version.uri} is redirected in a circle; set AWS_REGION")
 
     def checker(self, version: ObjectVersion) -> Checker | None:
-        """Of the MD5 or checksum that HEADs state; None over TLS. Raises as `head`, and SourceChanged."""
-        if self._endpoint.scheme == "https" or not self._whole.checks(version):
+        """Return a comparison with the checksum or MD5 that a HEAD states; None over TLS. Raises as `head`, and
+        SourceChanged."""
+        if self._endpoint.scheme == "https" or not self._checksums.worth_a_head(version):
             return None
-        bucket, key = split_uri(version.uri)
-        asked = {"Bucket": bucket, "Key": key}
-        headers = self._doubts.current(version, ChecksumMode="ENABLED")
-        part_bytes = self._part_bytes(version, asked) if self._whole.by_parts(version, headers) else 0
-        return partial(self._whole.check, version, headers, part_bytes=part_bytes)
-
-    def _part_bytes(self, version: ObjectVersion, asked: dict[str, str]) -> int:
-        """Of each of its parts but the last; 0 where sizes differ, or are not told: servers answer this with all kinds of
-        errors, of which only being asked for fewer requests is one. Raises SourceUnavailable."""
-        second: dict[str, str] = {}
-        if parts_of(version) == 1 or self._untold >= UNTOLD:
-            return part_bytes_of(version, second)
-        try:
-            said = self._identity.client.head_object(**asked, PartNumber=2)
-            second = said["ResponseMetadata"]["HTTPHeaders"]
-            second = second if tags.same(second.get("etag", ""), version.etag) else {}
-        except (botocore.exceptions.ClientError, *FAILED) as error:
-            failed = self._translated(error, version.uri)
-            if isinstance(failed, SourceUnavailable) and (failed.throttled or isinstance(error, FAILED)):
-                raise failed from s3_errors.shown(error)
-        self._untold = 0 if "content-range" in second else self._untold + 1
-        return part_bytes_of(version, second)
+        return partial(self._checksums.check, version, self._mismatches.head(version, ChecksumMode="ENABLED"))
 
     def interrupt(self, thread: int) -> None:
-        """Make the read that runs in that thread (`threading.get_ident()`) fail now, if one does."""
-        with self._lock:  # not a moment later: the connection may serve another thread then
+        """Make a read that runs in that thread (`threading.get_ident()`) fail now."""
+        with self._lock:  # later the connection may serve another thread
             connection = self._active.get(thread)
             if connection is not None:
                 connection.interrupt()
@@ -203,57 +188,48 @@ class S3Source:
         self._identity.client.close()
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview, stored: bool) -> bool:
-        """One GET, and once more when a kept connection turns out stale. False: another region, credentials, or a range.
-        `stored`: ask a server that decodes for the bytes as they are stored."""
+        """Send one GET, and again when a kept connection was stale. Return False to send it anew with another region or new
+        credentials, known by then. `stored`: request stored bytes from a server that decodes."""
         bucket, key = split_uri(version.uri)
-        signer = _Signer(self._identity.frozen(), self._regions.get(bucket) or self._region)
+        signer = _Signer(self._identity.signing_keys(), self._regions.get(bucket) or self._region)
         target = self._target(bucket, key)
-        part = self._part(version, offset, len(into))
-        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), part, stored)
+        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), stored)
         connection = self._pool.take(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into, part)
-        except Hangup:
+            return self._exchange(connection, request, signer, version, offset, into)
+        except ConnectionClosed:
             if not connection.reused or connection.interrupted:
                 raise
         finally:
-            self._pool.give(target.host, target.port, connection)
+            self._pool.put_back(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into, part)
+            return self._exchange(connection, request, signer, version, offset, into)
         finally:
-            self._pool.give(target.host, target.port, connection)
+            self._pool.put_back(target.host, target.port, connection)
 
     def _exchange(
         self,
-        connection: Connection,
+        connection: HttpConnection,
         request: bytes,
         signer: _Signer,
         version: ObjectVersion,
         offset: int,
         into: memoryview,
-        part: int,
     ) -> bool:
         thread, before = threading.get_ident(), connection.received_bytes
         self._active[thread] = connection
         try:
-            answer = connection.ask(request)
-            if part and is_not_the_part(answer, offset, len(into)):
-                return self._not_the_part(version, signer, answer, connection)
-            if answer.status not in (200, 206):
-                self._parts.ranged(version, False)
+            response = connection.request(request)
+            if response.status not in (200, 206):
                 conditional = b"\r\nIf-Match: " in request
-                return self._refused(version, signer, answer, connection.read_error(answer), conditional)
-            verify(version, offset, len(into), answer)
+                return self._refused(version, signer, response, connection.read_error(response), conditional)
+            verify(version, offset, len(into), response)
             connection.read_into(into)
-            if b"Accept-Encoding" in request and "content-encoding" in answer.headers:
-                self._stored = True
-            if part:
-                self._parts.told(version, self._whole.check_part(version, part, answer.headers, into))
-            else:
-                self._parts.ranged(version, True)
-                if len(into) == version.size_bytes:
-                    self._whole.check(version, answer.headers, (into,))
+            if b"Accept-Encoding" in request and "content-encoding" in response.headers:
+                self._ask_for_stored = True
+            if len(into) == version.size_bytes:
+                self._checksums.check(version, response.headers, (into,))
         except CacheError as error:
             error.received_bytes = connection.received_bytes - before
             raise
@@ -262,61 +238,42 @@ class S3Source:
                 del self._active[thread]
         return True
 
-    def _part(self, version: ObjectVersion, offset: int, size: int) -> int:
-        """Which part a read is asked for as; 0: it is a range. Over TLS nobody needs to know its checksum."""
-        asked = self._endpoint.scheme != "https" and self._parts.worth_asking(version)
-        return part_at(version, offset, size) if asked else 0
-
-    def _not_the_part(
-        self, version: ObjectVersion, signer: _Signer, answer: Answer, connection: Connection
-    ) -> bool:
-        """False when the read is to be asked anew, as a range where the server knows no such parts; raises where it fails
-        for the moment."""
-        if answer.status not in (200, 206):
-            body = connection.read_error(answer)
-            if self._renewed(version, signer, answer, body):
-                return False
-            if of_the_moment(answer.status):
-                self._parts.failed(version)
-            if of_the_moment(answer.status) or _code(body) in EXPIRED:
-                raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
-        self._parts.told(version, False)
-        return False
-
     def _refused(
-        self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes, conditional: bool
+        self, version: ObjectVersion, signer: _Signer, response: Response, body: bytes, conditional: bool
     ) -> bool:
-        """False when another region or other credentials, known from here on, may do; raises otherwise."""
-        if self._renewed(version, signer, answer, body):
+        """Return False if another region or new credentials, known by then, may help; else raise the typed error."""
+        if self._learned(version, signer, response, body):
             return False
-        if answer.status in (412, 416):
-            seems = OtherVersion(f"{version.uri} is no longer the version that was listed ({answer.status})")
-            seems.conditional = conditional and answer.status == 412
+        if response.status in (412, 416):
+            seems = OtherVersion(
+                f"{version.uri} is no longer the version that was listed ({response.status})"
+            )
+            seems.conditional = conditional and response.status == 412
             raise seems
-        raise self._error(str(answer.status), _code(body), version.uri, answer.headers)
+        raise self._error(str(response.status), _code(body), version.uri, response.headers)
 
-    def _renewed(self, version: ObjectVersion, signer: _Signer, answer: Answer, body: bytes) -> bool:
-        """Whether another region or other credentials are known from here on."""
+    def _learned(self, version: ObjectVersion, signer: _Signer, response: Response, body: bytes) -> bool:
+        """Learn the bucket's region, or renew credentials, from a refusal. Tell whether there is something new."""
         bucket, _ = split_uri(version.uri)
-        region = answer.headers.get("x-amz-bucket-region", "") if self._aws else ""
-        if found := _SIGN_FOR.search(body):
+        region = response.headers.get("x-amz-bucket-region", "") if self._aws else ""
+        if found := _RIGHT_REGION.search(body):
             region = found[1].decode()
         if _REGION.fullmatch(region) and region != signer.region:
             self._regions[bucket] = region
             return True
-        return _code(body) in EXPIRED and self._identity.renewed(signer.keys)
+        return _code(body) in EXPIRED and self._identity.renew(signer.keys)
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
             return SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
-        return s3_errors.of_answer(status, code, uri, headers)
+        return s3_errors.from_response(status, code, uri, headers)
 
     def _translated(self, error: Exception, uri: str) -> CacheError:
         if isinstance(error, botocore.exceptions.ClientError):
             meta = error.response.get("ResponseMetadata", {})
             code = error.response.get("Error", {}).get("Code", "")
             return self._error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
-        return s3_errors.of_botocore(error, uri)
+        return s3_errors.from_botocore(error, uri)
 
     def _target(self, bucket: str, key: str) -> _Target:
         scheme, host = self._endpoint.scheme, self._endpoint.hostname or ""
@@ -337,19 +294,17 @@ class S3Source:
         signer: _Signer,
         version: ObjectVersion,
         span: tuple[int, int],
-        part: int,
         stored: bool,
     ) -> bytes:
-        """The request head. Range and If-Match need no signature: the answer is checked against both. Accept-Encoding must
-        have none: Google's front end changes it. A part, and a whole object, is asked for without a range: with one, S3
-        sends no checksum."""
-        query = f"?partNumber={part}" if part else ""
-        lines = [f"GET {target.path}{query} HTTP/1.1", f"Host: {target.name}"]
+        """Return the request head. Range and If-Match need no signature, since the response is checked against both.
+        Accept-Encoding must not be signed, since Google's front end changes it. A whole object is requested without a
+        range: with one, S3 states no checksum."""
+        lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
         if self._proxy is not None and self._endpoint.scheme == "http":
-            lines[0] = f"GET {target.url}{query} HTTP/1.1"
+            lines[0] = f"GET {target.url} HTTP/1.1"
             lines += filter(None, [self._proxy.authorization])
         headers = {}
-        if part or span == (0, version.size_bytes - 1):
+        if span == (0, version.size_bytes - 1):
             headers["x-amz-checksum-mode"] = "ENABLED"
         else:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
@@ -357,23 +312,23 @@ class S3Source:
             lines.append(f'If-Match: "{version.etag}"')
         if stored:
             lines.append("Accept-Encoding: gzip")
-        signed = AWSRequest(method="GET", url=target.url + query, headers={"Host": target.name, **headers})
+        signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
         S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
         lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
-    """A source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for settings
-    that make no sense, SourceUnavailable where this process is at a limit."""
+    """Open a source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for wrong
+    settings, SourceUnavailable when this process is at a limit."""
     identity = sign_in(settings.endpoint, settings.region, clock)
-    return S3Source(identity, trusted(identity.client.meta.endpoint_url))
+    return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
 
 def prepare_s3() -> None:
-    """Read what every `open_s3` needs of botocore's own files, for processes that are forked from this one; nothing of the
-    user's, who may keep it on a mount that hangs."""
-    with suppress(*FAILED):  # other releases have other files
+    """Load the files of botocore that every `open_s3` needs, for processes forked from this one. Reads no files of the
+    user, which may lie on a mount that hangs."""
+    with suppress(*FAILED):  # other releases of botocore have other files
         for name in ("endpoints", "partitions", "sdk-default-configuration"):
             service_data().load_data(name)
         for kind in ("service-2", "endpoint-rule-set-1"):
@@ -381,7 +336,7 @@ def prepare_s3() -> None:
 
 
 def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
-    """`s3://bucket/key` -> (bucket, key). Raises InvalidInput."""
+    """Split `s3://bucket/key` into (bucket, key). Raises InvalidInput."""
     bucket, _, key = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or not bucket or (key_needed and not key):
         raise InvalidInput(

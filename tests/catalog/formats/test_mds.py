@@ -1,5 +1,4 @@
-"""An MDS index is read a shard at a time, and one that tells another number of samples than a shard does is found before
-the first epoch, by name."""
+"""An MDS index is parsed a shard at a time, and a wrong sample count of a shard is found before the first epoch."""
 
 from __future__ import annotations
 
@@ -13,8 +12,9 @@ import numpy as np
 import pytest
 
 from cachesvc.__main__ import run
+from cachesvc.catalog.compiler import Inputs, ListedObject
 from cachesvc.catalog.formats.mds import compile_mds
-from cachesvc.catalog.inputs import Entry, Inputs, Options
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from testbed.node import Daemon
@@ -23,7 +23,7 @@ from tests.support.datasets import mds_shards
 
 
 def shards(root: Path, compression: str = "", told: int = 41) -> Path:
-    """Three shards of 40 samples, of the second of which the index tells another number."""
+    """Write three shards of 40 samples, with another count for the second one in the index."""
     mds_shards(root, {"x": "bytes"}, [{"x": os.urandom(100)}] * 120, 40, compression)
     path = root / "index.json"
     index = json.loads(path.read_text())
@@ -71,7 +71,7 @@ def test_a_compressed_shard_is_named_when_it_is_filled(
     assert "shard.00001.mds.zstd says that it holds 40 samples" in capsys.readouterr().err
 
 
-def test_offsets_outside_a_shard_name_it(tmp_path: Path) -> None:
+def test_offsets_outside_a_shard_are_an_error_that_names_it(tmp_path: Path) -> None:
     catalog = compiled(shards(tmp_path / "d", "zstd"))
     pairs = np.array([[168, 272], [168, 1 << 30]], np.uint32)
     with pytest.raises(CorruptData, match=r"/d/shard\.00001\.mds\.zstd has an offset table .* sample 80 "):
@@ -79,14 +79,16 @@ def test_offsets_outside_a_shard_name_it(tmp_path: Path) -> None:
 
 
 def test_a_long_index_costs_a_window_of_memory() -> None:
-    """It was parsed as a whole: that took 53 MB."""
+    """Parsed as a whole, the index took 53 MB."""
     count = 20_000
     index = {"shards": [listed(number) for number in range(count)], "version": 2}
     whole = json.dumps(index).encode()
     names = {f"s3://b/shard.{number:05}.mds": 12 for number in range(count)} | {
         "s3://b/index.json": len(whole)
     }
-    entries = [Entry(ObjectVersion(uri, size, "e"), uri.rpartition("/")[2]) for uri, size in names.items()]
+    entries = [
+        ListedObject(ObjectVersion(uri, size, "e"), uri.rpartition("/")[2]) for uri, size in names.items()
+    ]
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
         return whole[offset : offset + length] if version.uri.endswith(".json") else b"\1\0\0\0"
@@ -115,7 +117,7 @@ def listed(number: int) -> dict[str, Any]:
 
 
 class NoData:
-    """An index says it all."""
+    """Refuses reads: an index describes the data completely."""
 
     def declare(self, extents: object) -> None:
         raise AssertionError

@@ -1,4 +1,4 @@
-"""Headers of token shards are no tokens: those of llm.c, modded-nanogpt and litgpt are known, others are given."""
+"""Headers of token shards are skipped: those of llm.c, modded-nanogpt and litgpt are recognised, others are given."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def litgpt(tokens: np.ndarray, code: int, version: int = 1, count: int | None = 
 
 
 def tokens_of(root: Path, **options: Any) -> np.ndarray:
-    """All samples one behind the other."""
+    """Return all samples, concatenated."""
     catalog = compiled(root, Options(format="tokens", seq_len=64, **options))
     return np.frombuffer(b"".join(row[0] or b"" for row in samples_of(catalog)), catalog.fields[0].encoding)
 
 
 @pytest.mark.parametrize(("magic", "version", "dtype"), [GPT2, LLAMA])
 @pytest.mark.parametrize("stated", [True, False])
-def test_shards_of_llm_c_are_their_tokens(
+def test_headers_of_llm_c_are_skipped(
     tmp_path: Path, magic: int, version: int, dtype: str, stated: bool
 ) -> None:
     shards = [stream(640, dtype, begin) for begin in (0, 7, 99)]
@@ -54,7 +54,7 @@ def test_shards_of_llm_c_are_their_tokens(
 
 
 @pytest.mark.parametrize(("code", "dtype"), LITGPT.items())
-def test_chunks_of_litgpt_are_their_tokens(tmp_path: Path, code: int, dtype: str) -> None:
+def test_headers_of_litgpt_are_skipped(tmp_path: Path, code: int, dtype: str) -> None:
     write_files(tmp_path / "d", {f"{n}.bin": litgpt(stream(128, dtype, n), code) for n in range(2)})
     right = np.concatenate([stream(128, dtype, n) for n in range(2)])
     found = tokens_of(tmp_path / "d")
@@ -62,7 +62,7 @@ def test_chunks_of_litgpt_are_their_tokens(tmp_path: Path, code: int, dtype: str
 
 
 @pytest.mark.parametrize("header", [1, 24, 4096, 5000])
-def test_a_header_of_another_kind_is_skipped_where_it_is_given(tmp_path: Path, header: int) -> None:
+def test_a_given_header_size_is_skipped(tmp_path: Path, header: int) -> None:
     write_files(tmp_path / "d", {"0.bin": b"H" * header + stream(640, "<u2").tobytes()})
     options = {"dtype": "uint16", "header_bytes": header}
     assert np.array_equal(tokens_of(tmp_path / "d", **options), stream(640, "<u2"))
@@ -71,15 +71,15 @@ def test_a_header_of_another_kind_is_skipped_where_it_is_given(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "(64,)u2"])
-def test_records_of_tokens_know_the_headers_too(tmp_path: Path, dtype: str) -> None:
+def test_records_of_integers_recognise_the_headers(tmp_path: Path, dtype: str) -> None:
     write_files(tmp_path / "d", {"0.bin": llmc(stream(640, "<u2")), "1.bin": llmc(stream(64, "<u2"))})
     catalog = compiled(tmp_path / "d", Options(format="records", dtype=dtype))
     right = np.concatenate([stream(640, "<u2"), stream(64, "<u2")])
     assert b"".join(row[0] or b"" for row in samples_of(catalog)) == right.tobytes()
 
 
-def test_a_given_header_is_believed_rather_than_one_that_is_known(tmp_path: Path) -> None:
-    """The way out where a header is damaged or of a later version."""
+def test_a_given_header_size_overrides_a_known_header(tmp_path: Path) -> None:
+    """A given size is the remedy for a damaged header or one of a later version."""
     write_files(tmp_path / "d", {"0.bin": llmc(stream(64, "<u4"), version=9, count=1)})
     assert np.array_equal(tokens_of(tmp_path / "d", dtype="uint32", header_bytes=1024), stream(64, "<u4"))
 
@@ -97,7 +97,7 @@ SHORT = llmc(stream(640, "<u2"))
         ({"0.bin": llmc(stream(64, "<u2"), count=-1)}, {}, CorruptData, "-1 tokens"),
         ({"0.bin": litgpt(stream(64, "<u2"), 8, count=2**63)}, {}, CorruptData, "its header .litgpt."),
         ({"0.bin": litgpt(stream(64, "<u2"), 8)[:20]}, {}, CorruptData, "ends inside its header"),
-        ({"0.bin": litgpt(stream(64, "<u2"), 9)}, {}, InvalidInput, "type 9, which is not known: header_bytes=24"),
+        ({"0.bin": litgpt(stream(64, "<u2"), 9)}, {}, InvalidInput, "type 9, which is unknown: header_bytes=24"),
         ({"0.bin": litgpt(stream(64, "<u2"), 8, 2)}, {}, InvalidInput, "version 2"),
         ({"0.bin": llmc(stream(64, "<u2"), version=2)}, {}, InvalidInput, "version 2, not 1: header_bytes=1024"),
         ({"0.bin": llmc(stream(64, "<u2"), magic=20240522)}, {}, InvalidInput, "eval format"),
@@ -111,7 +111,7 @@ SHORT = llmc(stream(640, "<u2"))
         ({"0.bin": bytes(64)}, {"dtype": "uint16", "header_bytes": 65}, InvalidInput, "fewer than header_bytes 65"),
     ],
 )  # fmt: skip
-def test_a_header_that_contradicts_is_one_typed_line(
+def test_a_contradicting_header_is_a_typed_error(
     tmp_path: Path, files: dict[str, bytes], options: dict[str, Any], error: type[CacheError], says: str
 ) -> None:
     write_files(tmp_path / "d", files)
@@ -120,7 +120,7 @@ def test_a_header_that_contradicts_is_one_typed_line(
     assert "\n" not in str(caught.value)
 
 
-def test_header_bytes_are_refused_for_what_has_a_header_of_its_own(tmp_path: Path) -> None:
+def test_header_bytes_are_refused_for_formats_with_a_header(tmp_path: Path) -> None:
     np.save(_made(tmp_path / "npy") / "0.npy", stream(640, "<u2"))
     megatron(tmp_path / "megatron" / "corpus", [[1, 2, 3]] * 100)
     write_files(tmp_path / "files", {"0.jpg": b"x"})
@@ -136,7 +136,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def test_opening_reads_each_head_once_and_of_pictures_none(tmp_path: Path) -> None:
+def test_opening_reads_the_head_of_each_token_file_once_and_of_no_image(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {f"{n:02}.bin": llmc(stream(64, "<u2")) for n in range(40)})
     folder = Folder()
     compiled(tmp_path / "d", Options(format="tokens", seq_len=64), folder)

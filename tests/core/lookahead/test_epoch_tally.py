@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cachesvc.core.events import Filled, JobEnded, Passed, Pinned, PlanEnded, Planned, StartFill
+from cachesvc.core.commands import StartFill
+from cachesvc.core.events import Filled, JobEnded, Passed, Pinned, PlanEnded, Planned
 from cachesvc.core.lookahead import epoch_tally as epochs
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.node import Node

@@ -8,24 +8,21 @@ from collections.abc import Callable
 
 import pytest
 
+from cachesvc.core.commands import Evict, Grant, Refuse, StartFill
 from cachesvc.core.events import (
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     Evicted,
     Filled,
-    Grant,
     Passed,
     Planned,
-    Refuse,
     Released,
-    StartFill,
     Tick,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
 
 ALICE, BOB = 1001, 1002
@@ -38,7 +35,7 @@ class Users:
     extent by extent, under a virtual clock."""
 
     def __init__(self, users: tuple[int, int] = (ALICE, BOB)) -> None:
-        self.node = Node([TierSpec(RAM, CACHE * SIZE)], Settings())
+        self.node = Node([TierSpec(RAM, CACHE * SIZE)], NodeSettings())
         self.clock = Clock()
         self.alice, self.bob = users
         self.log: list[object] = []
@@ -146,4 +143,4 @@ def test_plans_of_two_users_have_windows_of_their_own_though_they_begin_alike() 
     users.plan(3, users.data[1], ALICE)
     users.plan(4, users.data[1], BOB)
     plans = users.node.plans.plans
-    assert plans[2].shared is plans[3].shared is not plans[4].shared
+    assert plans[2].window is plans[3].window is not plans[4].window

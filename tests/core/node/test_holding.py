@@ -6,11 +6,11 @@ import pytest
 
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM
-from cachesvc.core.node.reclaim import EVERY_S
-from cachesvc.simulate.holding import LOOK_S
+from cachesvc.core.node.reclaim import INTERVAL_S
+from cachesvc.simulate.holding import RECALL_DELAY_S
 from tests.support.core.holders import NVME, SIZE, Jobs, Reader
 
-SOON_S = 2 * (EVERY_S + LOOK_S)
+SOON_S = 2 * (INTERVAL_S + RECALL_DELAY_S)
 ROOM = 64
 
 
@@ -112,7 +112,7 @@ def test_what_is_held_from_before_a_restart_is_asked_back() -> None:
     jobs = Jobs(ROOM)
     first = Reader(jobs, 1, "first", ROOM, user=1)
     for extent in first.extents:
-        jobs.send(ev.Held(first.number, extent, SIZE, first.user))
+        jobs.send(ev.HoldReported(first.number, extent, SIZE, first.user))
         first.holding.granted(extent, "kept")
     first.read(1)
     gets_its_share(jobs)
@@ -123,7 +123,7 @@ def test_of_what_is_held_from_before_a_restart_no_more_is_asked_back_than_others
     jobs = Jobs(ROOM)
     first = Reader(jobs, 1, "first", ROOM, user=1)
     for extent in first.extents:
-        jobs.send(ev.Held(first.number, extent, SIZE, first.user))
+        jobs.send(ev.HoldReported(first.number, extent, SIZE, first.user))
         first.holding.granted(extent, "kept")
     second = Reader(jobs, 2, "second", ROOM, user=2)
     second.read(100)

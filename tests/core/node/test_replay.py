@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from cachesvc.config import Rule
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.snapshot import best_first, protecting_first, replay
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.takeover import state as takeover_state
 from cachesvc.v1 import takeover_pb2
-from tests.support.core.machine import BUDGETS, DATASETS, NVME, SIZES, NodeMachine, picks
+from tests.support.core.machine import NodeMachine
+from tests.support.core.small_node import BUDGETS, DATASETS, NVME, SIZES, picks
 
 HELD = TierName("memory that only its readers have")
 A, B, C = (ExtentId(bytes([number]) * 16) for number in range(3))
@@ -31,11 +33,11 @@ class ChangingHands(NodeMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.granted: list[ev.Grant] = []
+        self.granted: list[cmd.Grant] = []
 
-    def obey(self, command: ev.Command) -> None:
+    def obey(self, command: cmd.Command) -> None:
         super().obey(command)
-        if isinstance(command, ev.Grant):
+        if isinstance(command, cmd.Grant):
             self.granted.append(command)
 
     @rule(ram_bytes=st.integers(0, BUDGETS[RAM]), unsent=st.booleans(), pick=picks)
@@ -61,7 +63,9 @@ class ChangingHands(NodeMachine):
         specs = [TierSpec(RAM, ram_bytes), TierSpec(NVME, BUDGETS[NVME])]
         self.node = Node(
             specs,
-            Settings(lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200, hold_s=math.inf),
+            NodeSettings(
+                lookahead_bytes=4, max_fills=3, max_attempts=2, scrub_bytes_per_s=200, hold_s=math.inf
+            ),
         )
         self.send(ev.Recovered(NVME, {extent: SIZES[extent] for extent in sorted(self.stored[NVME])}))
         self.send(ev.Recovered(RAM, dict(reversed(found))))
@@ -74,7 +78,7 @@ class ChangingHands(NodeMachine):
             self.send(event)
         assert {p.number for p in self.node.plans.plans.values()} == set(old.plans.plans)
 
-    def unsent(self, pick: int) -> list[ev.Grant]:
+    def unsent(self, pick: int) -> list[cmd.Grant]:
         """A grant that its reader has not received: to the model it waits again."""
         for grant in self.granted[pick % (len(self.granted) + 1) :]:
             lease = (grant.reader, grant.extent, grant.tier)
@@ -99,7 +103,7 @@ TestChangingHands.settings = settings(
 
 
 def node(ram_bytes: int = 30) -> Node:
-    return Node([TierSpec(RAM, ram_bytes)], Settings(lookahead_bytes=30))
+    return Node([TierSpec(RAM, ram_bytes)], NodeSettings(lookahead_bytes=30))
 
 
 def filled(extents: tuple[ExtentId, ...] = (A, B, C)) -> Node:
@@ -144,7 +148,7 @@ def test_a_lease_is_told_as_a_lease_and_holds_its_copy() -> None:
     new.handle(ev.EvictAsked(DATASET, (A,)), 2.0)
     assert new.where(A) == RAM
     new.handle(ev.Released(READER, A), 3.0)
-    assert new.handle(ev.EvictAsked(DATASET, (A,)), 4.0) == [ev.Evict(A, RAM)]
+    assert new.handle(ev.EvictAsked(DATASET, (A,)), 4.0) == [cmd.Evict(A, RAM)]
 
 
 def test_a_lease_of_what_does_not_fit_counts_as_held_memory() -> None:
@@ -165,7 +169,7 @@ def test_what_is_leased_and_fits_a_smaller_budget_is_not_evicted_for_what_does_n
     new = node(ram_bytes=15)
     new.handle(ev.Recovered(RAM, {B: 10}), 0.0)
     told = [command for event in protecting_first(new, replay(old, ())) for command in new.handle(event, 1.0)]
-    assert told == [ev.Recall(READER, A, wrong=False)], "it is asked back"
+    assert told == [cmd.Recall(READER, A, wrong=False)], "it is asked back"
     assert new.readers.readers[READER].leases.keys() == {B}
     assert new.status().tiers[0].held_bytes == 10
 
@@ -173,11 +177,11 @@ def test_what_is_leased_and_fits_a_smaller_budget_is_not_evicted_for_what_does_n
 def test_a_grant_that_was_not_sent_is_granted_again() -> None:
     old = filled((A,))
     (unsent,) = old.handle(ev.Demanded(READER, 9, A), 9.0)
-    assert isinstance(unsent, ev.Grant)
+    assert isinstance(unsent, cmd.Grant)
     new = node()
     new.handle(ev.Recovered(RAM, {A: 10}), 0.0)
     answers = [command for event in replay(old, [unsent]) for command in new.handle(event, 1.0)]
-    assert answers == [ev.Grant(READER, 9, A, RAM, "brief")]
+    assert answers == [cmd.Grant(READER, 9, A, RAM, "brief")]
     assert new.readers.readers[READER].leases.keys() == {A}
     assert len(new.readers.readers[READER].leases[A]) == 1
 
@@ -186,7 +190,7 @@ def test_a_grant_whose_reader_went_and_whose_extent_is_gone_is_not_told() -> Non
     old = Node([TierSpec(NVME, 30)])
     old.handle(ev.Recovered(NVME, {A: 10}), 0.0)
     (unsent,) = old.handle(ev.Demanded(READER, 9, A), 1.0)
-    assert isinstance(unsent, ev.Grant)
+    assert isinstance(unsent, cmd.Grant)
     for event in (ev.ReaderGone(READER), ev.EvictAsked(DATASET, (A,)), ev.Evicted(A, NVME)):
         old.handle(event, 2.0)
     assert replay(old, [unsent]) == []
@@ -200,7 +204,7 @@ def test_a_plan_goes_on_in_the_middle_and_its_past_counts_in_no_epoch() -> None:
     new = node()
     new.handle(ev.DatasetDeclared(READER, DATASET, EXTENTS), 0.0)
     (told,) = [event for event in replay(old, ()) if isinstance(event, ev.Planned)]
-    assert new.handle(told, 2.0) == [ev.StartFill(C, RAM)]
+    assert new.handle(told, 2.0) == [cmd.StartFill(C, RAM)]
     (epoch,) = new.counters(DATASET).epochs
     assert (epoch.touched, epoch.hits) == (0, 0)
 

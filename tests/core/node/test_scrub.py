@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.scrub import ROUND_S
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
 FIRST, SECOND = TierName("nvme0"), TierName("nvme1")
 READER = ReaderId(1)
@@ -19,7 +20,7 @@ def extent(number: int) -> ExtentId:
 
 
 def node(*tiers: TierName) -> Node:
-    return Node([TierSpec(name, 10**6) for name in tiers], Settings(scrub_bytes_per_s=RATE))
+    return Node([TierSpec(name, 10**6) for name in tiers], NodeSettings(scrub_bytes_per_s=RATE))
 
 
 def recovered(tier: TierName, *numbers: int) -> ev.Recovered:
@@ -28,7 +29,7 @@ def recovered(tier: TierName, *numbers: int) -> ev.Recovered:
 
 def fill(core: Node, number: int, now: float) -> None:
     (start,) = core.handle(ev.Demanded(READER, number, extent(number), size_bytes=SIZE), now)
-    assert isinstance(start, ev.StartFill)
+    assert isinstance(start, cmd.StartFill)
     core.handle(ev.Filled(extent(number), start.tier), now)
     core.handle(ev.Committed(extent(number), start.tier), now)
 
@@ -39,7 +40,7 @@ def checks(core: Node, start: float, end: float) -> list[tuple[float, ExtentId]]
     while max(now, due := core.next_deadline()) < end:
         now = max(now, due)
         for command in core.handle(ev.Tick(), now):
-            assert isinstance(command, ev.Verify)
+            assert isinstance(command, cmd.Verify)
             found.append((now, command.extent))
             core.handle(ev.Verified(command.extent, command.tier), now)
     return found
@@ -57,7 +58,7 @@ def test_a_small_tier_is_read_once_a_round_and_not_without_end() -> None:
 def test_what_nobody_could_look_at_is_not_counted_and_comes_again() -> None:
     core = node(FIRST)
     core.handle(recovered(FIRST, 1), 0.0)
-    assert core.handle(ev.Tick(), 0.0) == [ev.Verify(extent(1), FIRST)]
+    assert core.handle(ev.Tick(), 0.0) == [cmd.Verify(extent(1), FIRST)]
     core.handle(ev.Verified(extent(1), FIRST, looked=False), 0.0)
     assert core.status().tiers[0].scrubbed_bytes == 0
     assert len(checks(core, 0.0, 1.5 * ROUND_S)) == 1
@@ -112,13 +113,13 @@ def test_what_was_evicted_is_left_out_and_a_lost_tier_is_gone_on_with_when_it_is
     core = node(FIRST)
     core.handle(recovered(FIRST, 1, 2, 3), 0.0)
     (command,) = core.handle(ev.Tick(), 0.0)
-    assert isinstance(command, ev.Verify)
+    assert isinstance(command, cmd.Verify)
     core.handle(ev.TierLost(FIRST), 1.0)
     assert checks(core, 1.0, 60.0) == []
     core.handle(ev.TierBack(FIRST), 60.0)
     (two, three) = {extent(1), extent(2), extent(3)} - {command.extent}
     for evict in core.handle(ev.EvictAsked("", (two,)), 60.0):
-        assert isinstance(evict, ev.Evict)
+        assert isinstance(evict, cmd.Evict)
         core.handle(ev.Evicted(evict.extent, evict.tier), 60.0)
     found = checks(core, 61.0, ROUND_S)
     assert [each for _, each in found] == [three]

@@ -5,22 +5,11 @@ from __future__ import annotations
 import random
 import time
 
-from cachesvc.core.events import (
-    DatasetDeclared,
-    Demanded,
-    Event,
-    Evict,
-    Evicted,
-    Filled,
-    Grant,
-    Passed,
-    Planned,
-    Released,
-    StartFill,
-)
+from cachesvc.core.commands import Evict, Grant, StartFill
+from cachesvc.core.events import DatasetDeclared, Demanded, Event, Evicted, Filled, Passed, Planned, Released
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
 SIZE = 64
 DATASET = DatasetId("d")
@@ -73,7 +62,7 @@ def _steady_hit_rate(node: Node, extents: list[ExtentId], planned: bool) -> floa
 
 def _node(extents: list[ExtentId], fraction: float) -> Node:
     budget = int(fraction * len(extents)) * SIZE
-    return Node([TierSpec(RAM, budget)], Settings(lookahead_bytes=2 * SIZE, max_fills=2))
+    return Node([TierSpec(RAM, budget)], NodeSettings(lookahead_bytes=2 * SIZE, max_fills=2))
 
 
 def test_planned_shuffled_epochs_reach_the_bound_and_lru_stays_below() -> None:

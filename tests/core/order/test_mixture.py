@@ -15,7 +15,7 @@ from cachesvc.core.order.mixture import (
     Pattern,
     epoch_slots,
     integer_shares,
-    unspotted,
+    split_spots,
 )
 from cachesvc.core.order.permute import permute
 from cachesvc.core.order.run import RunOrder
@@ -141,7 +141,7 @@ def test_each_component_is_gone_through_exactly_once_in_each_of_its_epochs(
         drawn = [was + Pattern(shares).count(index, slots) for index, was in enumerate(drawn)]
     spots = np.concatenate(seen)
     assert np.unique(spots).size == spots.size
-    component, own_epoch, inner = unspotted(sizes, spots)
+    component, own_epoch, inner = split_spots(sizes, spots)
     for index, size in enumerate(sizes):
         passes = own_epoch[component == index]
         whole = (passes.size // size) * size
@@ -170,7 +170,7 @@ def test_the_plan_names_every_extent_in_the_steps_that_read_it(
             touched.append((order.full_steps, order.tail(low, high, accumulate).samples))
         plans = order.plans(low, high, accumulate)
         for step, spots in touched:
-            component, _, inner = unspotted(sizes, spots.reshape(-1))
+            component, _, inner = split_spots(sizes, spots.reshape(-1))
             for index, extent in zip(component.tolist(), (inner // 3).tolist(), strict=True):
                 plan = plans[index]
                 now = (plan.first_step <= step) & (step <= plan.last_step)

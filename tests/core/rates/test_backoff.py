@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import Pace, SourceBreaker, full_jitter_s
-from cachesvc.sources.resilient import LINE_LOOK_S, Resilience, Resilient
+from cachesvc.sources.resilient import RATE_POLL_S, Resilience, Resilient
 from tests.support.clock import Clock
 
 LATE_S = 0.005
@@ -106,7 +106,7 @@ def simulate(
 
     def stand(process: Process, attempt: int, place: float, now: float) -> None:
         if wait_s := process.pace.wait_s(place, now):
-            wakes_at = now + min(wait_s, LINE_LOOK_S) + chance.random() * LATE_S
+            wakes_at = now + min(wait_s, RATE_POLL_S) + chance.random() * LATE_S
             return later(process, wakes_at, partial(stand, process, attempt, place))
         asked.append(now)
         back = now + latency_s * (0.5 + chance.random())
@@ -310,7 +310,7 @@ def test_everybody_in_line_gets_a_turn_in_bounded_time(served: float, line: int,
     now = start = 0.4 + served
     place = [pace.join(now) for _ in range(line)][-1]
     while wait_s := pace.wait_s(place, now):
-        now += min(wait_s, LINE_LOOK_S)
+        now += min(wait_s, RATE_POLL_S)
         if data.draw(st.booleans()):
             pace.refused(now - 0.01, now, 0.0)
         assert now - start <= 2 + line / pace.LEAST_RATE

@@ -10,25 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.core.events import (
-    DatasetDeclared,
-    Demanded,
-    Event,
-    Evict,
-    Evicted,
-    Filled,
-    Grant,
-    Prefetched,
-    Refuse,
-    Released,
-    StartFill,
-)
+from cachesvc.core.commands import Evict, Grant, Refuse, StartFill
+from cachesvc.core.events import DatasetDeclared, Demanded, Event, Evicted, Filled, Prefetched, Released
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from cachesvc.core.records.fair_queue import Turns
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.records.fair_queue import FairQueue
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.source import Source, SourceSpec
+from cachesvc.simulate.simulated_source import SimulatedSource, SourceSpec
 
 SIZE = 10
 
@@ -36,7 +25,7 @@ SIZE = 10
 @given(st.lists(st.integers(0, 4) | st.sampled_from(["serve", "drop"]), max_size=60))
 def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int | str]) -> None:
     """A number: that owner asks; else one is served, or is there for nothing."""
-    turns: Turns[tuple[int, int]] = Turns()
+    turns: FairQueue[tuple[int, int]] = FairQueue()
     asked, done, passed_over = Counter[int](), Counter[int](), defaultdict[int, Counter[int]](Counter)
     for move in moves:
         if isinstance(move, int):
@@ -95,7 +84,7 @@ def test_a_scan_of_three_hundred_demands_delays_other_jobs_by_their_share(
 ) -> None:
     """Whatever datasets the jobs read, and however many readers the scan has."""
     extents = jobs([300, *small])
-    node = Node([TierSpec(RAM, SIZE * 1000)], Settings(max_fills=slots))
+    node = Node([TierSpec(RAM, SIZE * 1000)], NodeSettings(max_fills=slots))
     start: list[Event] = []
     for name in set(dataset_of[: len(extents)]):
         owned = [each for j, each in enumerate(extents) if dataset_of[j] == name]
@@ -114,7 +103,7 @@ def test_a_scan_of_three_hundred_demands_delays_other_jobs_by_their_share(
 
 def test_readers_that_name_no_job_are_jobs_of_their_own() -> None:
     (extents,) = jobs([40])
-    node = Node([TierSpec(RAM, SIZE * 100)], Settings(max_fills=1))
+    node = Node([TierSpec(RAM, SIZE * 100)], NodeSettings(max_fills=1))
     start: list[Event] = [DatasetDeclared(1, DatasetId("d"), extents)]
     start += [Demanded(ReaderId(1), k, extent) for k, (extent, _) in enumerate(extents[:39])]
     start += [Demanded(ReaderId(2), 0, extents[39][0])]
@@ -134,7 +123,7 @@ def test_what_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
     slots: int, count: int, chance: Random
 ) -> None:
     (extents,) = jobs([200])
-    node = Node([TierSpec(RAM, SIZE * 300)], Settings(max_fills=slots))
+    node = Node([TierSpec(RAM, SIZE * 300)], NodeSettings(max_fills=slots))
     shared = chance.sample(range(100, 200), count)
     start: list[Event] = [DatasetDeclared(1, DatasetId("d"), extents)]
     start += [Demanded(ReaderId(1), k, extent, job=1) for k, (extent, _) in enumerate(extents)]
@@ -160,8 +149,8 @@ def test_what_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
 def shares(jobs_of: dict[int, tuple[int, int]], until: int) -> dict[int, int]:
     """Under a virtual clock: how many extents each job got that it had to wait for. `jobs_of`: job -> (dataset,
     readers); each reader reads its dataset in an order of its own, eight extents at once, and keeps none."""
-    node = Node([TierSpec(RAM, SIZE * 120)], Settings(max_fills=4, lookahead_bytes=SIZE * 60))
-    clock, source = Clock(), Source(SourceSpec(), seed=1)
+    node = Node([TierSpec(RAM, SIZE * 120)], NodeSettings(max_fills=4, lookahead_bytes=SIZE * 60))
+    clock, source = Clock(), SimulatedSource(SourceSpec(), seed=1)
     catalogs = {d: each for d, each in enumerate(jobs([4000] * (1 + max(d for d, _ in jobs_of.values()))))}
     job_of, order, asked_at = dict[int, int](), dict[int, list[ExtentId]](), dict[tuple[int, int], float]()
     got: Counter[int] = Counter()
@@ -221,7 +210,7 @@ def test_each_job_gets_its_share_of_the_source(jobs_of: dict[int, tuple[int, int
 
 def test_prefetches_take_turns() -> None:
     extents = jobs([200, 20])
-    node = Node([TierSpec(RAM, SIZE * 1000)], Settings(max_fills=2))
+    node = Node([TierSpec(RAM, SIZE * 1000)], NodeSettings(max_fills=2))
     start: list[Event] = [DatasetDeclared(j, DatasetId(str(j)), each) for j, each in enumerate(extents)]
     start += [Prefetched(j, DatasetId(str(j))) for j in range(2)]
     order = fills_in_order(node, start)

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from cachesvc.core.commands import Command, Evict, Grant, StartFill
 from cachesvc.core.events import (
-    Command,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     EvictAsked,
     Evicted,
-    Grant,
     JobEnded,
     Passed,
     Pinned,
@@ -24,15 +22,14 @@ from cachesvc.core.events import (
     Prefetched,
     Recovered,
     Released,
-    StartFill,
     Tick,
     Unpinned,
 )
+from cachesvc.core.lookahead.schedule import Schedule
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from cachesvc.core.records.incremental import Steps, Work
-from cachesvc.core.records.schedule import Schedule
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
@@ -44,7 +41,9 @@ def node_of(
     ram: int, claim_step: int, extents: Sequence[ExtentId] = EXTENTS, resident: int = 10, ahead: int = 2
 ) -> Node:
     """A node with a declared dataset, of which some is resident; room is counted in extents."""
-    node = Node([TierSpec(RAM, SIZE * ram)], Settings(lookahead_bytes=ahead * SIZE, claim_step=claim_step))
+    node = Node(
+        [TierSpec(RAM, SIZE * ram)], NodeSettings(lookahead_bytes=ahead * SIZE, claim_step=claim_step)
+    )
     tell(node, Recovered(RAM, dict.fromkeys(extents[:resident], SIZE)))
     tell(node, DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents)))
     return node
@@ -62,7 +61,7 @@ def tell(node: Node, *events: Event) -> list[Command]:
 def to_the_end(node: Node) -> list[Command]:
     """All steps that are left."""
     out = []
-    while node.steps:
+    while node.work:
         assert node.next_deadline() == 0.0
         out += tell(node, Tick())
     return out
@@ -70,7 +69,9 @@ def to_the_end(node: Node) -> list[Command]:
 
 def shelved(node: Node) -> int:
     """How many copies could be evicted."""
-    return sum(copy.shelf is not None for entry in node.copies.entries.values() for copy in entry.copies)
+    return sum(
+        copy.eviction_list is not None for entry in node.copies.entries.values() for copy in entry.copies
+    )
 
 
 def test_a_pin_and_its_end_take_steps_and_end_as_if_they_were_done_at_once() -> None:
@@ -168,14 +169,14 @@ def test_a_long_plan_is_scheduled_in_steps_as_it_would_be_at_once_and_enters_not
     assert fills
     assert tell(node, event) == []
     assert tell(node, Demanded(ONE, 1, absent)) == [StartFill(absent, RAM)], "a reader waits for no schedule"
-    assert node.plans.plans[2].window == []
+    assert node.plans.plans[2].entered == []
     assert to_the_end(node) == fills
     mine, theirs = scheduled(node, 2), scheduled(at_once, 2)
     assert mine.costs.tolist() == theirs.costs.tolist()
     assert (mine.path, mine.every) == (theirs.path, theirs.every)
     assert node.policy.reserve.open_bytes == at_once.policy.reserve.open_bytes == 9 * 4 * SIZE
     for each in (node, at_once):
-        retention = each.plans.plans[2].shared.retention
+        retention = each.plans.plans[2].window.retention
         assert retention is not None
         assert retention.following == event.following
         assert [retention.stretch(extent) for extent in dict.fromkeys(event.following)] == [
@@ -265,24 +266,24 @@ def test_a_plan_that_ends_while_its_cursor_is_followed_has_its_epoch_counted_in_
 
 
 def test_neither_an_opening_nor_a_short_plan_waits_for_long_ones() -> None:
-    steps, done = Steps(1), list[str]()
+    queue, done = IncrementalWork(1), list[str]()
 
     def work(name: str, count: int) -> Iterator[None]:
         for _ in range(count):
             done.append(name)
             yield
 
-    steps.begin((Work.PACE, 1), work("long", 9))
-    steps.begin((Work.END, 2), work("longer", 9))
-    steps.begin((Work.PASS, 3), work("short", 1))
+    queue.begin((WorkKind.PACE, 1), work("long", 9))
+    queue.begin((WorkKind.END, 2), work("longer", 9))
+    queue.begin((WorkKind.PASS, 3), work("short", 1))
     for _ in range(2):
-        steps.advance()
-    steps.begin((Work.CLAIM, "first"), work("opening", 2))
-    steps.begin((Work.PIN, "second"), work("another", 1))
+        queue.advance()
+    queue.begin((WorkKind.CLAIM, "first"), work("opening", 2))
+    queue.begin((WorkKind.PIN, "second"), work("another", 1))
     for _ in range(8):
-        steps.advance()
+        queue.advance()
     assert done[:5] == ["long", "longer", "opening", "short", "opening"]
     assert done.index("another") < 9
-    while steps:
-        steps.advance()
+    while queue:
+        queue.advance()
     assert [done.count(name) for name in ("long", "longer", "short", "opening", "another")] == [9, 9, 1, 2, 1]

@@ -9,25 +9,24 @@ from itertools import islice
 
 import pytest
 
+from cachesvc.core.commands import Evict, StartFill
 from cachesvc.core.events import (
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     Evicted,
     Filled,
-    Held,
+    HoldReported,
     JobEnded,
     Passed,
     Pinned,
     Planned,
     Prefetched,
     Released,
-    StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.stream_window import WINDOW_EXTENTS
 
 SIZE = 10
@@ -41,7 +40,7 @@ class Served:
     """A node whose fills and evictions are done at once; `fills` counts each extent's."""
 
     def __init__(self, share: float, node: Node | None = None) -> None:
-        self.node = node or Node([TierSpec(RAM, CAPACITY * SIZE)], Settings(unplanned_share=share))
+        self.node = node or Node([TierSpec(RAM, CAPACITY * SIZE)], NodeSettings(unplanned_share=share))
         self.fills: Counter[ExtentId] = Counter()
         self._now = 0.0
 
@@ -165,7 +164,7 @@ def test_it_is_a_share_of_what_is_free_to_give(taken: str) -> None:
     served, other = Served(0.4), ReaderId(3)
     if taken == "held":
         for extent in LOOKED_AT[100:170]:
-            served.tell(Held(other, extent, SIZE))
+            served.tell(HoldReported(other, extent, SIZE))
     else:
         served.declare(other, LOOKED_AT[100:170])
         served.tell(Pinned(DatasetId(f"of {other}"), 0), Prefetched(other, DatasetId(f"of {other}")))
@@ -177,7 +176,7 @@ def test_it_is_a_share_of_what_is_free_to_give(taken: str) -> None:
 
 
 def test_a_reader_that_has_no_other_room_takes_of_it_all_the_same() -> None:
-    tiny = Node([TierSpec(RAM, 4 * SIZE)], Settings(unplanned_share=0.5))
+    tiny = Node([TierSpec(RAM, 4 * SIZE)], NodeSettings(unplanned_share=0.5))
     served = Served(0.5, tiny)
     for extent in LOOKED_AT[:2]:
         served.read(VISITOR, extent)

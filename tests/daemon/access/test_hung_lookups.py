@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.cli.checks import Level, settings
+from cachesvc.cli.doctor_checks import Level, settings
 from cachesvc.client.control import Control
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable

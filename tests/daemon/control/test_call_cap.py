@@ -17,7 +17,7 @@ from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy
 from cachesvc.daemon.control.call_cap import CALLS_PER_USER
 from testbed.node import Daemon
-from tests.support.users import ALICE, BOB, as_root, being
+from tests.support.users import ALICE, BOB, as_root, effective_user
 from tests.support.waiting import wait_until
 
 CALLS = 2 * CALLS_PER_USER
@@ -42,7 +42,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def identified(daemon: Daemon, uid: int) -> CallerIdentity:
     """A user's connection, for calls of this process."""
     found = CallerIdentity(daemon.socket_dir)
-    with being(uid):
+    with effective_user(uid):
         assert found.metadata()
     return found
 
@@ -75,7 +75,7 @@ def hoarded(daemon: Daemon, method: str, who: CallerIdentity | None) -> Iterator
 
 
 def pid_seen(daemon: Daemon, uid: int) -> int:
-    with being(uid), Control(daemon.socket_dir) as control:
+    with effective_user(uid), Control(daemon.socket_dir) as control:
         return control.status().pid
 
 
@@ -123,7 +123,7 @@ def test_more_openings_at_once_than_one_users_cap_all_succeed(daemon: Daemon) ->
         with Control(daemon.socket_dir) as control:
             return control.open_dataset([data], Options(format="records", record_bytes=4096)).id
 
-    with hoarded(daemon, SILENT[0], bob), being(ALICE), futures.ThreadPoolExecutor(160) as callers:
+    with hoarded(daemon, SILENT[0], bob), effective_user(ALICE), futures.ThreadPoolExecutor(160) as callers:
         assert len(set(callers.map(opened, range(160)))) == 1
     bob.close()
 

@@ -12,6 +12,7 @@ import pytest
 
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId
@@ -241,7 +242,7 @@ def test_extents_of_the_old_directory_are_gone_with_their_leases() -> None:
     core = Core([TierSpec(NAME, 100)])
     core.handle(ev.Recovered(NAME, {A: 10, B: 20}), 0.0)
     core.handle(ev.DatasetDeclared(READER, DATASET, ((A, 10), (B, 20))), 0.0)
-    assert core.handle(ev.Demanded(READER, 1, A), 1.0) == [ev.Grant(READER, 1, A, NAME)]
+    assert core.handle(ev.Demanded(READER, 1, A), 1.0) == [cmd.Grant(READER, 1, A, NAME)]
     core.handle(ev.TierLost(NAME), 2.0)
     core.handle(ev.Renewed(NAME, {B: 20}), 3.0)
     core.check()
@@ -250,15 +251,15 @@ def test_extents_of_the_old_directory_are_gone_with_their_leases() -> None:
     assert core.where(A) is None
     assert core.where(B) == NAME
     assert core.handle(ev.Released(READER, A), 4.0) == []
-    assert core.handle(ev.Demanded(READER, 2, A), 5.0) == [ev.StartFill(A, NAME)]
-    assert core.handle(ev.Filled(A, NAME), 6.0) == [ev.Grant(READER, 2, A, NAME)]
+    assert core.handle(ev.Demanded(READER, 2, A), 5.0) == [cmd.StartFill(A, NAME)]
+    assert core.handle(ev.Filled(A, NAME), 6.0) == [cmd.Grant(READER, 2, A, NAME)]
     core.check()
 
 
 def test_an_eviction_in_the_old_directory_frees_its_bytes_once() -> None:
     core = Core([TierSpec(NAME, 100)])
     core.handle(ev.Recovered(NAME, {A: 60}), 0.0)
-    assert core.handle(ev.EvictAsked(DATASET, (A,)), 1.0) == [ev.Evict(A, NAME)]
+    assert core.handle(ev.EvictAsked(DATASET, (A,)), 1.0) == [cmd.Evict(A, NAME)]
     core.handle(ev.TierLost(NAME), 2.0)
     core.handle(ev.Renewed(NAME, {}), 3.0)
     core.handle(ev.TierBack(NAME), 3.0)

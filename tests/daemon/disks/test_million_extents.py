@@ -33,12 +33,12 @@ BYTES_EACH = 400
 def spread(extents: Path) -> None:
     """Make a million committed extents that are names only: a start looks at nothing else of them."""
     chance = random.Random(3)
-    shelves = [os.open(extents / f"{number:02x}", os.O_DIRECTORY) for number in range(256)]
+    extent_folders = [os.open(extents / f"{number:02x}", os.O_DIRECTORY) for number in range(256)]
     for _ in range(MILLION):
         extent = ExtentId(chance.randbytes(16))
         flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC
-        os.close(os.open(f"{extent.hex()}.{EXTENT}", flags, 0o400, dir_fd=shelves[extent[0]]))
-    for shelf in shelves:
+        os.close(os.open(f"{extent.hex()}.{EXTENT}", flags, 0o400, dir_fd=extent_folders[extent[0]]))
+    for shelf in extent_folders:
         os.close(shelf)
 
 

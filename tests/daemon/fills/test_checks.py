@@ -15,7 +15,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.fills.checks import CHECKS_AT_ONCE, VERIFY_TRIES, CheckResult, Checks
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.failures import translated
+from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import Checksums
 
 SLOW, QUICK = TierName("slow"), TierName("quick")

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from cachesvc.core.model import RAM, Piece, extent_of
-from cachesvc.core.records.state import Tier
+from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.fills.fill_memory import KEPT_PEAKS, MAX_MEASUREMENTS, FillMemory
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.fetch import Fetcher
@@ -45,7 +45,7 @@ def test_fills_begin_in_order_while_there_is_memory() -> None:
 
 
 def test_fills_use_memory_that_the_ram_tier_does_not() -> None:
-    ram = Tier(RAM, 100, 100)
+    ram = TierState(RAM, 100, 100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("a", 60)
     ram.used_bytes, ram.held_bytes = 30, 10
@@ -58,7 +58,7 @@ def test_fills_use_memory_that_the_ram_tier_does_not() -> None:
 
 @pytest.mark.parametrize("shrinks", [True, False])
 def test_a_large_fill_waits_for_the_ram_tier_but_not_forever(shrinks: bool) -> None:
-    ram = Tier(RAM, 100, 100, used_bytes=100)
+    ram = TierState(RAM, 100, 100, used_bytes=100)
     begun = Begun(FillMemory(least_bytes=10, room_bytes=110, ram=ram))
     begun.begin("large", 60)
     assert begun.work.to_come_bytes == 60, "the RAM tier leaves it free"
@@ -87,18 +87,18 @@ def test_recent_peaks_of_fills_count_as_used_for_some_time() -> None:
 
 def test_buffers_are_reused_and_a_request_that_does_not_fit_waits() -> None:
     buffers, got = Buffers(4 * MIB), threading.Event()
-    with buffers.taken(3 * MIB) as first:
+    with buffers.borrowed(3 * MIB) as first:
         first[:1] = b"x"
 
         def take() -> None:
-            with buffers.taken(MIB):
+            with buffers.borrowed(MIB):
                 got.set()
 
         waiting = threading.Thread(target=take)
         waiting.start()
         assert not got.wait(0.05), "three MiB take four"
     waiting.join()
-    with buffers.taken(5 * MIB) as alone:
+    with buffers.borrowed(5 * MIB) as alone:
         assert len(alone) == 5 * MIB
 
 

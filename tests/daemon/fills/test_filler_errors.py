@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import DirectBytes, Options, build, survey
+from cachesvc.catalog.build import DirectBytes, Options, build
+from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable, TierFailed
 from cachesvc.daemon.processes import jobs

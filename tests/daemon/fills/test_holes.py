@@ -14,6 +14,7 @@ import pytest
 
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core import holes
 from cachesvc.core.errors import (
@@ -29,9 +30,9 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, 
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.fills.holes import REFILL_S, CopyHoles, HoleRecords
-from cachesvc.sources.fetch import Fetcher, written
+from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
@@ -97,7 +98,7 @@ def filled(store: Any, pieces: Sequence[Piece], path: Path, part_bytes: int = 64
     try:
         with open(path, "w+b") as into:
             os.ftruncate(into.fileno(), extent.size_bytes)
-            return written(fetcher.fetch(extent, into.fileno())), into.read()
+            return encode_missing(fetcher.fetch(extent, into.fileno())), into.read()
     finally:
         fetcher.close()
 
@@ -171,8 +172,8 @@ def test_an_extent_within_one_object_has_no_holes(tmp_path: Path) -> None:
 A, ONE, DATASET = ExtentId(bytes(16)), ReaderId(1), DatasetId("d")
 
 
-def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[ev.Command]:
-    commands: list[ev.Command] = []
+def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[cmd.Command]:
+    commands: list[cmd.Command] = []
     for event in told:
         commands += node.handle(event, now)
         node.check()
@@ -185,20 +186,20 @@ def test_a_copy_with_holes_is_granted_and_reported_in_progress() -> None:
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
     progress = node.progress(1)
     assert (progress.resident_extents, progress.failed, progress.finished) == (1, {}, True)
-    assert progress.lacking == {A: (4, "a is gone")}
-    assert [type(each) for each in tell(node, ev.Demanded(ONE, 1, A))] == [ev.Grant]
+    assert progress.incomplete == {A: (4, "a is gone")}
+    assert [type(each) for each in tell(node, ev.Demanded(ONE, 1, A))] == [cmd.Grant]
 
 
 def test_a_copy_with_holes_is_filled_again_and_is_not_corrupt() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Prefetched(1, DATASET))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
-    assert tell(node, ev.FillAgain(A, RAM)) == [ev.Evict(A, RAM)]
+    assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Evict(A, RAM)]
     assert tell(node, ev.FillAgain(A, RAM)) == []
-    assert node.progress(1).lacking == {}
-    assert tell(node, ev.Evicted(A, RAM)) == [ev.StartFill(A, RAM)]
+    assert node.progress(1).incomplete == {}
+    assert tell(node, ev.Evicted(A, RAM)) == [cmd.StartFill(A, RAM)]
     tell(node, ev.Filled(A, RAM))
-    assert node.progress(1).lacking == {}
+    assert node.progress(1).incomplete == {}
     assert node.policy.tiers[RAM].corrupt_count == 0
 
 
@@ -206,8 +207,8 @@ def test_readers_are_recalled_from_a_copy_that_is_filled_again() -> None:
     node = Node([TierSpec(RAM, 10)])
     tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Demanded(ONE, 1, A))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
-    assert tell(node, ev.FillAgain(A, RAM)) == [ev.Recall(ONE, A, wrong=True)]
-    assert tell(node, ev.Released(ONE, A)) == [ev.Evict(A, RAM)]
+    assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Recall(ONE, A, wrong=True)]
+    assert tell(node, ev.Released(ONE, A)) == [cmd.Evict(A, RAM)]
 
 
 # ---- the real thing
@@ -412,7 +413,7 @@ def test_a_file_with_holes_is_not_recovered_by_the_next_daemon(tmp_path: Path) -
     tier = open_nvme(TierName("nvme0"), tmp_path)
     fd = tier.reserve(A, 5)
     os.pwrite(fd, b"bytes", 0)
-    checksums = Passing(5).checksums(fd)
+    checksums = StreamedChecksums(5).checksums(fd)
     os.close(fd)
     tier.hold(A, checksums)
     fd, found = tier.open(A)

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cachesvc.core import events
+from cachesvc.core import commands, events
 from cachesvc.core.model import ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.datasets import (
     MAX_UNUSED,
     Datasets,
@@ -38,7 +38,7 @@ class AtOnce:
 
 
 def test_a_late_answer_is_counted_and_has_no_other_effect(tmp_path: Path) -> None:
-    node = Node([TierSpec(NVME, 1000)], Settings())
+    node = Node([TierSpec(NVME, 1000)], NodeSettings())
     anything: Any = None
     datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
     datasets.claimed, datasets.used = partial(is_claimed, node), partial(in_use, node)
@@ -51,7 +51,7 @@ def test_a_late_answer_is_counted_and_has_no_other_effect(tmp_path: Path) -> Non
 
     def handle(event: events.Event) -> None:
         for command in node.handle(event, 0.0):
-            if isinstance(command, events.StartFill):
+            if isinstance(command, commands.StartFill):
                 fills.start(command)
 
     checks = Checks(node, {NVME: tier}, lanes, fillers, handle, suspect_tier=lambda _: None)

@@ -21,7 +21,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.config import OPEN_FILES_LEAST, OPEN_FILES_SPARE, most_in_ram, most_readers
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.ram import RamTier
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -166,7 +166,7 @@ def test_the_ram_tier_is_full_where_open_files_are_short() -> None:
     first, second, third = (ExtentId(bytes([number]) * 16) for number in range(3))
     fd = tier.reserve(first, 5)
     os.pwrite(fd, b"bytes", 0)
-    tier.commit(first, Passing(5).checksums(fd))
+    tier.commit(first, StreamedChecksums(5).checksums(fd))
     os.close(fd)
     os.close(tier.reserve(second, 5))
     with pytest.raises(OutOfSpace, match="as many as the limit of open files allows"):

@@ -29,7 +29,7 @@ from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.fills.peer_client import PeerClient
 from cachesvc.daemon.peers.sharer import MAX_CALLS
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import DataLoader, open_dataset
@@ -437,7 +437,7 @@ def serving(servicer: Liar, port: int = 0, tls: grpc.ServerCredentials | None = 
 
 
 def digests_of(contents: bytes) -> bytes:
-    passing = Passing(len(contents))
+    passing = StreamedChecksums(len(contents))
     passing.add(0, memoryview(contents))
     with memory(len(contents)) as fd:
         os.pwrite(fd, contents, 0)

@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
-from cachesvc.core.order.substitutes import FAR, NEAR, substitutes
+from cachesvc.core.order.substitutes import NEAR_TRIES, OTHER_TRIES, substitutes
 from loader import DataLoader, mix, open_dataset
 from loader.batches.bad_samples import MAX_KEPT, MAX_LOGGED, BadSample, BadSampleLog, BatchRepair
 from loader.reading.direct_access import Access
@@ -247,7 +247,7 @@ def test_substitutes_are_a_few_other_positions(
     position %= positions
     found = list(substitutes(seed, epoch, position, batch, positions))
     assert found == list(substitutes(seed, epoch, position, batch, positions))
-    assert len(found) <= NEAR + FAR
+    assert len(found) <= NEAR_TRIES + OTHER_TRIES
     assert all(0 <= each < positions and each != position for each in found)
 
 

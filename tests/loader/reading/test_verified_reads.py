@@ -13,7 +13,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import Extent
 from cachesvc.tiers import footer
-from cachesvc.tiers.checksum import Passing
+from cachesvc.tiers.checksum import StreamedChecksums
 from loader.reading.file_reads import VERIFY_TRIES
 from loader.reading.reader import ExtentReader
 from tests.support import datasets
@@ -41,7 +41,7 @@ class Files:
         extent = self._extent_of(index)
         body = bytearray(extent_bytes(extent))
         fd = os.memfd_create("test", os.MFD_CLOEXEC)
-        passing = Passing(len(body))
+        passing = StreamedChecksums(len(body))
         passing.add(0, memoryview(body))
         tail = footer.encode(extent.id, passing.checksums(fd))
         self.granted[index] = self.granted.get(index, 0) + 1

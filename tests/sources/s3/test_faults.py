@@ -1,4 +1,4 @@
-"""What goes wrong between us and an S3 server, made to happen by a proxy before a real one."""
+"""Faults between the daemon and an S3 server, made by a proxy before a real server."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0,
     [
         (Fault("status", status=503, retry_after_s=3), SourceUnavailable, "503"),
         (Fault("status", status=500), SourceUnavailable, "500"),
-        (Fault("cut", after_bytes=500), SourceUnavailable, "cut the answer after 500 of 1000 bytes"),
-        (Fault("cut", after_bytes=0), SourceUnavailable, "cut the answer"),
-        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the answer"),
+        (Fault("cut", after_bytes=500), SourceUnavailable, "cut the response after 500 of 1000 bytes"),
+        (Fault("cut", after_bytes=0), SourceUnavailable, "cut the response"),
+        (Fault("reset", after_bytes=500), SourceUnavailable, "broke the connection|cut the response"),
     ],
 )
 def test_a_bad_answer_is_a_typed_error_and_the_next_read_works(
@@ -62,7 +62,7 @@ def test_a_bad_answer_is_a_typed_error_and_the_next_read_works(
 
 
 @pytest.mark.parametrize("fault", [Fault("status", status=412), Fault("length"), Fault("ignore-range")])
-def test_an_answer_that_the_object_contradicts_is_asked_for_anew(
+def test_a_response_that_contradicts_the_object_is_requested_again(
     source: S3Source, proxy: Proxy, version: ObjectVersion, fault: Fault
 ) -> None:
     proxy.faults.append(fault)
@@ -102,7 +102,7 @@ def test_connections_are_kept_and_a_stale_one_is_replaced(
     assert _read(source, version, 5) == DATA[5:1005]
 
 
-def test_nobody_at_the_endpoint_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
+def test_an_endpoint_without_a_server_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
     found = open_s3(S3Settings(endpoint="http://127.0.0.1:1"))
     with pytest.raises(SourceUnavailable, match="check the endpoint"):
         _read(found, version)
@@ -122,7 +122,7 @@ def test_wrong_credentials_are_refused_by_name(
             call()
 
 
-def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -132,7 +132,7 @@ def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
         open_s3(S3Settings())
 
 
-def test_a_missing_bucket_is_said_to_be_missing(source: S3Source, version: ObjectVersion) -> None:
+def test_a_missing_bucket_is_not_found(source: S3Source, version: ObjectVersion) -> None:
     elsewhere = ObjectVersion("s3://not-here-at-all/x", 10, "")
     with pytest.raises(NotFound, match="not-here-at-all"):
         _read(source, elsewhere)
@@ -153,13 +153,13 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     source: S3Source, proxy: Proxy, version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = Resilient(source, Resilience())
-    for number in range(64):  # just enough samples; none of these can have used up the share of hedges
+    for number in range(64):  # just enough samples, without a hedge among them
         _read(patient, version, number)
     stall, into, read = Fault("stall", after_bytes=300), bytearray(1000), source.read_into
     reading = threading.Thread(target=patient.read_into, args=(version, 99, memoryview(into)))
 
     def second_is_second(*args: Any) -> None:
-        # The hedge is due in a millisecond, and would meet the stall in its place.
+        # The hedge is due in a millisecond; it must not meet the stall in place of the first read.
         if threading.current_thread() is not reading:
             wait_until(lambda: not stall.times)
         read(*args)

@@ -1,4 +1,4 @@
-"""What only a server of our own can be made to say: checksums, expired credentials, huge objects, odd listings."""
+"""Responses that only a fake server gives: checksums, expired credentials, huge objects, odd listings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceU
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.answers import verify
-from cachesvc.sources.s3.http import Connection, wait_s
+from cachesvc.sources.s3.http import HttpConnection, retry_after_s
+from cachesvc.sources.s3.responses import verify
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from testbed import WAIT_S
 from tests.support.clock import Clock
@@ -63,14 +63,14 @@ def test_bytes_that_are_wrong_each_time_are_wrong_at_the_source(fake: FakeS3, so
     assert patient.counters.requests == 2
 
 
-def test_the_checksums_of_parts_say_nothing_about_the_bytes(fake: FakeS3, source: S3Source) -> None:
+def test_composite_checksums_are_not_compared(fake: FakeS3, source: S3Source) -> None:
     version = put(fake, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==-2")
     assert read(source, version) == DATA
     version = put(fake, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==", x_amz_checksum_type="COMPOSITE")
     assert read(source, version) == DATA
 
 
-def test_the_tag_of_an_object_of_one_part_is_its_md5_on_a_server_where_it_ever_was(
+def test_a_single_part_tag_is_compared_once_a_tag_of_the_server_was_an_md5(
     fake: FakeS3, source: S3Source
 ) -> None:
     assert read(source, put(fake, DATA)) == DATA
@@ -152,23 +152,23 @@ def test_keys_that_expired_and_are_gone_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "mend"),
+    ("status", "code", "remedy"),
     [
         (403, "InvalidObjectState", "it is archived: restore it"),
         (403, "RequestTimeTooSkewed", "this machine's clock is wrong"),
         (400, "InvalidToken", "check the credentials"),
     ],
 )
-def test_what_is_refused_says_what_to_do(
-    fake: FakeS3, source: S3Source, status: int, code: str, mend: str
+def test_a_refusal_says_what_to_do(
+    fake: FakeS3, source: S3Source, status: int, code: str, remedy: str
 ) -> None:
     version = put(fake, DATA)
     fake.refuse = lambda handler: (status, code)
-    with pytest.raises(NotAllowed, match=f"{code}.*{mend}"):
+    with pytest.raises(NotAllowed, match=f"{code}.*{remedy}"):
         read(source, version)
 
 
-def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server_names(
+def test_a_request_is_signed_again_for_the_region_that_the_server_names(
     fake: FakeS3, source: S3Source
 ) -> None:
     def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
@@ -183,7 +183,7 @@ def test_a_signature_for_another_region_is_made_anew_for_the_one_that_the_server
     assert fake.requests == asked + 1
 
 
-def test_many_first_reads_signed_for_another_region_are_each_asked_twice_and_no_more(
+def test_concurrent_first_reads_signed_for_another_region_are_sent_twice_each(
     fake: FakeS3, source: S3Source
 ) -> None:
     together = threading.Barrier(8)
@@ -212,7 +212,7 @@ def test_many_first_reads_signed_for_another_region_are_each_asked_twice_and_no_
         ("<Size>1</Size>", "without their names or sizes"),
     ],
 )
-def test_a_listing_that_makes_no_sense_is_the_servers_error(
+def test_a_malformed_listing_is_the_servers_error(
     fake: FakeS3, source: S3Source, row: str, says: str
 ) -> None:
     put(fake, DATA)
@@ -257,14 +257,14 @@ def test_objects_are_read_at_the_host_that_lists_them(
         b"5" * 99_999,
     ],
 )
-def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> None:
+def test_malformed_chunks_of_an_error_keep_the_servers_error(body: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(ours, "server:80")
+        connection = HttpConnection(ours, "server:80")
         with suppress(SourceUnavailable):
-            assert connection.read_error(connection.ask(b"GET")) in (b"", b"abc")
+            assert connection.read_error(connection.request(b"GET")) in (b"", b"abc")
         assert not connection.clean
 
 
@@ -284,13 +284,13 @@ def test_chunks_that_make_no_sense_are_the_servers_error_still(body: bytes) -> N
         b"5" * 99_999,
     ],
 )
-def test_an_object_in_chunks_that_make_no_sense_is_the_servers_error(body: bytes) -> None:
+def test_malformed_chunks_of_an_object_are_the_servers_error(body: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(ours, "server:80")
-        assert connection.ask(b"GET").chunked
+        connection = HttpConnection(ours, "server:80")
+        assert connection.request(b"GET").chunked
         with pytest.raises(SourceUnavailable):
             connection.read_into(memoryview(bytearray(5)))
         assert not connection.clean
@@ -300,8 +300,8 @@ def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
-        connection = Connection(ours, "server:80")
-        connection.ask(b"GET")
+        connection = HttpConnection(ours, "server:80")
+        connection.request(b"GET")
         monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent no whole body in .*: too slow"):
             connection.read_into(memoryview(bytearray(9)))
@@ -311,8 +311,8 @@ def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
-        connection = Connection(ours, "server:80")
-        connection.ask(b"GET")
+        connection = HttpConnection(ours, "server:80")
+        connection.request(b"GET")
         monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
         with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
             connection.read_into(memoryview(bytearray(9)))
@@ -325,30 +325,30 @@ def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(SourceUnavailable, match="too slow"):
-            Connection(ours, "server:80").ask(b"GET")
+            HttpConnection(ours, "server:80").request(b"GET")
 
 
-def test_another_request_may_follow_an_error_in_chunks() -> None:
+def test_a_connection_is_reused_after_a_chunked_error() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(
             b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\ndefghijklm\r\n0\r\n\r\n"
         )
-        connection = Connection(ours, "server:80")
-        assert connection.read_error(connection.ask(b"GET")) == b"abcdefghijklm"
+        connection = HttpConnection(ours, "server:80")
+        assert connection.read_error(connection.request(b"GET")) == b"abcdefghijklm"
         assert connection.clean
         theirs.sendall(
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0A\r\ndefghijklm\r\n0\r\n\r\n"
         )
         into = bytearray(13)
-        connection.ask(b"GET")
+        connection.request(b"GET")
         connection.read_into(memoryview(into))
         assert into == b"abcdefghijklm"
         assert connection.clean
 
 
 def _process(tmp_path: Path, fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Credentials from a program of the user's, as SSO and Vault give them: botocore refreshes these."""
+    """Credentials from a credential process, like those of SSO and Vault, which botocore refreshes."""
     answer = tmp_path / "answer.json"
     (tmp_path / "config").write_text(
         f"[default]\ncredential_process = {sys.executable} -c 'print(open(\"{answer}\").read())'\n"
@@ -380,7 +380,7 @@ def test_a_refresh_that_fails_for_a_while_kills_no_job(
     source = open_s3(S3Settings(endpoint=fake.endpoint), clock)
     version = put(fake, DATA)
     assert read(source, version) == DATA
-    _accept(fake, "second")  # the server calls them expired, whatever they said themselves
+    _accept(fake, "second")  # the server calls the first keys expired before their stated end
     answer.write_text("a blip of the identity service")
 
     def sleep(seconds: float) -> None:
@@ -413,7 +413,9 @@ def test_a_listing_that_changes_between_pages_holds_each_key_once(fake: FakeS3, 
 
     def change(page: int) -> None:
         if page == 1:
-            fake.objects["p/000000a"] = Object(1, "behind")  # on a page that was sent: not in this listing
+            fake.objects["p/000000a"] = Object(
+                1, "behind"
+            )  # on a page that was sent already: not in this listing
             fake.objects["p/002400a"] = Object(1, "ahead")
             del fake.objects["p/002000"]
 
@@ -445,7 +447,7 @@ def test_a_listing_that_does_not_advance_ends(fake: FakeS3, source: S3Source) ->
 @pytest.mark.parametrize("key", ["p/a//b", "p/../b", "p/./b", "p//", "p/b/", "p/back\\slash", "p/\x01\n"])
 def test_keys_that_look_like_paths_are_no_paths(fake: FakeS3, source: S3Source, key: str) -> None:
     fake.objects[key] = Object(len(DATA), hashlib.md5(DATA).hexdigest(), DATA)
-    if "\x01" not in key:  # which XML cannot carry
+    if "\x01" not in key:  # XML cannot contain this character
         assert [found.uri for found in source.list("s3://bucket/p/")] == [f"s3://bucket/{key}"]
     version = ObjectVersion(f"s3://bucket/{key}", len(DATA), hashlib.md5(DATA).hexdigest())
     assert read(source, version) == DATA
@@ -485,16 +487,16 @@ def test_an_object_overwritten_with_the_same_length_is_never_mixed(fake: FakeS3,
         "HTTP/1.1 503 Slow\r\nRetry-After: {}\r\nContent-Length: 0",
     ],
 )
-def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> None:
+def test_malformed_numbers_are_the_servers_error(head: str, digits: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(head.format(digits).encode("latin-1") + b"\r\n\r\n")
         theirs.shutdown(socket.SHUT_WR)
-        connection = Connection(ours, "server")
+        connection = HttpConnection(ours, "server")
         with suppress(SourceUnavailable):
-            answer = connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+            answer = connection.request(b"GET / HTTP/1.1\r\n\r\n")
             if answer.status == 503:
-                assert wait_s(answer.headers) == 0.0
+                assert retry_after_s(answer.headers) == 0.0
             else:
                 verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
 
@@ -513,7 +515,5 @@ def test_numbers_that_are_none_are_the_servers_error(head: str, digits: str) -> 
         ({}, 0.0),
     ],
 )
-def test_a_server_may_say_in_seconds_or_as_a_date_when_to_ask_again(
-    said: dict[str, str], waits_s: float
-) -> None:
-    assert wait_s(said) == waits_s
+def test_retry_after_is_seconds_or_a_date(said: dict[str, str], waits_s: float) -> None:
+    assert retry_after_s(said) == waits_s

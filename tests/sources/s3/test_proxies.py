@@ -1,4 +1,4 @@
-"""S3 through a forward proxy that the environment names: a real one, which wants a password."""
+"""S3 through a real forward proxy that the environment names and that requires a password."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Environment = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def forward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a forward proxy for user "me", password "se@cret"."""
+    """Run a forward proxy for user "me" with password "se@cret"; return its port."""
     file = tmp_path_factory.mktemp("forward") / "port"
     command = [sys.executable, "-m", "proxy", "--hostname", "127.0.0.1", "--port", "0", "--num-workers", "1"]
     command += ["--num-acceptors", "1", "--basic-auth", "me:se@cret", "--log-level", "e"]
@@ -43,7 +43,7 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture
 def environment(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """Sets the server's AWS_* variables for an endpoint, and others; no proxy but what is given."""
+    """Return a function that sets the server's AWS_* variables for an endpoint, and the given proxies alone."""
 
     def set_to(endpoint: str, **others: str) -> None:
         for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
@@ -57,7 +57,7 @@ def environment(s3_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Enviro
 
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The ports that our own connections go to."""
+    """Record the ports of all connections of the HTTP client."""
     found, connect = set(), socket.create_connection
 
     def noted(address: tuple[str, int], *arguments: Any, **options: Any) -> socket.socket:
@@ -69,7 +69,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def read(bucket: str) -> None:
-    """Lists and reads one object, whole and in ranges."""
+    """List one object, and read it whole and by ranges."""
     source = open_s3(S3Settings())
     (version,) = source.list(f"s3://{bucket}/a/")
     for offset, size in ((0, len(BODY)), (1, 100_000), (len(BODY) - 1, 1)):
@@ -114,9 +114,9 @@ def test_objects_are_read_through_the_proxy_or_not_at_all(
         assert "wrong" not in str(refused.value)
         with pytest.raises(NotAllowed, match=rf"407.*{name.upper()}"):
             list(open_s3(S3Settings()).list(f"s3://{bucket}/a/"))
-        (nobody,) = free_ports(1)
-        environment(endpoint, **trusted, **{name: f"127.0.0.1:{nobody}"})
-        with pytest.raises(SourceUnavailable, match=f"through the proxy 127.0.0.1:{nobody}"):
+        (closed_port,) = free_ports(1)
+        environment(endpoint, **trusted, **{name: f"127.0.0.1:{closed_port}"})
+        with pytest.raises(SourceUnavailable, match=f"through the proxy 127.0.0.1:{closed_port}"):
             open_s3(S3Settings()).read_into(version, 0, memoryview(bytearray(10)))
 
 

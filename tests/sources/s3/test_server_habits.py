@@ -1,4 +1,4 @@
-"""Servers with one habit each, which is no outage and no overwrite: read as it is, or one clear line at once."""
+"""Servers with one unusual habit each, which is neither an outage nor an overwrite: read, or one clear error at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.faults.s3_answers import DATA, put, read
 
 STORED = gzip.compress(b"the same line, again and again\n" * 3000, mtime=0)
 MOST = 8
-"""Requests until a reader hears what is wrong: two tries of two requests, and what they ask to be sure."""
+"""The most requests until a reader gets the error: two tries of two requests, and the HEADs and LISTs that decide."""
 
 
 def listed(source: S3Source) -> ObjectVersion:
@@ -50,7 +50,7 @@ def decodes_unless_told(handler: BaseHTTPRequestHandler) -> bool:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_what_is_stored_with_a_content_encoding_is_read_as_it_is_stored(
+def test_an_object_with_a_content_encoding_is_read_as_it_is_stored(
     fake: FakeS3, source: S3Source, named: bool
 ) -> None:
     put(fake, STORED)
@@ -61,7 +61,7 @@ def test_what_is_stored_with_a_content_encoding_is_read_as_it_is_stored(
     assert fake.asked == ["LIST", "GET", "GET", "GET"]
 
 
-def test_what_decodes_to_as_many_bytes_as_are_stored_is_not_taken(fake: FakeS3, source: S3Source) -> None:
+def test_decoded_bytes_of_the_stored_length_are_not_accepted(fake: FakeS3, source: S3Source) -> None:
     data = os.urandom(50)
     while len(gzip.compress(data, mtime=0)) != len(data):
         data = data[:-1] + b"a" * (1 + len(gzip.compress(data, mtime=0)) - len(data))
@@ -71,7 +71,7 @@ def test_what_decodes_to_as_many_bytes_as_are_stored_is_not_taken(fake: FakeS3, 
 
 
 @pytest.mark.parametrize("span", [(0, len(STORED)), (5, 10)])
-def test_a_server_that_decodes_all_the_same_is_named_with_the_encoding_at_once(
+def test_a_server_that_always_decodes_is_an_error_that_names_the_encoding(
     fake: FakeS3, source: S3Source, span: tuple[int, int]
 ) -> None:
     version = put(fake, STORED)
@@ -81,7 +81,9 @@ def test_a_server_that_decodes_all_the_same_is_named_with_the_encoding_at_once(
     assert fake.asked == ["GET", "GET", "HEAD"]
 
 
-def test_a_server_that_decodes_and_says_nothing_of_it_is_named_soon(fake: FakeS3, source: S3Source) -> None:
+def test_a_server_that_decodes_without_stating_it_is_an_error_after_two_reads(
+    fake: FakeS3, source: S3Source
+) -> None:
     version = put(fake, STORED)
     fake.decodes = lambda handler: handler.command == "GET"
     with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
@@ -105,7 +107,7 @@ def test_a_server_that_decodes_and_says_nothing_of_it_is_named_soon(fake: FakeS3
         lambda where, etag: f'"{etag}"' if where != "GET" else f'W/"{etag}"',
     ],
 )
-def test_a_tag_that_is_written_in_another_way_is_the_same_version(
+def test_differently_written_tags_are_the_same_version(
     fake: FakeS3, source: S3Source, tag: Callable[[str, str], str]
 ) -> None:
     put(fake, DATA)
@@ -122,9 +124,7 @@ def test_a_tag_that_is_written_in_another_way_is_the_same_version(
         read(source, version)
 
 
-def test_many_first_reads_of_a_server_with_weak_tags_are_each_asked_twice_and_no_more(
-    fake: FakeS3, source: S3Source
-) -> None:
+def test_concurrent_first_reads_with_weak_tags_are_sent_twice_each(fake: FakeS3, source: S3Source) -> None:
     version = put(fake, DATA)
     fake.tag = lambda where, etag: f'W/"{etag}"'
     together = threading.Barrier(8)
@@ -149,11 +149,11 @@ def test_tags_are_compared_without_their_syntax() -> None:
     assert not same("", md5)
 
 
-def test_a_tag_in_listings_that_no_other_answer_has_is_no_overwrite(fake: FakeS3, source: S3Source) -> None:
+def test_a_tag_that_only_listings_have_is_no_overwrite(fake: FakeS3, source: S3Source) -> None:
     put(fake, DATA)
     fake.tag = lambda where, etag: f'"{etag}"' if where == "LIST" else f'"{etag}-other"'
     version = listed(source)
-    with pytest.raises(CorruptData, match="its version cannot be told"):
+    with pytest.raises(CorruptData, match="its version is unknown"):
         read(source, version)
     assert fake.asked == ["LIST", "GET", "HEAD", "LIST"]
 
@@ -166,7 +166,7 @@ def test_a_tag_that_only_a_get_has_is_no_overwrite(fake: FakeS3, source: S3Sourc
     assert len(fake.asked) <= MOST
 
 
-def test_an_object_of_another_length_than_was_listed_was_overwritten(fake: FakeS3, source: S3Source) -> None:
+def test_another_length_than_listed_is_an_overwrite(fake: FakeS3, source: S3Source) -> None:
     version = put(fake, DATA, etag="constant")
     put(fake, DATA + b"more", etag="constant")
     for span in [(0, len(DATA)), (5, 10)]:
@@ -214,7 +214,7 @@ def test_a_server_that_lists_by_version_1_is_listed_by_version_1(
         (404, "NoSuchBucket", NotFound, "its bucket does not exist"),
     ],
 )
-def test_what_is_refused_for_ever_is_asked_once(
+def test_a_permanent_refusal_is_requested_once(
     fake: FakeS3, source: S3Source, status: int, code: str, kind: type[CacheError], says: str
 ) -> None:
     version = put(fake, DATA)
@@ -225,14 +225,14 @@ def test_what_is_refused_for_ever_is_asked_once(
     assert "\n" not in str(caught.value)
 
 
-def test_a_page_of_a_proxy_is_no_empty_listing(fake: FakeS3, source: S3Source) -> None:
+def test_a_proxys_web_page_is_not_an_empty_listing(fake: FakeS3, source: S3Source) -> None:
     fake.listing = "<html><body>Log in</body></html>"
     with pytest.raises(InvalidInput, match=r"no S3 listing.*AWS_ENDPOINT_URL"):
         list(patient(source).list("s3://bucket/d/"))
     assert fake.asked == ["LIST"]
 
 
-def test_a_page_of_a_proxy_is_not_said_to_be_an_overwritten_object(fake: FakeS3, source: S3Source) -> None:
+def test_a_proxys_web_page_is_not_an_overwrite(fake: FakeS3, source: S3Source) -> None:
     version = put(fake, DATA)
     fake.objects["x"] = Object(len(DATA), data=b"<html>Log in</html>".ljust(len(DATA)))
     fake.tag = lambda where, etag: ""
@@ -266,11 +266,11 @@ def habit(fake: FakeS3, name: str) -> None:
         ("ignores ranges", "ignored the byte range"),
     ],
 )
-def test_a_loader_of_a_daemon_reads_what_can_be_read_and_hears_at_once_what_cannot(
+def test_a_loader_with_a_daemon_reads_on_or_gets_the_error_at_once(
     fake: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
     datum = gzip.compress(os.urandom(10_000), mtime=0)
-    ranges = name == "ignores ranges"  # what is read whole is asked for without one
+    ranges = name == "ignores ranges"  # whole objects are requested without a range
     datum += bytes(PART_BYTES) if ranges else b""
     count = {"lists by version 1": 1_500, "ignores ranges": 2}.get(name, 20)
     etag = hashlib.md5(datum).hexdigest()

@@ -1,4 +1,4 @@
-"""What is wrong with the environment's AWS settings is said in words that name the setting, and costs nothing cached."""
+"""Wrong AWS settings are errors that name the setting, show no keys, and cost no cached extent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATE = ', "Expiration": "2099-01-01T00:00:00Z"'
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeS3]:
-    """And an environment that holds nothing else."""
+    """A fake server, and an environment without other AWS settings."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -48,7 +48,7 @@ def configure(tmp_path: Path, said: str) -> None:
 
 
 def helper(tmp_path: Path, said: str) -> Path:
-    """A program that gives credentials, and that the profile names."""
+    """Write a credential process that the profile names."""
     found = tmp_path / "helper"
     found.write_text(f"#!{sys.executable}\nprint({said!r})\n")
     found.chmod(0o700)
@@ -64,7 +64,7 @@ def refused(said: str, kind: type[CacheError] = InvalidInput) -> str:
     return str(caught.value)
 
 
-def test_a_credential_helper_that_is_not_there_or_prints_nonsense(server: FakeS3, tmp_path: Path) -> None:
+def test_a_missing_or_broken_credential_helper_is_named(server: FakeS3, tmp_path: Path) -> None:
     configure(tmp_path, "credential_process = /nonexistent/tool")
     assert "/nonexistent/tool" in refused("credential_process")
     for said in ("", "hello", "[1]", "{}"):
@@ -72,8 +72,8 @@ def test_a_credential_helper_that_is_not_there_or_prints_nonsense(server: FakeS3
         refused("credential_process")
 
 
-def test_what_a_credential_helper_says_as_it_fails_is_shown_to_nobody(server: FakeS3, tmp_path: Path) -> None:
-    """It may hold keys, and whoever opens a dataset reads the error."""
+def test_the_output_of_a_failing_credential_helper_is_not_shown(server: FakeS3, tmp_path: Path) -> None:
+    """It may contain keys, and every user who opens a dataset sees the error."""
     helper(tmp_path, "").write_text(f"#!{sys.executable}\nraise SystemExit('no such token as hunter2')\n")
     assert "hunter2" not in refused("credential_process failed")
 
@@ -85,7 +85,7 @@ def test_an_endpoint_that_is_no_url_is_shown_without_its_password(
     assert "hunter2" not in refused("AWS_ENDPOINT_URL")
 
 
-def test_a_file_that_a_variable_names_and_nobody_can_read(
+def test_an_unreadable_file_is_named_with_its_variable(
     server: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/x")
@@ -95,7 +95,7 @@ def test_a_file_that_a_variable_names_and_nobody_can_read(
 
 @pytest.mark.parametrize("bundle", ["/nonexistent", "/etc", __file__])
 @pytest.mark.parametrize("by", ["variable", "profile"])
-def test_a_bundle_of_authorities_that_is_none(
+def test_an_invalid_ca_bundle_is_named(
     server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bundle: str, by: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
@@ -119,7 +119,7 @@ def test_a_process_at_its_limit_is_no_wrong_setting(
     refused("at its limit: .*Too many open files", SourceUnavailable)
 
 
-def test_a_helper_that_goes_away_while_its_keys_are_due_is_waited_for(server: FakeS3, tmp_path: Path) -> None:
+def test_a_helper_that_fails_at_a_refresh_is_waited_for(server: FakeS3, tmp_path: Path) -> None:
     server.objects["x"] = Object(10)
     program = helper(tmp_path, KEYS % LATE)
     source = open_s3(S3Settings())
@@ -127,15 +127,15 @@ def test_a_helper_that_goes_away_while_its_keys_are_due_is_waited_for(server: Fa
     program.unlink()
     source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
     into = bytearray(10)
-    source.read_into(version, 0, memoryview(into))  # the keys of before do as yet
+    source.read_into(version, 0, memoryview(into))  # the previous keys are still used
     assert into == pattern(0, 10)
     with pytest.raises(SourceUnavailable, match="helper"):
-        source.head(version.uri)  # botocore asks for newer ones by itself
+        source.head(version.uri)  # botocore refreshes by itself
     source.close()
 
 
 @pytest.mark.parametrize("wrong", ["helper", "bundle"])
-def test_wrong_settings_leave_tiers_and_what_they_hold_alone(
+def test_wrong_settings_keep_cached_extents(
     server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -157,7 +157,7 @@ def test_wrong_settings_leave_tiers_and_what_they_hold_alone(
             program.unlink()
         else:
             configure(tmp_path, f"{profile}https://127.0.0.1:1\nca_bundle = /nonexistent")
-        for pid in children(daemon.pid):  # others take their place, and open their sources anew
+        for pid in children(daemon.pid):  # their successors open sources anew
             os.kill(pid, signal.SIGKILL)
         grants = DaemonGrants(daemon.socket_dir, remote)
         for extent in range(EXTENTS):
@@ -180,7 +180,7 @@ def keys(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", ["S3CR3T\n", "S3CR3T\r\nRange: bytes=0-1", "\tS3CR3T", "S3CR3T\udcff"])
-def test_keys_that_no_header_can_hold_are_named_and_not_shown(
+def test_keys_that_no_header_can_hold_are_refused_without_showing_them(
     keys: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -188,7 +188,7 @@ def test_keys_that_no_header_can_hold_are_named_and_not_shown(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_keys_that_no_header_can_hold_and_come_later_are_not_shown_either(
+def test_renewed_keys_that_no_header_can_hold_are_not_shown(
     keys: None, server: FakeS3, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     source = open_s3(S3Settings())
@@ -202,9 +202,11 @@ def test_keys_that_no_header_can_hold_and_come_later_are_not_shown_either(
 
 
 @pytest.mark.parametrize("token", [r'"S3CR3T\n"', "53"])
-def test_keys_of_a_helper_that_no_header_can_hold(server: FakeS3, tmp_path: Path, token: str) -> None:
+def test_keys_of_a_helper_that_no_header_can_hold_are_not_shown(
+    server: FakeS3, tmp_path: Path, token: str
+) -> None:
     helper(tmp_path, KEYS.replace('"t"', token) % LATE)
-    source = open_s3(S3Settings())  # these may still have to be asked for, so nobody has looked yet
+    source = open_s3(S3Settings())  # refreshable keys are not fetched yet
     version = ObjectVersion("s3://bucket/x", 10, "e")
     for ask in (
         lambda: list(source.list("s3://bucket/")),
@@ -217,7 +219,7 @@ def test_keys_of_a_helper_that_no_header_can_hold(server: FakeS3, tmp_path: Path
     assert server.requests == 0
 
 
-def test_keys_that_no_header_can_hold_and_botocore_alone_has_seen(
+def test_keys_that_only_botocore_has_refreshed_are_not_shown(
     server: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.objects["x"] = Object(10)
@@ -226,22 +228,24 @@ def test_keys_that_no_header_can_hold_and_botocore_alone_has_seen(
     (version,) = source.list("s3://bucket/")
     helper(tmp_path, KEYS.replace('"t"', r'"S3CR3T\n"') % LATE)
     source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
-    source.read_into(version, 0, memoryview(bytearray(10)))  # the keys of before do as yet
+    source.read_into(version, 0, memoryview(bytearray(10)))  # the previous keys are still used
     with pytest.raises(SourceUnavailable, match=r"cannot be sent \(ValueError\)$") as caught:
         source.head(version.uri)
     assert "S3CR3T" not in "".join(traceback.format_exception(caught.value)) + caplog.text
     source.close()
 
 
-def test_what_a_http_library_says_of_headers_is_not_said_again() -> None:
+def test_an_http_librarys_error_about_headers_is_not_quoted() -> None:
     error = HTTPClientError(error=ValueError("Invalid header value b'S3CR3T\\n'"))
-    assert "S3CR3T" not in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+    assert "S3CR3T" not in str(s3_errors.from_botocore(error, "s3://bucket/x"))
     error = HTTPClientError(error=OSError(2, "No such file or directory"))
-    assert "No such file" in str(s3_errors.of_botocore(error, "s3://bucket/x"))
+    assert "No such file" in str(s3_errors.from_botocore(error, "s3://bucket/x"))
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "http://host:99999", "host", "http://", "http://[::1"])
-def test_an_endpoint_that_is_no_web_address(keys: None, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_an_endpoint_that_is_not_http_is_refused(
+    keys: None, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     refused("AWS_ENDPOINT_URL")
 
@@ -249,7 +253,7 @@ def test_an_endpoint_that_is_no_web_address(keys: None, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "value"), [("AWS_SESSION_TOKEN", "S3CR3T\n"), ("AWS_ENDPOINT_URL", "ftp://host")]
 )
-def test_what_a_client_is_told_at_once(
+def test_a_client_gets_the_error_of_wrong_settings_at_once(
     keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -257,7 +261,7 @@ def test_what_a_client_is_told_at_once(
         Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", "s3://bucket/"]) as daemon,
         Control(daemon.socket_dir) as control,
     ):
-        for _ in range(2):  # the first waits for the builder's start too
+        for _ in range(2):  # the first call also waits for the builder to start
             with pytest.raises(InvalidInput, match=name) as caught:
                 control.open_dataset(["s3://bucket/"], RECORDS)
         assert "S3CR3T" not in str(caught.value) + daemon.log

@@ -1,4 +1,4 @@
-"""S3 over TLS: certificates are checked, and bits that flip on the way never reach anybody."""
+"""S3 over TLS: certificates are checked, and bits that flip on the way never reach a reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cachesvc.core.errors import NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3 import http
-from cachesvc.sources.s3.http import Pool
+from cachesvc.sources.s3.http import ConnectionPool
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
@@ -126,14 +126,14 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
             contextlib.suppress(OSError),
             context.wrap_socket(listener.accept()[0], server_side=True) as server,
         ):
-            server.settimeout(WAIT_S)  # its client goes away without a word where it has read all that came
+            server.settimeout(WAIT_S)  # the client disconnects after it has read everything
             server.recv(1 << 10)
             server.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
             for _ in range(size >> 16):
                 server.sendall(b"+" * (1 << 16))
 
     def read() -> None:
-        connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+        connection.request(b"GET / HTTP/1.1\r\n\r\n")
         try:
             connection.read_into(memoryview(into))
         except SourceUnavailable as error:
@@ -144,7 +144,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threads = [threading.Thread(target=serve, args=(listener,))]
         threads[0].start()
-        connection = Pool(trusting).connect("127.0.0.1", listener.getsockname()[1])
+        connection = ConnectionPool(trusting).connect("127.0.0.1", listener.getsockname()[1])
         threads.append(threading.Thread(target=read))
         threads[1].start()
         while into[1 << 20] != ord("+"):
@@ -165,7 +165,7 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
 def test_a_server_that_falls_silent_is_given_up(
     authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tls: bool, said: bytes
 ) -> None:
-    """Python's `ssl` asks again and again where the kernel's time-out passes: it once waited for ever."""
+    """Python's `ssl` retries after the kernel's timeout, so this read once waited for ever."""
     monkeypatch.setattr(http, "READ_TIMEOUT_S", 1.0)
     monkeypatch.setattr(http, "RECEIVE_S", 1.0)
     context = ssl.create_default_context()
@@ -174,13 +174,13 @@ def test_a_server_that_falls_silent_is_given_up(
         socket.create_server(("127.0.0.1", 0)) as silent,
         Relay(silent.getsockname()[1], terminating(authority) if tls else None) as front,
     ):
-        connection = http.Pool(context if tls else None).connect("127.0.0.1", front.port)
+        connection = http.ConnectionPool(context if tls else None).connect("127.0.0.1", front.port)
         server, _ = silent.accept()
         with server:
             server.sendall(said)
 
             def ask() -> None:
-                connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+                connection.request(b"GET / HTTP/1.1\r\n\r\n")
                 connection.read_into(memoryview(bytearray(9)))
 
             with pytest.raises(SourceUnavailable, match="sent nothing for 1 s"):

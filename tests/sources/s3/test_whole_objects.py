@@ -1,5 +1,4 @@
-"""Bits that flip on the way in an object that is read by ranges, over plain HTTP: it is compared with what its server
-says of it or of its parts, once all of it is there."""
+"""Whole objects read by ranges over plain HTTP are compared with the checksum or MD5 that their server states."""
 
 from __future__ import annotations
 
@@ -17,33 +16,36 @@ import zstandard
 from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CorruptData, SourceChanged, SourceUnavailable
-from cachesvc.core.model import ObjectVersion, Piece
-from cachesvc.sources.fetch import PART_BYTES
+from cachesvc.core.model import ObjectVersion, Piece, extent_of
+from cachesvc.sources.fetch import PART_BYTES, Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.parts import UNTOLD
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from testbed.servers import Fault, Proxy, SeaweedFS
 from tests.support.faults.fake_s3 import FakeS3, Object
-from tests.support.faults.multipart import DATA, FLIPPED, PART, composite, crc32, fetched, upload
 from tests.support.waiting import wait_until
 
+DATA = os.urandom(100_000)
 MD5 = hashlib.md5(DATA).hexdigest()
+FLIPPED = DATA[:77_777] + bytes([DATA[77_777] ^ 4]) + DATA[77_778:]
+PART = 30_000
 
 
-def read(fake: FakeS3) -> int:
-    """How often a range was read as the fetch cuts DATA; not as what was no part of that size."""
-    cuts = {f"bytes={at}-{min(at + PART, len(DATA)) - 1}" for at in range(0, len(DATA), PART)}
-    return sum(each in cuts for each in fake.ranges)
-
-
-def put(
-    fake: FakeS3, data: bytes, etag: str = MD5, parts: list[int] | None = None, **headers: str
-) -> ObjectVersion:
+def put(fake: FakeS3, data: bytes, etag: str = MD5, **headers: str) -> ObjectVersion:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    fake.objects["x"] = Object(len(data), etag, data, named, parts or [])
+    fake.objects["x"] = Object(len(data), etag, data, named)
     return ObjectVersion("s3://bucket/x", len(data), etag)
+
+
+def fetched(source: S3Source | Resilient, piece: Piece, target: int) -> bytes:
+    """Fetch one piece by ranges of PART, and return what was written."""
+    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=PART)
+    try:
+        fetcher.fetch(extent_of([piece]), target)
+    finally:
+        fetcher.close()
+    return os.pread(target, piece.length, 0)
 
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
@@ -88,7 +90,25 @@ def test_the_checksum_that_a_head_states_is_compared_first(
     assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
 
 
-def test_what_is_stored_wrong_is_corrupt_on_a_server_whose_tags_are_md5(
+def test_an_object_uploaded_in_parts_is_compared_with_its_full_object_checksum(
+    fake: FakeS3, source: S3Source, target: int
+) -> None:
+    crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
+    said = {"x_amz_checksum_crc32": crc, "x_amz_checksum_type": "FULL_OBJECT"}
+    with pytest.raises(CorruptData, match="its own crc32"):
+        fetched(source, Piece(put(fake, FLIPPED, f"{MD5}-4", **said), 0, len(DATA)), target)
+    assert fetched(source, Piece(put(fake, DATA, f"{MD5}-4", **said), 0, len(DATA)), target) == DATA
+
+
+def test_an_object_uploaded_in_parts_without_such_a_checksum_costs_one_head(
+    fake: FakeS3, source: S3Source, target: int
+) -> None:
+    version = put(fake, DATA, f"{MD5}-4")
+    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
+    assert (len(fake.ranges), fake.requests) == (4, 5)
+
+
+def test_an_object_stored_wrong_is_corrupt_on_a_server_with_md5_tags(
     fake: FakeS3, source: S3Source, target: int
 ) -> None:
     assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
@@ -107,7 +127,7 @@ def test_tags_that_look_like_md5_and_are_not_cost_one_reading_more_a_server(
 
 
 @pytest.mark.parametrize("piece", [(0, 99_999), (1, 99_999)])
-def test_a_part_of_an_object_is_not_asked_about(
+def test_a_partial_object_costs_no_head(
     fake: FakeS3, source: S3Source, target: int, piece: tuple[int, int]
 ) -> None:
     offset, length = piece
@@ -115,151 +135,14 @@ def test_a_part_of_an_object_is_not_asked_about(
     assert fake.requests == len(fake.ranges) == 4
 
 
-@pytest.mark.parametrize("stated", ["crc32", ""])
-def test_a_bit_flipped_in_an_object_of_several_parts_is_seen(
-    s3_env: dict[str, str], s3_server: SeaweedFS, bucket: str, proxy: Proxy, target: int, stated: str
-) -> None:
-    data = os.urandom((13 << 20) + 3)
-    upload(s3_server, bucket, data, 5 << 20, stated)
-    patient = Resilient(open_s3(S3Settings(endpoint=proxy.endpoint)), Resilience(hedge=False))
-    version = patient.head(f"s3://{bucket}/x")
-    assert version.etag.endswith(f"-{-(-len(data) // (5 << 20))}")
-    proxy.faults.append(Fault("flip", after_bytes=99_999))
-    assert fetched(patient, Piece(version, 0, len(data)), target, PART_BYTES) == data
-    assert patient.counters.retries == 1
-    patient.close()
-    heads = [each for each in proxy.counts.by if each.startswith("HEAD")]
-    assert any("partNumber=2" in each for each in heads)
-
-
-@pytest.mark.parametrize(
-    "parts", [[100_000], [60_000, 40_000], [50_000, 50_000], [30_000, 30_000, 30_000, 10_000]]
-)
-@pytest.mark.parametrize("by_crc", [True, False])
-def test_what_parts_say_is_compared_as_they_were_uploaded(
-    fake: FakeS3, source: S3Source, target: int, parts: list[int], by_crc: bool
-) -> None:
-    tag, crc = composite(parts)
-    said = {"x_amz_checksum_crc32": crc, "x_amz_checksum_type": "COMPOSITE"} if by_crc else {}
-    version = put(fake, DATA, tag, parts, **said)
-    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
-    assert read(fake) == 4
-    sound = fake.objects["x"]
-
-    def mended(handler: BaseHTTPRequestHandler) -> None:
-        if read(fake) == 8:
-            fake.objects["x"] = sound
-
-    put(fake, FLIPPED, tag, parts, **said)
-    fake.refuse = mended
-    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
-    assert read(fake) == 12
-
-
-@pytest.mark.parametrize(
-    ("parts", "told", "readings"),
-    [
-        ([40_000, 30_000, 30_000], True, 1),  # the first two tell
-        ([20_000, 20_000, 10_000, 20_000, 20_000, 10_000], True, 1),  # their count tells
-        ([30_000, 30_000, 20_000, 20_000], False, 1),  # a server that does not say
-        ([30_000, 30_000, 25_000, 15_000], True, 2),  # in the middle: only that nothing fits
-    ],
-)
-def test_parts_of_several_sizes_are_read_as_they_come(
-    fake: FakeS3, source: S3Source, target: int, parts: list[int], told: bool, readings: int
-) -> None:
-    assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
-    version = put(fake, DATA, composite(parts)[0], parts if told else [])
-    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
-    assert read(fake) == 4 * (1 + readings)
-
-
-def test_parts_of_several_sizes_are_read_twice_once_and_keep_nothing_else_from_being_compared(
-    fake: FakeS3, source: S3Source, target: int
-) -> None:
-    odd = [30_000, 30_000, 25_000, 15_000]
-    for readings in (2, 3, 4):
-        version = put(fake, DATA, composite(odd)[0], odd)
-        assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
-        assert read(fake) == 4 * readings
-    fake.objects["y"] = Object(len(DATA), MD5, FLIPPED, {"x-amz-checksum-crc32": crc32(DATA)})
-    with pytest.raises(CorruptData, match="its own crc32"):
-        fetched(source, Piece(ObjectVersion("s3://bucket/y", len(DATA), MD5), 0, len(DATA)), target)
-
-
-@pytest.mark.parametrize("parts", [[100_000], [60_000, 40_000]])
-def test_what_was_stored_wrong_in_parts_of_known_sizes_is_corrupt(
-    fake: FakeS3, source: S3Source, target: int, parts: list[int]
-) -> None:
-    tag, crc = composite(parts)
-    version = put(fake, FLIPPED, tag, parts, x_amz_checksum_crc32=crc)
-    with pytest.raises(CorruptData, match="its own crc32"):
-        fetched(source, Piece(version, 0, len(DATA)), target)
-
-
-def test_a_bit_flipped_in_an_object_of_one_part_is_seen_in_one_answer(
-    fake: FakeS3, source: S3Source, target: int
-) -> None:
-    tag, crc = composite([len(DATA)])
-    version = put(fake, FLIPPED, tag, x_amz_checksum_crc32=crc)
-    with pytest.raises(SourceUnavailable, match="its crc32 differs"):
-        fetched(source, Piece(version, 0, len(DATA)), target, len(DATA))
-    put(fake, DATA, tag, x_amz_checksum_crc32=crc)
-    assert fetched(source, Piece(version, 0, len(DATA)), target, len(DATA)) == DATA
-
-
-@pytest.mark.parametrize("part_bytes", [PART, 2 * len(DATA)])
-def test_a_checksum_of_parts_that_does_not_say_so_is_not_taken_for_the_bytes(
-    fake: FakeS3, source: S3Source, target: int, part_bytes: int
-) -> None:
-    parts = [60_000, 40_000]
-    tag, crc = composite(parts)
-    version = put(fake, DATA, tag, parts, x_amz_checksum_crc32=crc.partition("-")[0])
-    assert fetched(source, Piece(version, 0, len(DATA)), target, part_bytes) == DATA
-
-
-@pytest.mark.parametrize("answer", [200, 400, 403, 404, 405, 412, 416, 500, 501])
-def test_a_server_that_says_nothing_of_parts_is_believed_and_soon_not_asked(
-    fake: FakeS3, source: S3Source, target: int, answer: int
-) -> None:
-    asked = []
-
-    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
-        if "partNumber" not in handler.path:
-            return None
-        asked.append((handler.command, handler.path))
-        return None if answer == 200 else (answer, "Refused")
-
-    fake.refuse = refuse
-    version = put(fake, DATA, composite([60_000, 40_000])[0])
-    patient = Resilient(source, Resilience(hedge=False))
-    for _ in range(UNTOLD + 2):
-        assert fetched(patient, Piece(version, 0, len(DATA)), target) == DATA
-    heads = [path for command, path in asked if command == "HEAD"]
-    assert len(set(heads)) == 1
-    assert UNTOLD <= len(heads) <= UNTOLD * 5  # botocore's own tries of a 500
-    assert len(asked) - len(heads) <= (UNTOLD**3 if answer == 500 else 1)  # the last range, as what it may be
-    assert read(fake) == 4 * (UNTOLD + 2)
-
-
-def test_a_server_that_asks_for_fewer_requests_is_asked_again(
-    fake: FakeS3, source: S3Source, target: int
-) -> None:
-    fake.refuse = lambda handler: (503, "SlowDown") if "partNumber" in handler.path else None
-    version = put(fake, DATA, composite([60_000, 40_000])[0])
-    with pytest.raises(SourceUnavailable, match="503") as raised:
-        fetched(source, Piece(version, 0, len(DATA)), target)
-    assert raised.value.throttled
-
-
-def test_what_a_key_of_the_users_encrypts_has_no_md5(fake: FakeS3, source: S3Source, target: int) -> None:
+def test_the_tag_of_an_encrypted_object_is_not_compared(fake: FakeS3, source: S3Source, target: int) -> None:
     assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
     version = put(fake, DATA, "1" * 32, x_amz_server_side_encryption="aws:kms")
     assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
-    assert read(fake) == 8
+    assert len(fake.ranges) == 8
 
 
-def test_an_object_overwritten_before_it_is_compared_has_changed(
+def test_an_object_overwritten_before_its_head_has_changed(
     fake: FakeS3, source: S3Source, target: int
 ) -> None:
     def refuse(handler: BaseHTTPRequestHandler) -> None:
@@ -271,7 +154,7 @@ def test_an_object_overwritten_before_it_is_compared_has_changed(
         fetched(source, Piece(version, 0, len(DATA)), target)
 
 
-def test_under_a_daemon_no_flipped_bit_of_a_large_object_is_read(
+def test_with_a_daemon_no_flipped_bit_of_a_large_object_is_read(
     tmp_path: Path,
     s3_server: SeaweedFS,
     s3_env: dict[str, str],

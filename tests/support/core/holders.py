@@ -1,31 +1,32 @@
-"""Jobs whose readers hold what they read as real ones do, beside each other on one node, under a virtual clock."""
+"""Simulated jobs on one node under a virtual clock, whose readers hold extents as real ones do."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 
+from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.holding import LOOK_S, Holding
+from cachesvc.simulate.holding import RECALL_DELAY_S, Holding
 
 SIZE = 10
 CHECK_EVERY = 25
-"""Events: a check looks at all extents."""
+"""Events between two checks of all invariants; a check visits all extents."""
 FILL_S, EVICT_S, COMMIT_S, PAUSE_S = 0.015, 0.0002, 0.005, 0.02
 NVME = TierName("nvme0")
 
 
 class Jobs:
-    """`ram` and `nvme`: extents that the tiers hold. Every invariant of the core is asserted now and then."""
+    """Jobs on a node whose tiers hold `ram` and `nvme` extents. Asserts invariants every `CHECK_EVERY` events."""
 
     def __init__(self, ram: int, nvme: int = 0) -> None:
         specs = [TierSpec(RAM, ram * SIZE), *([TierSpec(NVME, nvme * SIZE)] if nvme else [])]
-        self.node, self.clock, self.readers = Node(specs, Settings()), Clock(), dict[int, Reader]()
-        self.recalls: list[tuple[float, ev.Recall]] = []
+        self.node, self.clock, self.readers = Node(specs, NodeSettings()), Clock(), dict[int, Reader]()
+        self.recalls: list[tuple[float, cmd.Recall]] = []
         self._events, self._tick_at = 0, float("inf")
 
     def send(self, event: ev.Event) -> None:
@@ -43,7 +44,7 @@ class Jobs:
         self.clock.after(delay_s, lambda: self.send(event))
 
     def wait(self, seconds: float) -> None:
-        """All go on so long."""
+        """Run all jobs for `seconds` of virtual time."""
         until, over = self.clock.now + seconds, list[bool]()
         self.clock.after(seconds, lambda: over.append(True))
         while not over:
@@ -51,7 +52,7 @@ class Jobs:
         assert self.clock.now <= until + 1e-6
 
     def until(self, done: Callable[[], bool], most_s: float) -> float:
-        """How long it took until that was so; at most `most_s`."""
+        """Run all jobs until `done`, for at most `most_s`; return the seconds that it took."""
         began = self.clock.now
         while not done():
             assert self.clock.now <= began + most_s, f"not within {most_s} s"
@@ -62,23 +63,23 @@ class Jobs:
         self._tick_at = float("inf")
         self.send(ev.Tick())
 
-    def _obey(self, command: ev.Command) -> None:
-        if isinstance(command, ev.StartFill):
+    def _obey(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.StartFill):
             self.later(FILL_S, ev.Filled(command.extent, command.tier))
             if command.tier != RAM:
                 self.later(FILL_S + COMMIT_S, ev.Committed(command.extent, command.tier))
-        elif isinstance(command, ev.Evict):
+        elif isinstance(command, cmd.Evict):
             self.later(EVICT_S, ev.Evicted(command.extent, command.tier))
-        elif isinstance(command, ev.Recall):
+        elif isinstance(command, cmd.Recall):
             self.recalls.append((self.clock.now, command))
             reader = self.readers[command.reader]
-            self.clock.after(LOOK_S, lambda: reader.recalled(command.extent))
-        elif isinstance(command, (ev.Grant, ev.Refuse, ev.Fail)):
+            self.clock.after(RECALL_DELAY_S, lambda: reader.recalled(command.extent))
+        elif isinstance(command, (cmd.Grant, cmd.Refuse, cmd.Fail)):
             self.readers[command.reader].answered(command)
 
 
 class Reader:
-    """One rank of one job that reads all of its dataset, an extent a step, epoch after epoch; each in another order."""
+    """One rank of one job. It reads its whole dataset, one extent per step, in a new order each epoch."""
 
     def __init__(
         self,
@@ -96,9 +97,9 @@ class Reader:
         self.holding = Holding[ExtentId]()
         self.epoch = self.step = self.refusals = 0
         self.epochs = 0
-        """So many are to be read; then it rests."""
+        """Epochs to read before the reader is idle."""
         self.stopped = False
-        """It does nothing any more, not even answer."""
+        """True for a reader that neither reads nor answers recalls."""
         self.began: list[float] = []
         self.waits: list[float] = []
         self._asked_at = 0.0
@@ -109,14 +110,14 @@ class Reader:
         jobs.send(ev.DatasetDeclared(number, self.dataset, rows, user, quota_bytes))
 
     def read(self, epochs: int) -> None:
-        """So many epochs more."""
-        resting = self.epoch >= self.epochs
+        """Read this many more epochs."""
+        idle = self.epoch >= self.epochs
         self.epochs += epochs
-        if resting:
+        if idle:
             self._begin()
 
     def end(self) -> None:
-        """Its process ends."""
+        """End the reader's process."""
         self.stopped = True
         self.jobs.send(ev.PlanEnded(self.number))
         self.jobs.send(ev.ReaderGone(self.number))
@@ -128,7 +129,7 @@ class Reader:
 
     @property
     def kept(self) -> float:
-        """Extents' worth of it that are kept."""
+        """Bytes of its dataset that are kept, in extents."""
         return self.jobs.node.policy.shares.datasets[self.dataset].kept_bytes / SIZE
 
     @property
@@ -159,8 +160,8 @@ class Reader:
         if not self.stopped and self._reading is not None:
             self.jobs.send(ev.Demanded(self.number, self.step, self._reading, job=self.number))
 
-    def answered(self, command: ev.Grant | ev.Refuse | ev.Fail) -> None:
-        if isinstance(command, ev.Grant):
+    def answered(self, command: cmd.Grant | cmd.Refuse | cmd.Fail) -> None:
+        if isinstance(command, cmd.Grant):
             self.holding.granted(command.extent, command.stay)
             self._done()
         else:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cachesvc.core.commands import Command, Evict, Fail, Grant, Recall, Refuse, StartFill, Verify
 from cachesvc.core.events import (
-    Command,
     CommitFailed,
     Committed,
     Corrupt,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     EvictAsked,
     Evicted,
-    Fail,
     FillAgain,
     Filled,
     FillFailed,
-    Grant,
-    Held,
+    HoldReported,
     JobEnded,
     NotGranted,
     Passed,
@@ -32,63 +31,44 @@ from cachesvc.core.events import (
     Planned,
     Prefetched,
     ReaderGone,
-    Recall,
     Recovered,
-    Refuse,
     Released,
     Renewed,
     Resized,
     Stalled,
-    StartFill,
     Tick,
     TierBack,
     TierLost,
     Unpinned,
     Verified,
-    Verify,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.tiering.retention import STRETCHES
-
-NVME = TierName("nvme0")
-EXTENTS = [(ExtentId(bytes([number]) * 16), 1 + number % 4) for number in range(24)]
-SIZES = dict(EXTENTS)
-EXTENT_IDS = tuple(SIZES)
-DATASETS = {
-    DatasetId("a"): tuple(EXTENTS[:10]),
-    DatasetId("b"): tuple(EXTENTS[8:18]),
-    DatasetId("c"): tuple(EXTENTS[16:20]),
-}
-BUDGETS = {RAM: 12, NVME: 14}
-extents = st.sampled_from([extent for extent, _ in EXTENTS])
-readers = st.integers(1, 4).map(ReaderId)
-jobs = st.integers(1, 3)
-datasets = st.sampled_from(sorted(DATASETS))
-picks = st.integers(0, 1000)
-
-
-def node(unplanned_share: float) -> Node:
-    settings = Settings(
-        lookahead_bytes=4,
-        max_fills=2,
-        fill_bytes=5,
-        max_attempts=2,
-        scrub_bytes_per_s=200,
-        unplanned_share=unplanned_share,
-        hold_s=math.inf,
-        claim_step=3,
-    )
-    return Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+from tests.support.core.small_node import (
+    BUDGETS,
+    DATASETS,
+    EXTENT_IDS,
+    EXTENTS,
+    NVME,
+    SIZES,
+    datasets,
+    extents,
+    jobs,
+    picks,
+    readers,
+    small_node,
+)
 
 
 class NodeMachine(RuleBasedStateMachine):
-    """A node and an executor that is late, fails, and loses tiers."""
+    """A node, and an executor of its commands that is late, fails, and loses tiers."""
+
+    transitions: ClassVar[Mapping[tuple[Phase, CopyEvent], Phase]] = TRANSITIONS
 
     def __init__(self) -> None:
         super().__init__()
-        self.node = node(0.0)
+        self.node = small_node(0.0, self.transitions)
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -119,9 +99,9 @@ class NodeMachine(RuleBasedStateMachine):
             assert command.extent in self.stored[command.tier]
             self.evictions.append(command)
         elif isinstance(command, Verify):
-            assert command.extent in self.stored[command.tier], "a check of nothing"
+            assert command.extent in self.stored[command.tier], "a check of an absent copy"
             assert command.tier == NVME
-            assert (command.extent, command.tier) not in self.commits, "a check of what is being committed"
+            assert (command.extent, command.tier) not in self.commits, "a check of an uncommitted copy"
             self.checks.append(command)
         elif isinstance(command, Recall):
             if command.wrong:
@@ -147,7 +127,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @initialize(held=st.sets(extents, max_size=12), unplanned_share=st.sampled_from([0.0, 0.2, 0.5]))
     def the_disk_held_extents(self, held: set[ExtentId], unplanned_share: float) -> None:
-        self.node = node(unplanned_share)
+        self.node = small_node(unplanned_share, self.transitions)
         self.stored[NVME] |= held
         self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
@@ -167,7 +147,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(Verified(check.extent, check.tier))
 
     @rule(tier=st.sampled_from([RAM, NVME]), part=st.floats(0, 1))
-    def others_take_room(self, tier: TierName, part: float) -> None:
+    def other_processes_take_room(self, tier: TierName, part: float) -> None:
         self.send(Resized(tier, int(part * BUDGETS[tier])))
 
     @rule(pick=picks, code=st.sampled_from([0, 4]))
@@ -202,10 +182,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(Evicted(gone.extent, gone.tier))
 
     @rule(again=st.booleans())
-    def the_last_grant_cannot_be_handed_over(self, again: bool) -> None:
+    def the_last_grant_cannot_be_delivered(self, again: bool) -> None:
         grant, self.last = self.last, None
         if grant is not None and (lease := (grant.reader, grant.extent, grant.tier)) in self.leases:
-            if again:  # its bytes are wrong
+            if again:  # the copy's bytes are wrong
                 self.corrupt(grant.extent, grant.tier)
             if lease in self.leases:
                 self.leases.remove(lease)
@@ -217,7 +197,7 @@ class NodeMachine(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         if self.leases:
             reader, extent, _ = self.leases[pick % len(self.leases)]
-            # The node ends a reader's latest lease of an extent first.
+            # The node releases a reader's latest lease of an extent first.
             latest = max(at for at, lease in enumerate(self.leases) if lease[:2] == (reader, extent))
             del self.leases[latest]
             self.send(Released(reader, extent))
@@ -225,11 +205,11 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(reader=readers)
     def reader_dies(self, reader: ReaderId) -> None:
         self.leases = [lease for lease in self.leases if lease[0] != reader]
-        self.open = {request: who for request, who in self.open.items() if who[0] != reader}
+        self.open = {request: asked for request, asked in self.open.items() if asked[0] != reader}
         self.send(ReaderGone(reader))
 
     @rule(reader=readers, extent=extents)
-    def release_what_is_not_leased(self, reader: ReaderId, extent: ExtentId) -> None:
+    def release_without_a_lease(self, reader: ReaderId, extent: ExtentId) -> None:
         if not any(lease[:2] == (reader, extent) for lease in self.leases):
             self.send(Released(reader, extent))
 
@@ -238,7 +218,7 @@ class NodeMachine(RuleBasedStateMachine):
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
-            self.send(Held(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
+            self.send(HoldReported(ReaderId(99), extent, SIZES[extent] if in_ram else 0, 1000, most_bytes))
         self.held = not self.held
 
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())
@@ -289,16 +269,16 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
     def corrupt(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
-        if tier != RAM:  # a file can go while it is open: its leases end here
+        if tier != RAM:  # a file can be removed while it is open, so its leases end here
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, Corrupt(extent, tier), leases)
 
     @rule(extent=extents, tier=st.sampled_from([RAM, NVME]))
-    def what_it_lacks_is_asked_for_again(self, extent: ExtentId, tier: TierName) -> None:
+    def a_copy_is_asked_for_again(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
         copy = self.node.copies.find(extent, self.node.policy.tiers[tier])
         if copy is None or not copy.usable:
-            leases = []  # nobody is asked twice
+            leases = []  # a reader is asked once only
         elif tier != RAM:
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]
         self.recalled(extent, tier, FillAgain(extent, tier), leases)
@@ -310,7 +290,7 @@ class NodeMachine(RuleBasedStateMachine):
         event: Event,
         leases: list[tuple[ReaderId, ExtentId, TierName]] | None = None,
     ) -> None:
-        """Whoever has a copy that is wrong is asked for it, and nobody else who has another."""
+        """Send `event`, which must recall the wrong copy from its lessees, and from no reader of another copy."""
         had = {
             lease[0] for lease in (self.leases if leases is None else leases) if lease[1:] == (extent, tier)
         }
@@ -327,8 +307,8 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(TierLost(tier))
 
     @rule(held=st.sets(extents, max_size=12))
-    def the_lost_disk_is_another_one(self, held: set[ExtentId]) -> None:
-        """What was under way on it has been answered, as for any lost tier; evictions never are."""
+    def the_lost_disk_is_replaced(self, held: set[ExtentId]) -> None:
+        """Fail all operations on the lost disk, except evictions, which are never answered; then renew the tier."""
         if not self.node.policy.tiers[NVME].lost:
             return
         for fill in [fill for fill in self.fills if NVME in (fill.tier, fill.from_tier)]:
@@ -356,10 +336,10 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8))
     def steps_go_on(self, count: int) -> None:
-        """Of what is done to large datasets and plans between other events."""
+        """Run some of the incremental work on large datasets and plans."""
         for _ in range(count):
-            if self.node.steps:
-                assert self.node.next_deadline() < math.inf, "a step that nobody calls for"
+            if self.node.work:
+                assert self.node.next_deadline() < math.inf, "a step without a deadline"
                 self.send(Tick())
                 self.node.check()
 
@@ -373,7 +353,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.check()
 
     def teardown(self) -> None:
-        """When all work completes and readers release, every waiter has been answered."""
+        """Complete all work and release all leases; every waiter must then have been answered."""
         self.tiers_are_back()
         for _ in range(400):
             busy = self.fills or self.commits or self.evictions or self.leases or self.open
@@ -401,7 +381,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.send(JobEnded(number))
         for name in DATASETS:
             self.send(Unpinned(name))
-        while self.node.steps:
+        while self.node.work:
             self.steps_go_on(1)
         assert not self.node.policy.shares.datasets, "a claim that never ends"
         assert not self.node.plans.ending

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from cachesvc.core.commands import Command, Evict, Grant, StartFill
 from cachesvc.core.events import (
-    Command,
     Committed,
     DatasetDeclared,
     Demanded,
     Event,
-    Evict,
     Evicted,
     Filled,
-    Grant,
+    Planned,
     Released,
-    StartFill,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import Settings, TierSpec
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
-NVME = TierName("nvme0")
+NVME, NVME1 = TierName("nvme0"), TierName("nvme1")
 A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
 ONE, TWO, THREE = ReaderId(1), ReaderId(2), ReaderId(3)
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
@@ -30,11 +28,11 @@ def node_of(ram: int | None = None, nvme: int | None = None, **settings: int) ->
     """A node with budgets counted in extents of 10 bytes and a window of one extent."""
     specs = [(RAM, ram), (NVME, nvme)]
     tiers = [TierSpec(name, SIZE * count) for name, count in specs if count is not None]
-    return Node(tiers, Settings(**{"lookahead_bytes": SIZE, **settings}))
+    return Node(tiers, NodeSettings(**{"lookahead_bytes": SIZE, **settings}))
 
 
 def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
-    """Send events; the commands that followed, all together."""
+    """Send events; return the commands that followed, in order."""
     out = []
     for event in events:
         out += node.handle(event, now)
@@ -54,7 +52,7 @@ def declare(*extents: ExtentId, job: int = 1, dataset: DatasetId = DATASET) -> D
 
 
 def read(node: Node, *extents: ExtentId) -> list[Stay]:
-    """Read extents one by one, from the source where they are absent; how long each might be held."""
+    """Read extents one by one, filling absent ones; return for each how long the reader may hold it."""
     stays = []
     for extent in extents:
         todo: list[Command] = tell(node, Demanded(ONE, 0, extent, True, SIZE))
@@ -68,3 +66,8 @@ def read(node: Node, *extents: ExtentId) -> list[Stay]:
                 stays.append(command.stay)
         tell(node, Released(ONE, extent))
     return stays
+
+
+def plan(*extents: ExtentId, number: int = 1, job: int = 1) -> Planned:
+    """A plan that reads one extent a step."""
+    return Planned(number, job, tuple((extent, step, step) for step, extent in enumerate(extents)))

@@ -1,4 +1,4 @@
-"""A daemon over disks that can be made to fail."""
+"""A daemon over disks that tests make fail."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ EXTENTS = 32
 RECORDS = Options(format="records", record_bytes=4096)
 LOST_S = 30.0
 AGAIN_S = 60.0
-"""A full disk is tried again after 30 s, a lost one is back after three good probes, 5 s apart."""
+"""A full disk is retried after 30 s. A lost disk is back after three good probes, 5 s apart."""
 
 
 def sample(root: Path) -> bytes:
-    """What `node` serves, written below a folder."""
+    """Write the data that `node` serves below a folder; return its bytes."""
     body = random.Random(7).randbytes(EXTENTS * EXTENT)
     (root / "data").mkdir()
     (root / "data/0.bin").write_bytes(body)
@@ -35,7 +35,7 @@ def sample(root: Path) -> bytes:
 
 
 class Node:
-    """A daemon over some NVMe directories, and a dataset that is open."""
+    """A daemon over NVMe directories, with an open dataset."""
 
     def __init__(self, daemon: Daemon, dataset: DatasetId, control: Control, data: bytes) -> None:
         self.daemon, self.dataset, self.control, self.data = daemon, dataset, control, data
@@ -48,15 +48,13 @@ class Node:
         assert last.resident_extents == EXTENTS
 
     def read(self) -> int:
-        """Read all, every extent right or refused within seconds; how many were granted."""
+        """Read every extent; return how many were granted. Each is either correct or refused within seconds."""
         grants = DaemonGrants(self.daemon.socket_dir, self.dataset)
         granted = 0
         for index in range(EXTENTS):
             (answer,) = grants.acquire([index], LOST_S + 15.0)
             if isinstance(answer, Granted):
-                with contextlib.suppress(
-                    OSError
-                ):  # a disk that fails under a reader's hand: it reads elsewhere
+                with contextlib.suppress(OSError):  # the disk failed during the read
                     found = os.pread(answer.fd, EXTENT, 0)
                     assert found == self.data[index * EXTENT : (index + 1) * EXTENT], "a wrong byte"
                     granted += 1

@@ -1,4 +1,4 @@
-"""A fake S3 server that says whatever a test wants: objects of any size from a pattern, listings in pages, refusals."""
+"""A fake S3 server with responses of a test's choice: objects of any size from a pattern, listings in pages, refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 def pattern(offset: int, size: int) -> bytes:
-    """Bytes [offset, offset + size) of a series in which each 8-byte word tells where it is."""
+    """Return bytes [offset, offset + size) of a series in which each 8-byte word encodes its position."""
     first = offset // 8
     words = np.arange(first, (offset + size + 7) // 8, dtype="<u8") * np.uint64(0x9E3779B97F4A7C15)
     return words.tobytes()[offset - first * 8 :][:size]
@@ -27,16 +27,12 @@ def pattern(offset: int, size: int) -> bytes:
 
 @dataclass
 class Object:
-    """What a GET answers: bytes, or `pattern` up to `size`."""
+    """An object: its bytes, or `pattern` up to `size`."""
 
     size: int
     etag: str = "0" * 31 + "1-7"
     data: bytes | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    parts: list[int] = field(default_factory=list)
-    """Bytes of each, of an object that was uploaded in them."""
-    sums: list[str] = field(default_factory=list)
-    """The CRC-32 that is stated of each part."""
 
     def span(self, first: int, last: int) -> bytes:
         if self.data is not None:
@@ -46,40 +42,42 @@ class Object:
 
 @dataclass
 class FakeS3:
-    """`refuse(handler)` may answer (status, code) before anything else, and adds `more_said`; bodies come `in_chunks`, as
-    AWS sends its errors and some gateways everything;
-    `before_page(number)` runs before a page of a listing is made; `more_rows` are added to each, and one that is `stuck`
-    gives the same token again."""
+    """The server's objects and behaviour.
+
+    `refuse(handler)` may return (status, code), which is the response, with `more_said` in its body.
+    `before_page(number)` runs before a page of a listing is made. `more_rows` are added to each page; a `stuck` listing
+    repeats its token. `in_chunks`: bodies are chunked, as AWS's errors and all bodies of some gateways are.
+    """
 
     objects: dict[str, Object] = field(default_factory=dict)
     refuse: Callable[[BaseHTTPRequestHandler], tuple[int, str] | None] = lambda handler: None
     before_page: Callable[[int], None] = lambda number: None
     more_said: str = ""
     tag: Callable[[str, str], str] = lambda where, etag: f'"{etag}"'
-    """How a tag is written in a "LIST", "HEAD" or "GET"; If-Match must be the same to the letter, as RFC 9110 says."""
+    """Writes a tag for a "LIST", "HEAD" or "GET". If-Match must equal it to the letter (RFC 9110)."""
     decodes: Callable[[BaseHTTPRequestHandler], bool] | None = None
-    """Whether an answer is decoded on the way, where objects are stored with `Content-Encoding: gzip`; without a length and
-    without a thought for ranges then, as Google's is."""
+    """Tells whether a response is decoded on the way. Objects are then stored with `Content-Encoding: gzip`, and a decoded
+    response has no length and ignores ranges, like Google's."""
     names_encoding: bool = False
-    """In a header of its own, as Google does, also of what is decoded."""
+    """Whether all responses name the stored encoding in a header of its own, like Google's."""
     listing: str = ""
-    """What is answered instead of any listing."""
+    """The response to every LIST, in place of a listing."""
     version_1: bool = False
-    """Listings are of version 1, whatever was asked for."""
+    """Whether all listings are of version 1."""
     more_rows: str = ""
     stuck: bool = False
     in_chunks: bool = False
     asked: list[str] = field(default_factory=list)
-    """"LIST", "HEAD" or "GET", of each request."""
+    """"LIST", "HEAD" or "GET" for each request."""
     ranges: list[str] = field(default_factory=list)
-    """Of objects, as they were read; of parts too: "bytes=0-99"."""
+    """Ranges of objects in the order of their reads: "bytes=0-99"."""
     requests: int = 0
     endpoint: str = ""
 
 
 @contextmanager
 def fake_s3() -> Iterator[FakeS3]:
-    """Serves on a free loopback port; the bucket is the first segment, and any."""
+    """Serve on a free loopback port. The first segment of a path is the bucket; every bucket exists."""
     fake = FakeS3()
 
     class Handler(BaseHTTPRequestHandler):
@@ -115,18 +113,9 @@ def fake_s3() -> Iterator[FakeS3]:
                 if fake.decodes(self):
                     return self._send(200, gzip.decompress(found.span(0, found.size - 1)), headers, True)
                 headers["Content-Encoding"] = "gzip"
-            number = int(parse_qs(url.query).get("partNumber", ["0"])[0])
             if self.headers.get("x-amz-checksum-mode") == "ENABLED":
-                of_parts = {"x-amz-checksum-crc32": found.sums[number - 1]} if number and found.sums else {}
-                headers |= of_parts if number else found.headers
+                headers |= found.headers
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
-            if number and found.parts:
-                first = sum(found.parts[: number - 1])
-                last = first + found.parts[number - 1] - 1
-                if self.command == "GET":
-                    fake.ranges.append(f"bytes={first}-{last}")
-                headers["Content-Range"] = f"bytes {first}-{last}/{found.size}"
-                return self._send(206, found.span(first, last), headers)
             if asked is None:
                 return self._send(200, found.span(0, found.size - 1), headers)
             first, last = int(asked[1]), int(asked[2])
@@ -148,7 +137,7 @@ def fake_s3() -> Iterator[FakeS3]:
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
-                with suppress(ConnectionError):  # what is not as it was asked for is not read to its end
+                with suppress(ConnectionError):  # the client stops reading a wrong response
                     self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

@@ -1,8 +1,13 @@
 """A disk that misbehaves on demand: a FUSE pass-through, `python -m tests.support.faults.faulty_disk BACKING MOUNT FAULT`.
 
-The file FAULT holds what every call does first: nothing (empty), `eio`, `enospc` or `erofs`, a number of seconds to wait
-(`rename 0.1`: only such calls; `fsync:/tmp/ eio`: of paths with that in them), or `hang`: it waits until the file says
-something else.
+The file FAULT holds what every call does first:
+
+    (empty)                 nothing
+    eio, enospc, erofs      fail with that error
+    0.1                     wait so many seconds
+    hang                    wait until the file has other contents
+    rename 0.1              wait in calls of this name only
+    fsync:/tmp/ eio         fail in such calls on paths that contain this text only
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ FAILS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "erofs": errno.EROFS}
 
 
 class FaultyDisk:
-    """The mount, as a process of its own. Context manager; skips the test where there is no FUSE."""
+    """The mount in its own process. Context manager; skips the test where there is no FUSE."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "faulty"
@@ -57,7 +62,7 @@ class FaultyDisk:
         self.end()
 
     def end(self) -> None:
-        """Take the disk away: what hangs in it ends with an error, as nothing else could make it."""
+        """Remove the disk. Calls that hang in it end with an error; nothing else could end them."""
         if self._process is None:
             return
         self._process.kill()
@@ -66,7 +71,7 @@ class FaultyDisk:
         subprocess.run(["umount", "-l", str(self.path)], check=False, capture_output=True)
 
     def behave(self, fault: str) -> None:
-        """What each call does from now on."""
+        """Set what each call does from now on, as the module's docstring says."""
         new = self._fault.with_suffix(".new")
         new.write_text(fault)
         new.rename(self._fault)
@@ -88,7 +93,7 @@ def serve(backing: str, mount: str, fault: str) -> None:
         time.sleep(float(what))
 
     def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call on the backing directory, after the fault."""
+        """Decorate a call on the backing directory with the fault."""
 
         def run(self: object, path: str, *args: Any) -> Any:
             if call.__name__ not in ("getattr", "release"):

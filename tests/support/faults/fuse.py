@@ -1,7 +1,7 @@
-"""A file system in user space that fails as an NFS server does: the kernel's FUSE protocol, read-only, one folder.
+"""A read-only FUSE file system of one folder that fails as an NFS server does.
 
-Spoken directly, since no libfuse is needed for six requests. Mounting needs root and /dev/fuse; `FaultyMount.why_not`
-says what is missing.
+It speaks the kernel's FUSE protocol itself, since a few kinds of requests need no libfuse. Mounting needs root and
+/dev/fuse; `FaultyMount.why_not` says what is missing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _OUT = struct.Struct("=IiQ")
 
 @dataclass
 class File:
-    """A file's bytes and the times that the server tells. `fail`: errno of the next `times` reads (or, with
-    `at_open`, opens). `hang`: reads are not answered until `FaultyMount.go_on`."""
+    """A file's bytes and modification time. `fail`: errno of the next `times` reads (or, with `at_open`, opens).
+    `hang`: reads are not answered until `FaultyMount.go_on`. `write_while_read`: new contents after the next read."""
 
     data: bytes
     mtime_ns: int = 1_700_000_000_000_000_000
@@ -53,9 +53,9 @@ class File:
 
 @dataclass
 class FaultyMount:
-    """Context manager; mounted at `path`. What a client caches of attributes is valid for `attributes_s`. While
-    `lookups_hang`, names, attributes and the folder are not answered either. `weather` is asked before each answer: it
-    may wait, and what it returns but 0 is the errno that is answered instead."""
+    """Context manager; mounted at `path`. Clients may cache attributes for `attributes_s`. While `lookups_hang`, lookups
+    of names, attributes and the folder are not answered. `weather` is called before each answer: it may wait, and a
+    result other than 0 is the errno of the answer."""
 
     path: Path
     files: dict[str, File] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class FaultyMount:
 
     @staticmethod
     def why_not() -> str:
-        """Why this machine cannot mount; "" when it can."""
+        """Reason why this machine cannot mount; "" when it can."""
         if os.geteuid():
             return "mounting FUSE needs root"
         try:
@@ -99,7 +99,7 @@ class FaultyMount:
         os.close(self._fd)
 
     def go_on(self) -> None:
-        """Answer what hangs, and let nothing hang any more."""
+        """Answer all hanging requests, and let none hang from now on."""
         self.lookups_hang = False
         self._free.set()
 
@@ -120,7 +120,7 @@ class FaultyMount:
                 body, code = b"", -int(error.errno or errno.EIO)
             try:
                 os.write(self._fd, _OUT.pack(_OUT.size + len(body), code, unique) + body)
-            except OSError:  # who asked is dead, or the mount is gone
+            except OSError:  # the caller is dead, or the mount is gone
                 pass
 
     def _answer(self, opcode: int, node: int, body: bytes) -> bytes:
@@ -145,7 +145,7 @@ class FaultyMount:
         if opcode in (_OPEN, _OPENDIR):
             if opcode == _OPEN and self.files[names[node - 2]].at_open:
                 self._fail(self.files[names[node - 2]])
-            return struct.pack("=QII", node, 1, 0)  # FOPEN_DIRECT_IO: every read comes here
+            return struct.pack("=QII", node, 1, 0)  # FOPEN_DIRECT_IO: no read is answered from the page cache
         if opcode == _READ:
             return self._read(self.files[names[node - 2]], *struct.unpack_from("=QQI", body)[1:])
         if opcode == _READDIR:
@@ -154,7 +154,7 @@ class FaultyMount:
             return bytes(80)
         if opcode in (_RELEASE, _RELEASEDIR, _FLUSH):
             return b""
-        raise OSError(errno.ENOSYS, "not spoken here")
+        raise OSError(errno.ENOSYS, "not implemented")
 
     def _fail(self, file: File) -> None:
         with self._lock:

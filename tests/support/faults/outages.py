@@ -1,4 +1,4 @@
-"""Sources that fail: a FUSE mount, an S3 server behind a proxy."""
+"""Reads through a daemon whose source fails, such as a FUSE mount."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_fuse = pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.
 
 
 def extent(daemon: Daemon, uri: str, index: int = 0, timeout_s: float = 120.0) -> bytes:
-    """One extent through the daemon."""
+    """Bytes of one extent, read through the daemon."""
     with Control(daemon.socket_dir) as control:
         dataset = control.open_dataset([uri], RECORDS).id
     grants = DaemonGrants(daemon.socket_dir, dataset)

@@ -1,4 +1,4 @@
-"""A file system that loses what was not synced."""
+"""A power cut that loses what was not synced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Durable:
-    """Remembers what reached the disk: a file's bytes and a directory's names as of their last fsync."""
+    """Records what reached the disk: a file's bytes and a directory's names as of their last fsync."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, bytes] = {}
@@ -24,12 +24,12 @@ class Durable:
         else:
             if found.st_ino not in self.bytes:
                 self.kept.append(os.dup(fd))  # so that no other file gets its inode number
-            again = Path(f"/proc/self/fd/{fd}")  # which may be open for writing alone
+            again = Path(f"/proc/self/fd/{fd}")  # `fd` may be open for writing only
             self.bytes[found.st_ino] = again.read_bytes()
 
     def cut(self, chance: random.Random, from_: Path, to: Path) -> None:
-        """The directory as a power cut may leave it: each un-synced name or removal happened or did not, and
-        bytes that were not synced are zeros, garbage, or there in part."""
+        """Write to `to` what a power cut may leave of `from_`: each unsynced name or removal took place or did not, and
+        unsynced bytes are zeros, garbage, or partly present."""
         for path in [p for p in from_.rglob("*") if p.is_dir()]:
             there = {e.name: e.inode() for e in os.scandir(path) if e.is_file()}
             old = self.names.get(str(path), {})
@@ -52,4 +52,4 @@ class Durable:
 
 
 class Cut(Exception):
-    """The power goes while something is to be synced."""
+    """The power fails during a sync."""

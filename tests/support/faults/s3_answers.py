@@ -1,4 +1,4 @@
-"""Reads from an S3 server that answers as a test wants."""
+"""Objects of the fake S3 server, and reads of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TCP relays before a real server: one that speaks TLS to its clients, one that flips bits on their way."""
+"""TCP relays before a real server: TLS to its clients, and flipped bits on the way to them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PIECE_BYTES = 64 << 10
 
 
 class Relay:
-    """A loopback port whose connections go on to `port`. Context manager.
+    """A loopback port that relays connections to `port`. Context manager.
 
-    `context`: clients speak TLS to it. `spoil` gets the bytes on their way to a client, and may change them.
+    `context`: TLS for clients; None for plain TCP. `spoil` may change the bytes on the way to a client.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Relay:
 
 
 class FlipsBits:
-    """Flips one bit in about so many bytes. `count`: how many so far."""
+    """Flips one bit about every `every_bytes`. `count`: the bits flipped so far."""
 
     def __init__(self, seed: int, every_bytes: int) -> None:
         self._draw, self._every = random.Random(seed), every_bytes

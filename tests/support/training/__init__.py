@@ -1,1 +1,1 @@
-"""Training processes, and the model that a loader is compared with."""
+"""Training processes, fakes behind a loader, and the model that a loader is compared with."""

@@ -2,8 +2,8 @@
 
     python -m tests.support.training.accelerate_job DATA OUT CHECKPOINT STOP
 
-Writes to OUT-RANK.json which samples this rank saw. CHECKPOINT: what to resume, "" for nothing. After STOP batches of an
-epoch it saves to OUT-saved and ends; 0: after the epoch.
+Writes to OUT-RANK.json the samples that this rank saw. CHECKPOINT: the state to resume, "" for none. After STOP batches
+of an epoch the script saves to OUT-saved and ends; with 0 it ends after the epoch.
 """
 
 from __future__ import annotations

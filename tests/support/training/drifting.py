@@ -2,7 +2,7 @@
 
     python -m tests.support.training.drifting FOLDER DRIFT_S
 
-It takes as many batches as a line of stdin says; "save" saves a state.
+Each line of stdin is a number of batches to take, or "save" to save a state.
 """
 
 from __future__ import annotations

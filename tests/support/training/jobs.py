@@ -1,4 +1,4 @@
-"""Whole jobs: a daemon, an S3 server behind a counting proxy, trainers."""
+"""Parts of whole jobs: a daemon, an S3 server behind a counting proxy, trainers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECORDS = {"format": "records", "record_bytes": RECORD}
 
 @dataclass(frozen=True)
 class Node:
-    """A daemon before a bucket, and the proxy that counts what it fetches."""
+    """A daemon that serves a bucket, and the proxy that counts what it fetches."""
 
     daemon: Daemon
     proxy: Proxy
@@ -38,17 +38,17 @@ class Node:
     bucket: str
 
     def ram(self) -> Any:
-        """The RAM tier's status."""
+        """Status of the RAM tier."""
         with Control(self.daemon.socket_dir) as control:
             return next(tier for tier in control.status().tiers if tier.name == "ram")
 
     def readers(self) -> int:
-        """Connections that read a dataset."""
+        """Number of connections that read a dataset."""
         with Control(self.daemon.socket_dir) as control:
             return int(control.status().readers)
 
     def put(self, objects: dict[str, bytes]) -> str:
-        """Objects under a new prefix; answers its URI."""
+        """Upload objects under a new prefix; return its URI."""
         prefix, client = uuid.uuid4().hex[:8], self.s3.client()
         for name, body in objects.items():
             client.put_object(Bucket=self.bucket, Key=f"{prefix}/{name}", Body=body)
@@ -57,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Records:
-    """One extent an object; `rows[i]` is sample i."""
+    """A dataset with one extent per object; `rows[i]` is sample i."""
 
     uri: str
     rows: np.ndarray[Any, Any]
@@ -76,7 +76,7 @@ def objects(rows: np.ndarray[Any, Any]) -> dict[str, bytes]:
 
 
 class Trainer:
-    """`tests.support.training.trainer` as a process; sees no credentials but those in `env`."""
+    """`tests.support.training.trainer` as a process, with no credentials other than those in `env`."""
 
     def __init__(self, folder: Path, uri: str, loading: dict[str, Any], env: dict[str, str]) -> None:
         self.folder = folder
@@ -113,13 +113,13 @@ class Trainer:
         return (self.folder / "log").read_text()
 
     def tell(self, batches: int) -> None:
-        """Let it take so many more batches."""
+        """Let the trainer take this many more batches."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{batches}\n")
         self.process.stdin.flush()
 
     def said(self) -> dict[str, Any]:
-        """Its next line."""
+        """Next line that the trainer prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the trainer ended: {self.log}"
@@ -127,7 +127,7 @@ class Trainer:
         return found
 
     def take(self, batches: int) -> list[dict[str, Any]]:
-        """Let it take so many batches, and read what it says of them."""
+        """Let the trainer take this many batches, and return the line for each."""
         self.tell(batches)
         return [self.said() for _ in range(batches)]
 
@@ -137,7 +137,7 @@ class Trainer:
 
 
 def exactly_once(said: list[dict[str, Any]], rows: np.ndarray[Any, Any]) -> None:
-    """Every sample once, and each with its own bytes."""
+    """Assert that the trainers saw every sample once, and each with its own bytes."""
     assert all("indices" in one for one in said), said
     indices = [index for one in said for index in one["indices"]]
     assert sorted(indices) == list(range(len(rows)))
@@ -146,7 +146,7 @@ def exactly_once(said: list[dict[str, Any]], rows: np.ndarray[Any, Any]) -> None
 
 
 def fetched(node: Node) -> int:
-    """Bytes of objects that were asked for, in ranges or whole; listings have a query."""
+    """Bytes of objects that were requested, whole or in ranges. Listings, which have a query, do not count."""
     total = 0
     client = node.s3.client()
     for key, count in node.proxy.counts.by.items():

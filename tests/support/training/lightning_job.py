@@ -2,8 +2,8 @@
 
     python -m tests.support.training.lightning_job DATA OUT SAMPLER CHECKPOINT LIMIT
 
-Writes to OUT-RANK.json which samples this rank saw. SAMPLER: "lightning" where Lightning may bring its own. CHECKPOINT:
-where to resume, "" for nowhere. LIMIT: batches of an epoch, "" for all.
+Writes to OUT-RANK.json the samples that this rank saw. SAMPLER: "lightning" where Lightning may add its own sampler.
+CHECKPOINT: the state to resume, "" for none. LIMIT: batches of an epoch, "" for all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVERY = 5
 
 
 class Model(lightning.LightningModule):
-    """Learns nothing; remembers what it was given."""
+    """Model that learns nothing and records its samples."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What ranks are to be handed, by a plain walk through their epochs: the model that loaders are held against."""
+"""The model that loaders are compared with: a plain walk through epochs that says which samples each rank gets."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.support.training.loader_fakes import MemoryLink, in_memory
 
 COUNT, WIDTH = 26, 256
 FAULTS: dict[int, str] = {}
-"""What becomes of records when they are decoded: "always" spoilt, spoilt "once", or "away" at their source once."""
+"""Faults of records at decoding, by number: "always" spoilt, spoilt "once", or "away" (an unavailable source) once."""
 FIRED: list[str] = []
-"""What befell those that failed once, until somebody heard."""
+"""One-time faults that have occurred and were not yet raised to a caller."""
 
 
 class Spoilt(Exception):
-    """A transform's own."""
+    """The error of the transform."""
 
 
 @dataclass(frozen=True)
 class Numbered:
-    """A transform: a record's number, and what is drawn for it."""
+    """A transform that returns a record's number with three random digits."""
 
     faulty: bool
 
@@ -47,12 +47,12 @@ class Numbered:
 
 
 def number_of(value: Any) -> int:
-    """The record that a transform made a value of; -1 for what is no transform's."""
+    """Return the number of the record behind a value; -1 for a value that no transform made."""
     return value // 1000 if isinstance(value, int) else -1
 
 
 class Doubled(torch.utils.data.Dataset[Any]):
-    """A user's dataset that holds ours."""
+    """A user's dataset around one of `open_dataset`."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -95,14 +95,14 @@ def made(link: MemoryLink, kind: str, faulty: bool) -> Any:
 
 
 def values(batch: Any) -> list[Any]:
-    """Of a batch, whoever collated it."""
+    """Return the values in a batch, whether it was collated or not."""
     rows = batch["tokens"] if isinstance(batch, dict) else batch
     return [np.asarray(row["tokens"] if isinstance(row, dict) else row).tolist() for row in rows]
 
 
 @cache
 def straight(link: MemoryLink, kind: str, batch: int, epoch: int, **order: Any) -> list[tuple[int, Any]]:
-    """Index and value of each sample of an epoch, one global batch after the other, as a new loader gives them."""
+    """Return index and value of each sample of an epoch, in the order in which a new loader gives them."""
     loader = DataLoader(made(link, kind, False), batch, last="short", **order)
     loader.set_epoch(epoch)
     found = [pair for each in loader for pair in zip(loader.indices.tolist(), values(each), strict=True)]
@@ -114,7 +114,7 @@ def straight(link: MemoryLink, kind: str, batch: int, epoch: int, **order: Any) 
 
 @dataclass(frozen=True)
 class Order:
-    """What each rank of a job is to be handed."""
+    """The samples that each rank of a job must get."""
 
     link: MemoryLink
     kind: str
@@ -139,8 +139,8 @@ class Order:
         return (full + (rest > 0 and self.last in ("pad", "short"))) * self.accumulate
 
     def positions(self, rank: int, epoch: int, turn: int) -> tuple[list[int], int]:
-        """Where in the flat epoch a batch's samples stand, and how many are no repeats. What fills up a rest comes behind
-        it, and goes backwards from its beginning."""
+        """Return the positions of a batch's samples in the flat epoch, and how many of them are real. Repeats come
+        last and go backwards from the beginning of the last step."""
         count, (step, micro) = len(self.flat(epoch)), divmod(turn, self.accumulate)
         first, parts = step * self.batch, self.batch // self.size
         rest = min(self.batch, count - first)
@@ -152,8 +152,8 @@ class Order:
 
 @dataclass(eq=False)
 class Run:
-    """One `iter()` of a loader. `moves`: how often the place had been moved when its epoch began, -1 before its first;
-    `raised`: the turn whose batch it could not make, until it is asked again."""
+    """One `iter()` of a loader. `moves`: the count of moves of the position when its epoch began, -1 before its
+    first epoch. `raised`: the turn whose batch failed, until the next request."""
 
     batches: Any
     done: int = 0
@@ -162,7 +162,7 @@ class Run:
 
 
 class Rank:
-    """A loader, and where it stands: `turn` batches of `epoch` are behind it; `kept` for an `iter()` that comes."""
+    """A loader and its position: `turn` batches of `epoch` were taken. `kept`: the next `iter()` continues there."""
 
     def __init__(self, order: Order, number: int, loader: DataLoader, stood_in: dict[Any, int]) -> None:
         self.order, self.number, self.loader, self.stood_in = order, number, loader, stood_in
@@ -170,7 +170,7 @@ class Rank:
         self.newest: Run | None = None
         self.moves = 0
         self.handed: list[int] | None = None
-        """All indices of the epoch so far, of this rank; None where some were left out."""
+        """All indices of this rank in the epoch so far; None if some were left out."""
         self.over: tuple[int, list[int] | None] | None = None
         self.move(0)
 
@@ -185,8 +185,8 @@ class Rank:
             epoch, turn = epoch + 1, turn - self.order.turns(epoch)
         return epoch, turn
 
-    def forget_mended(self) -> None:
-        """What was mended in the latest batch is not told for ever."""
+    def forget_latest(self) -> None:
+        """Forget the latest batch: its repair is known only until the next batch."""
         if FAULTS or FIRED:
             self.latest = None
 
@@ -196,7 +196,7 @@ class Rank:
         if not self.kept and self.turn < self.order.turns(self.epoch):
             self.turn = 0
         self.epoch, self.turn = self.place()
-        self.forget_mended()
+        self.forget_latest()
 
     def skip(self, batches: int) -> None:
         self.loader.skip(batches)
@@ -207,7 +207,7 @@ class Rank:
         return self.newest if self.newest in self.runs else None
 
     def due(self, run: Run) -> tuple[int, int] | None:
-        """What the newest run gives next: the batch of an epoch's turn; None at its end."""
+        """Return epoch and turn of the batch that the newest run gives next; None at its end."""
         if run.moves < 0:
             run.moves = self.moves
         if run.moves == self.moves and run.raised == self.turn:
@@ -234,7 +234,7 @@ class Rank:
             self.end_epoch(run)
 
     def ask(self) -> None:
-        """Have the newest run give a batch, and compare it."""
+        """Take a batch from the newest run, and compare it."""
         run = self.running()
         if run is None:
             return
@@ -253,7 +253,7 @@ class Rank:
         except SourceUnavailable:
             assert FIRED
             FIRED.clear()
-            return self.ask()  # for the same batch
+            return self.ask()  # takes the same batch
         except Spoilt:
             assert due is not None
             assert bad or FIRED
@@ -278,7 +278,7 @@ class Rank:
         return FAULTS.get(number_of(self.order.flat(epoch)[position][1])) == "always"
 
     def compare(self, due: tuple[int, int], batch: Any) -> None:
-        """A batch with what it should be; the sample that stands in for a bad one is the same at any scale."""
+        """Compare a batch with the model. The substitute of a bad sample is the same at any scale."""
         flat, (positions, valid) = self.order.flat(due[0]), self.order.positions(self.number, *due)
         wanted = {at: None if self.spoilt(due[0], at) else flat[at][0] for at in positions}
         if self.loader.on_error == "skip":

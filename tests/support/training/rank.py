@@ -1,7 +1,7 @@
 """One rank of a job for the tests: python -m tests.support.training.rank FOLDER ROLE, with torchrun's variables.
 
-Each rank reads one file of FOLDER in each step; while they open it, rank 1's second file is deleted. ROLE: how this
-rank spends a step: "alone" (no collective), "together" (an all_reduce with all ranks).
+Each rank reads one file of FOLDER per step. Before the steps begin, rank 1 deletes its second file. ROLE: the work in a
+step, "alone" (no collective) or "together" (an all_reduce with all ranks).
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ THREADS_END_S = 30.0
 
 
 def say(**what: Any) -> None:
-    """One line of JSON on stdout."""
+    """Print one line of JSON."""
     print(json.dumps(what), flush=True)
 
 
 def watches() -> int:
-    """Threads that listen for other ranks' failures."""
+    """Number of threads that listen for other ranks' failures."""
     return sum(thread.name == "cachesvc-peers" for thread in threading.enumerate())
 
 
 def whole_epoch(dataset: Any) -> int:
-    """One epoch without faults; how many threads are left after it."""
+    """Read one epoch without faults; print its steps, and the watching threads left after it."""
     steps = sum(1 for _ in DataLoader(dataset, batch_size=PER_FILE))
     deadline = time.monotonic() + THREADS_END_S
     while watches() and time.monotonic() < deadline:
-        time.sleep(0.05)  # the watch ends by itself when all ranks' have
+        time.sleep(0.05)  # a watch ends by itself when those of all ranks have ended
     say(steps=steps, watches=watches())
     return steps
 
 
 def train(batches: DataLoader, role: str) -> None:
-    """Steps without end."""
+    """Run steps until an error."""
     for _ in batches:
         if role == "together":
             dist.all_reduce(torch.ones(1))
         else:
-            time.sleep(0.02)  # a step's work
+            time.sleep(0.02)  # the work of a step
 
 
 def main() -> int:
-    """The exit code is the error's, once stdin ends: a rank that ended at once would free who waits for it."""
+    """Train until an error; return its code once stdin ends, since an early end would free ranks that wait."""
     folder, role = Path(sys.argv[1]), sys.argv[2]
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     torch.set_num_threads(1)
@@ -82,7 +82,7 @@ def main() -> int:
             after_s=time.monotonic() - started,
         )
         sys.stdin.read()
-        os._exit(error.code)  # gloo's threads would wait for the others
+        os._exit(error.code)  # a normal exit would wait for gloo's threads, and these for other ranks
     return 0
 
 

@@ -1,8 +1,9 @@
-"""A training process for the tests: it says what it read, and goes no further than it was told.
+"""A training process for tests: it prints what it read, and takes only as many batches as it is told.
 
-python -m tests.support.training.trainer URI OPEN LOADER       # keyword arguments of open_dataset and DataLoader, as JSON
+python -m tests.support.training.trainer URI OPEN LOADER       # keyword arguments of open_dataset and DataLoader,
+as JSON
 
-Each line on stdin is a number of batches to take; each batch is answered with a line of JSON.
+Each line on stdin is a number of batches to take. Each batch is answered with a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from loader import DataLoader, open_dataset
 
 
 def digest(record: bytes) -> str:
-    """What stands for a record's bytes in the ledger."""
+    """Return the digest that represents a record in the ledger."""
     return hashlib.blake2b(record, digest_size=8).hexdigest()
 
 
 def say(**what: Any) -> None:
-    """One line of JSON on stdout."""
+    """Print one line of JSON."""
     print(json.dumps(what), flush=True)
 
 
-def told() -> Iterator[None]:
-    """One item for each batch that may be taken; ends with stdin."""
+def permissions() -> Iterator[None]:
+    """Yield once for each batch that may be taken, until stdin ends."""
     for line in iter(sys.stdin.readline, ""):
         yield from (None for _ in range(int(line)))
 
@@ -42,7 +43,7 @@ def main() -> int:
     uri, opening, loading = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
-    started, turns = time.monotonic(), told()
+    started, turns = time.monotonic(), permissions()
     try:
         batches = DataLoader(open_dataset(uri, **opening), **loading)
         while True:

@@ -1,0 +1,116 @@
+"""The interface of a format's compiler: `Inputs` go in, a `Draft` comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cachesvc.catalog.address_space import AddressSpace
+from cachesvc.catalog.columns import Array, Ints, TextColumn
+from cachesvc.catalog.labels.label_encoding import EncodedLabels
+from cachesvc.catalog.layout import Field
+from cachesvc.catalog.options import Options
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import Extent, ObjectVersion
+
+
+class ExtentBytes(Protocol):
+    """Reads data for formats that carry no index (tar) through the cache, so that no byte is fetched twice."""
+
+    def declare(self, extents: Sequence[Extent]) -> None:
+        """Name the extents that `read` refers to, in address order. Called once, before the first `read`."""
+        ...
+
+    def read(self, extent: int, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes of an extent. Calls come in ascending order of extents."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """A listed object and its path below the URI that was opened."""
+
+    object: ObjectVersion
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The last component of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def extension(self) -> str:
+        """The extension of the name in lower case, "" for none."""
+        return split_name(self.name)[1].lower()
+
+
+def split_name(path: str) -> tuple[str, str]:
+    """Split a path into stem and extension. Names like `.hidden` and `name.` have no extension."""
+    folder, slash, name = path.rpartition("/")
+    stem, _, extension = name.rpartition(".")
+    return (folder + slash + stem, extension) if stem and extension else (path, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One dataset to compile.
+
+    `fetch(object, offset, length)` reads headers and sidecars. `strays` are entries whose content is not of the format.
+    `found_out`: the format was inferred, not given.
+    """
+
+    uri: str
+    entries: Sequence[ListedObject]
+    options: Options
+    fetch: Callable[[ObjectVersion, int, int], bytes]
+    data: ExtentBytes
+    progress: Callable[[int, int], None]
+    strays: frozenset[int] = frozenset()
+    found_out: bool = False
+
+
+@dataclass(slots=True)
+class Draft:
+    """A compiled dataset that is not written yet.
+
+    `head` and `columns` belong to the layout `kind`. `notes` name the data that was left out, except the entries
+    `strays`. Labels are the column `label` with `classes`, or the column `label.number`.
+    """
+
+    kind: str
+    space: AddressSpace
+    fields: tuple[Field, ...]
+    extent_first: Ints
+    head: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Array] = field(default_factory=dict)
+    keys: TextColumn | None = None
+    classes: tuple[str, ...] = ()
+    tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    strays: Collection[int] = ()
+
+    def label(self, inputs: Inputs, found: EncodedLabels | None) -> None:
+        """Set the labels, one per sample, unless the options want none, and note samples without a label.
+
+        Raises InvalidInput where none were found and the options ask for a kind of label.
+        """
+        options = inputs.options
+        if options.labels_from == "none":
+            return
+        if found is None and options.label_kind:
+            raise InvalidInput(f"{inputs.uri} has no labels, which labels={options.labels!r} asks for")
+        if found is None:
+            return
+        classes, labels = found
+        numbers = labels.dtype.kind == "f"
+        self.classes, self.columns["label.number" if numbers else "label"] = classes, labels
+        without = np.flatnonzero(np.isnan(labels) if numbers else labels < 0)
+        if len(without) and self.keys is not None:
+            without_label = "nan; where(\"label != ''\")" if numbers else '-1; where("label >= 0")'
+            self.notes.append(
+                f"{len(without):,} of {len(labels):,} samples have no label, {self.keys[int(without[0])]!r} is the "
+                f"first: their label is {without_label} leaves them out"
+            )

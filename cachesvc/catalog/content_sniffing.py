@@ -1,0 +1,98 @@
+"""Recognises objects by content where their names do not: reads the beginning of one object per extension."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from cachesvc.catalog.compiler import Inputs
+from cachesvc.catalog.containers import HEAD_BYTES, JSON_LIST, JSONL, Container, by_content, refusal
+from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
+from cachesvc.catalog.labels.file_tables import begins_as_json_lines
+
+_MAX_LOOKS = 16
+"""Extensions of which an object is read: those with the most objects."""
+_SAMPLE_BYTES = 1 << 20
+"""A larger file of an unknown kind probably holds many samples."""
+_LINES_BYTES = 64 << 10
+_LIST = re.compile(rb"\s*\[\s*\{")
+_PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
+"""Extensions that are not read here: the loader refuses them by name."""
+
+
+def look(inputs: Inputs) -> tuple[Inputs, list[int]]:
+    """Return inputs whose `strays` are the containers found by content, and the large entries of an unknown kind.
+
+    Raises InvalidInput where half of the files or more are containers of one kind.
+    """
+    groups: dict[str, list[int]] = {}
+    for at, entry in enumerate(inputs.entries):
+        groups.setdefault(extension_of(entry.name), []).append(at)
+    unknown = [
+        group
+        for name, group in groups.items()
+        if name not in KNOWN and kind_of(inputs.entries[group[0]].name) == PLAIN
+    ]
+    unknown.sort(key=len, reverse=True)
+    strays: dict[Container, list[int]] = {}
+    opaque: list[int] = []
+    for number, group in enumerate(unknown):
+        found, binary = _content(inputs, group) if number < _MAX_LOOKS else (None, True)
+        if found is not None:
+            strays.setdefault(found, []).extend(group)
+        elif binary:
+            opaque += [at for at in group if inputs.entries[at].object.size_bytes > _SAMPLE_BYTES]
+    _check(inputs, strays, len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES))
+    if set(groups) == {"json"}:
+        _check_json(inputs)
+    every = frozenset(at for found in strays.values() for at in found)
+    return replace(inputs, strays=every, found_out=True), opaque
+
+
+def _check(inputs: Inputs, strays: Mapping[Container, Sequence[int]], files: int) -> None:
+    for container, found in strays.items():
+        if 2 * len(found) >= files:
+            raise refusal(inputs.entries[min(found)].object.uri, container, len(found))
+
+
+def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bool]:
+    """Return the container of a group's first non-empty object, and whether that object is binary."""
+    if inputs.entries[group[0]].extension in _PICKLES:
+        return None, True
+    for at in group:
+        version = inputs.entries[at].object
+        if version.size_bytes:
+            head = inputs.fetch(version, 0, min(version.size_bytes, HEAD_BYTES))
+            return (None, False) if _is_text(head) else (by_content(head, version.size_bytes), True)
+    return None, False
+
+
+def _is_text(head: bytes) -> bool:
+    if any(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in head):
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return len(head) == HEAD_BYTES and error.start > HEAD_BYTES - 4  # the head ends inside a character
+    return True
+
+
+def _check_json(inputs: Inputs) -> None:
+    """Raise InvalidInput where the first file is JSON lines, or a long JSON list of objects."""
+    version = inputs.entries[0].object
+    head = inputs.fetch(version, 0, min(version.size_bytes, _LINES_BYTES))
+    if begins_as_json_lines(head):
+        raise refusal(version.uri, JSONL, len(inputs.entries))
+    if version.size_bytes > _SAMPLE_BYTES and _LIST.match(head):
+        raise refusal(version.uri, JSON_LIST, len(inputs.entries))
+
+
+def warning(inputs: Inputs, opaque: Collection[int]) -> list[str]:
+    """Return the note on samples that are large objects of an unknown kind."""
+    if not opaque:
+        return []
+    return [
+        f"{len(opaque):,} objects of unknown kind are read as opaque bytes, one sample each, the first is "
+        f"{inputs.entries[min(opaque)].object.uri}: give format=, or format='files' if that is intended"
+    ]

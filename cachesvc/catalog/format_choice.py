@@ -1,0 +1,91 @@
+"""Chooses the format of a listing: more than half of its data objects decide, by their names (`votes.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from cachesvc.catalog.compiler import ListedObject
+from cachesvc.catalog.containers import LITDATA, Container, refusal
+from cachesvc.catalog.format_votes import FormatVotes
+from cachesvc.catalog.formats.all_formats import FORMATS
+from cachesvc.catalog.kinds import Kind, kind_of
+from cachesvc.catalog.options import Options
+from cachesvc.core.errors import InvalidInput, NotFound
+
+_INDEXED: tuple[Kind, ...] = ("mds", LITDATA)
+"""Kinds whose shards are listed by an `index.json`."""
+_SHOWN = 4
+"""Number of kinds that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`entries`: the objects of the dataset. `found_out`: the format was inferred from names, not given."""
+
+    format: str
+    entries: list[ListedObject]
+    found_out: bool
+
+
+def choose(uri: str, entries: Sequence[ListedObject], zarrs: Collection[str], options: Options) -> Choice:
+    """Choose the given format, else one implied by an option, else the one of most objects.
+
+    `zarrs`: URIs of folders that hold Zarr arrays. Raises InvalidInput for an unknown format, for objects of several kinds
+    without a majority, and for containers that are not read; NotFound where no object is data.
+    """
+    given = options.format or _stated(entries, options)
+    if given:
+        if given not in FORMATS:
+            raise InvalidInput(f"unknown format {given!r}; there are: {', '.join(FORMATS)}")
+        return Choice(given, FORMATS[given].select(entries), False)
+    votes = FormatVotes(entries, zarrs, options)
+    format = _majority(uri, votes, options)
+    if format == "files":
+        return Choice(format, votes.files(), True)
+    return Choice(format, votes.of(format) if format == "records" else FORMATS[format].select(entries), True)
+
+
+def _stated(entries: Sequence[ListedObject], options: Options) -> str:
+    """Return the format implied by an option, where there are arrays that it applies to; else ""."""
+    if not (options.seq_len or options.record_bytes or options.dtype or options.header_bytes):
+        return ""
+    found = {entry.extension for entry in entries if kind_of(entry.name) is not LITDATA}
+    if found.isdisjoint(("bin", "npy")):
+        return ""
+    return "tokens" if options.seq_len or "idx" in found else "records"
+
+
+def _majority(uri: str, votes: FormatVotes, options: Options) -> str:
+    """Return the format of more than half of the data objects. An index of another format must not contradict it."""
+    counts = votes.counts().most_common()
+    if not counts:
+        return _without_data(uri, votes, options)
+    best, count = counts[0]
+    readable = [kind for kind, _ in counts if isinstance(kind, str)]
+    most = 2 * count > sum(each for _, each in counts)
+    contradicted = votes.indexed and best not in _INDEXED and any(kind in _INDEXED for kind, _ in counts)
+    if isinstance(best, Container) and (most or not readable) and not contradicted:
+        raise refusal(votes.of(best)[0].object.uri, best, count)
+    if isinstance(best, str) and most and not contradicted:
+        return best
+    held = ", ".join(
+        f"{count:,} {kind.name if isinstance(kind, Container) else kind} ({votes.of(kind)[0].path})"
+        for kind, count in counts[:_SHOWN]
+    )
+    names = (votes.of(kind)[0].extension for kind in readable)
+    globs = ", ".join(f"*.{name}" for name in names if name)
+    why = "index.json names other objects than most" if contradicted else "none of them more than half"
+    raise InvalidInput(
+        f"{uri} holds several kinds of data, {why}: {held}. Say format= ({', '.join(readable)}), "
+        f"or open one kind by a glob ({globs})"
+    )
+
+
+def _without_data(uri: str, votes: FormatVotes, options: Options) -> str:
+    """Return the format whose compiler reports what is missing: the files of a table, the shards of an index."""
+    if options.table:
+        return "files"
+    if votes.indexed:
+        return "mds"
+    raise NotFound(f"{uri} holds only read-mes, logs and similar files: format='files' reads them as samples")

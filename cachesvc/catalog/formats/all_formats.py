@@ -1,0 +1,40 @@
+"""The formats, a row each: how one chooses its objects, how it compiles them, and which options are for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats import files, mds, parquet, records, tokens, webdataset
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`select` chooses the format's objects of a listing. `options` are fields and properties of `Options` that only some
+    formats have. `if_empty` follows the error for data that holds no whole sample."""
+
+    select: Callable[[Sequence[ListedObject]], list[ListedObject]]
+    compile: Callable[[Inputs], Draft]
+    options: tuple[str, ...] = ()
+    if_empty: str = ""
+
+
+FORMATS = {
+    "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
+    "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("label_kind",)),
+    "mds": Format(mds.select, mds.compile_mds),
+    "parquet": Format(parquet.select, parquet.compile_parquet),
+    "records": Format(
+        records.select,
+        records.compile_records,
+        ("dtype", "record_bytes", "header_bytes"),
+        "; give a smaller record_bytes or dtype",
+    ),
+    "tokens": Format(
+        tokens.select,
+        tokens.compile_tokens,
+        ("dtype", "seq_len", "overlap", "header_bytes"),
+        "; give a smaller seq_len or overlap",
+    ),
+}

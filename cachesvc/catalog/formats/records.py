@@ -1,0 +1,237 @@
+"""Compiles records of one size, and lays out runs of samples for records and tokens without an entry per sample."""
+
+from __future__ import annotations
+
+import io
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from tokenize import TokenError
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cachesvc.catalog.address_space import AddressSpace, unit
+from cachesvc.catalog.columns import ints
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.token_headers import HEAD_BYTES, header_of
+from cachesvc.catalog.layout import Field
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.model import PAGE_BYTES
+
+_NPY_HEADER_BYTES = 16 << 10
+"""Bytes read of a header; numpy refuses headers of more than 10,000 characters."""
+_THREADS = 32
+_Read = TypeVar("_Read")
+_MAX_DIMENSIONS = 32
+"""Limit of numpy before 2.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The part of an object that holds items: bytes [offset, offset + length).
+
+    `header`: the tool that wrote the header before it, "" for no known header; None in a format that always has one.
+    """
+
+    object: int
+    offset: int
+    length: int
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...] | None = None
+    header: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The cutting of payloads into samples and extents: a sample of `record` bytes starts every `stride` bytes."""
+
+    record: int
+    stride: int
+    extent_bytes: int
+    whole_payload: bool
+
+
+def parse_dtype(text: str) -> np.dtype[Any]:
+    """Parse a numpy dtype, which may have a shape. Raises InvalidInput, also for objects, which would be unpickled."""
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise InvalidInput(f"dtype {text!r} is not one that numpy knows") from error
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.names is not None:
+        raise InvalidInput(f"dtype {text!r} is not a plain number type")
+    return dtype
+
+
+def npy_payload(inputs: Inputs, index: int) -> Payload:
+    """Locate the items of a `.npy` file.
+
+    Raises CorruptData for a broken header or too few bytes, InvalidInput for arrays of objects or in Fortran order.
+    """
+    version = inputs.entries[index].object
+    head = io.BytesIO(inputs.fetch(version, 0, min(version.size_bytes, _NPY_HEADER_BYTES)))
+    try:
+        magic = np.lib.format.read_magic(head)
+        if magic > (2, 0):
+            raise InvalidInput(f"{version.uri} has an .npy header of version {magic}; 1.0 and 2.0 are read")
+        read = np.lib.format.read_array_header_1_0 if magic == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(head)
+    except InvalidInput:
+        raise
+    except (ValueError, SyntaxError, TypeError, RecursionError, TokenError, MemoryError) as error:
+        # TokenError: brackets that do not close. MemoryError: brackets nested too deep for Python's parser.
+        raise CorruptData(f"{version.uri} has a broken .npy header: {error}") from error
+    if dtype.hasobject or (fortran and len(shape) > 1):
+        raise InvalidInput(f"{version.uri} holds Python objects or Fortran order; save plain C-order arrays")
+    if not dtype.itemsize:
+        raise InvalidInput(f"{version.uri} holds items of no bytes ({dtype.str})")
+    if dtype.names is not None and shape:
+        dtype, shape = np.dtype(np.uint8), (*shape, dtype.itemsize)
+    if min(shape, default=0) < 0 or max(shape, default=0) >> 63 or len(shape) > _MAX_DIMENSIONS:
+        raise CorruptData(f"{version.uri} has a broken .npy header: no array has such a shape")
+    length = math.prod(map(int, shape)) * dtype.itemsize
+    if head.tell() + length > version.size_bytes:
+        raise CorruptData(
+            f"{version.uri} has {version.size_bytes} bytes, its header promises {length} of data"
+        )
+    return Payload(index, head.tell(), length, dtype, tuple(shape[1:]) if shape else None)
+
+
+def raw_payload(
+    inputs: Inputs, index: int, stated: np.dtype[Any] | None, known_headers: bool = True
+) -> Payload:
+    """Locate the items of a `.bin`: behind `header_bytes` if given, else behind a known tool's header, else at the start.
+
+    `known_headers`: whether to look for such a header. Raises InvalidInput where the type is unknown, or the header states
+    another one than `stated`, and the errors of `header_of`.
+    """
+    version, skipped = inputs.entries[index].object, inputs.options.header_bytes
+    if known_headers and not skipped:
+        header = header_of(version, inputs.fetch(version, 0, min(HEAD_BYTES, version.size_bytes)))
+        if header is not None and stated is not None and stated != header.dtype:
+            raise InvalidInput(
+                f"{version.uri} holds {header.dtype.str} by its header ({header.tool}), not dtype {inputs.options.dtype}"
+            )
+        if header is not None:
+            length = version.size_bytes - header.size_bytes
+            return Payload(index, header.size_bytes, length, header.dtype, header=header.tool)
+    if stated is None:
+        raise InvalidInput(f"{version.uri}: raw tokens need dtype (uint16, say)")
+    if skipped > version.size_bytes:
+        raise InvalidInput(
+            f"{version.uri} has {version.size_bytes:,} bytes, fewer than header_bytes {skipped:,}"
+        )
+    return Payload(index, skipped, version.size_bytes - skipped, stated, header="")
+
+
+def read_payloads(inputs: Inputs, read: Callable[[int], _Read], entries: Iterable[int]) -> list[_Read]:
+    """Apply `read` to the heads of these entries, many in parallel: each is a request to the source."""
+    with ThreadPoolExecutor(_THREADS, "heads") as pool:
+        return list(pool.map(read, entries))
+
+
+def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
+    """Raise InvalidInput where only some files have a header, or `header_bytes` is given for a format with headers."""
+    raw = [payload for payload in payloads if payload.header is not None]
+    uris = {bool(each.header): inputs.entries[each.object].object.uri for each in raw}
+    if len(uris) > 1:
+        raise InvalidInput(
+            f"{uris[True]} begins with a known header, {uris[False]} does not: "
+            "open them apart, or give header_bytes"
+        )
+    if inputs.options.header_bytes and len(raw) < len(payloads):
+        raise InvalidInput(f"{inputs.uri}: header_bytes is for raw .bin files, not for .npy and Megatron's")
+
+
+def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose the objects that hold records."""
+    return [entry for entry in entries if entry.extension in ("bin", "npy")]
+
+
+def compile_records(inputs: Inputs) -> Draft:
+    """Compile `.bin` files (by `record_bytes` or `dtype`) and `.npy` files (a record is a row).
+
+    A tail that is not a whole record is left out, with a note. Raises InvalidInput for files of different types, and the
+    errors of their headers.
+    """
+    payloads = read_payloads(inputs, partial(_record_payload, inputs), range(len(inputs.entries)))
+    check_payloads(inputs, payloads)
+    first = payloads[0]
+    shape = first.row_shape or ()
+    for payload in payloads:
+        if (payload.dtype, payload.row_shape) != (first.dtype, first.row_shape):
+            uris = [inputs.entries[each.object].object.uri for each in (first, payload)]
+            raise InvalidInput(f"{uris[0]} and {uris[1]} hold records of different type or shape")
+    record = math.prod(shape) * first.dtype.itemsize
+    if record <= 0:
+        raise InvalidInput(f"{inputs.uri}: a record of {record} bytes; give record_bytes or dtype")
+    common = unit(record, inputs.options.extent_bytes)
+    multiple = common if common <= inputs.options.extent_bytes else PAGE_BYTES
+    cut = Cut(record, record, inputs.options.extent_bytes // multiple * multiple, False)
+    return lay_out(inputs, payloads, cut, "record", shape)
+
+
+def _record_payload(inputs: Inputs, index: int) -> Payload:
+    entry, options = inputs.entries[index], inputs.options
+    if entry.extension == "npy":
+        found = npy_payload(inputs, index)
+        if found.row_shape is None:
+            raise InvalidInput(f"{entry.object.uri} is a scalar; records are the rows of an array")
+        return found
+    if not options.dtype and options.record_bytes <= 0:
+        raise InvalidInput(f"{entry.object.uri}: raw records need record_bytes or dtype")
+    dtype = parse_dtype(options.dtype or "u1")
+    shape: tuple[int, ...] = dtype.shape
+    if options.record_bytes and options.record_bytes != dtype.itemsize:
+        if options.record_bytes % dtype.itemsize or shape:
+            raise InvalidInput(f"record_bytes {options.record_bytes} is no multiple of dtype {options.dtype}")
+        shape = (options.record_bytes // dtype.itemsize,)
+    may_be_tokens = dtype.base.kind in "iu" and dtype.base.itemsize > 1
+    return replace(raw_payload(inputs, index, dtype.base, known_headers=may_be_tokens), row_shape=shape)
+
+
+def lay_out(
+    inputs: Inputs, payloads: Sequence[Payload], cut: Cut, field: str, shape: tuple[int, ...]
+) -> Draft:
+    """Lay out payloads one after another, each from an address where a stride and a page begin together."""
+    space, notes = AddressSpace([entry.object for entry in inputs.entries]), []
+    runs_first, runs_slot, runs_object, firsts, samples = array("q"), array("q"), array("q"), array("q"), 0
+    for done, payload in enumerate(payloads):
+        count = max(0, (payload.length - cut.record) // cut.stride + 1)
+        used = (count - 1) * cut.stride + cut.record if count else 0
+        if used < payload.length:
+            uri = inputs.entries[payload.object].object.uri
+            notes.append(f"{uri}: the last {payload.length - used} bytes are no whole sample and left out")
+        if not count:
+            continue
+        kept = payload.length if cut.whole_payload else used
+        start = space.add_run(payload.object, payload.offset, kept, cut.extent_bytes, cut.stride)
+        runs_first.append(samples)
+        runs_slot.append(start // cut.stride)
+        runs_object.append(payload.object)
+        begins = range(0, kept, cut.extent_bytes)
+        firsts.extend(samples + min(count, -(-begin // cut.stride)) for begin in begins)
+        samples += count
+        inputs.progress(done + 1, len(payloads))
+    dtype = payloads[0].dtype.str
+    return Draft(
+        kind="fixed",
+        space=space,
+        fields=(Field(field, dtype),),
+        extent_first=ints([*firsts, samples]),
+        head={
+            "record_bytes": cut.record,
+            "stride_bytes": cut.stride,
+            "dtype": dtype,
+            "shape": shape,
+        },
+        columns={
+            "run.first": ints(runs_first),
+            "run.slot": ints(runs_slot),
+            "run.object": ints(runs_object),
+        },
+        notes=notes,
+    )

@@ -1,0 +1,57 @@
+"""The options that say how a dataset is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cachesvc.catalog.labels.label_encoding import KINDS
+from cachesvc.core.arguments import text, whole_number
+
+MAX_NUMBER = 1 << 40
+"""Limit of bytes and tokens of a sample or extent: more than memory holds, and too few for sums of int64 to overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options for reading a dataset. They are part of its digest, so another option makes another dataset version.
+
+    `format`: "" infers it. `extent_bytes`: a multiple of the page; 0 takes the daemon's setting, else 64 MiB. `dtype`: a
+    numpy dtype, with a shape where records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: the origin
+    of labels ("folder", "none", or the name of a CSV/JSONL file beside the data; "" infers it), or their kind ("class" or
+    "float"), or both ("truth.csv:float"). `header_bytes`: bytes before the items of each `.bin`; 0 infers them.
+
+    Raises InvalidInput for numbers out of range, and for arguments that are not text.
+    """
+
+    format: str = ""
+    extent_bytes: int = 0
+    dtype: str = ""
+    seq_len: int = 0
+    overlap: int = 0
+    record_bytes: int = 0
+    labels: str = ""
+    header_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("format", "dtype", "labels"):
+            text(name, getattr(self, name))
+        for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
+            given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
+            object.__setattr__(self, name, given)  # numpy's integers cannot be written as JSON
+
+    @property
+    def labels_from(self) -> str:
+        """The origin of labels: "folder", "none", or the name of a table; "" infers it."""
+        source, _, kind = self.labels.rpartition(":")
+        return source if kind in KINDS else self.labels
+
+    @property
+    def label_kind(self) -> str:
+        """The kind of labels, one of `KINDS`; "" infers it."""
+        kind = self.labels.rpartition(":")[2]
+        return kind if kind in KINDS else ""
+
+    @property
+    def table(self) -> str:
+        """The table of labels that is named, "" for none."""
+        return "" if self.labels_from in ("folder", "none") else self.labels_from

@@ -1,0 +1,111 @@
+"""Surveys a dataset before it is compiled: lists its objects, finds its format, and names its version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from cachesvc.catalog.catalog import BUILDER_VERSION
+from cachesvc.catalog.compiler import ListedObject
+from cachesvc.catalog.format_choice import choose
+from cachesvc.catalog.formats.all_formats import FORMATS
+from cachesvc.catalog.listing import check_all_chosen, listing, name_of
+from cachesvc.catalog.options import Options
+from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, ObjectVersion
+from cachesvc.sources.source import Source
+
+_Sources = Callable[[str], Source]
+_FORMAT_OPTIONS = ("dtype", "seq_len", "overlap", "record_bytes", "header_bytes", "labels_from", "label_kind")
+"""Options that only some formats have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A dataset version before it is compiled.
+
+    `options.format` is resolved; `found_out`: it was inferred, not given. `left_out` counts listed objects that are not
+    part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with the data, not checked yet.
+    """
+
+    id: DatasetId
+    uri: str
+    options: Options
+    entries: tuple[ListedObject, ...]
+    beside: ObjectVersion | None
+    found_out: bool = False
+    left_out: int = 0
+    first_left_out: str = ""
+
+    @property
+    def format(self) -> str:
+        """The format's name."""
+        return self.options.format
+
+
+def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
+    """List the objects, find the format, and compute the version's digest. Reads no data.
+
+    Raises NotFound for an empty dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats,
+    and the errors of the source.
+    """
+    options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
+    if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
+        raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
+    uri = name_of(uris)
+    listed = listing(uris, sources)
+    choice = choose(uri, listed.entries, listed.zarrs, options)
+    resolved = replace(options, format=choice.format)
+    entries = tuple(choice.entries)
+    if not entries:
+        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
+    check_all_chosen(uris, listed, entries, resolved.format)
+    _check_options(uri, resolved)
+    left_out = len(listed.entries) - len(entries)
+    taken = {entry.object.uri for entry in entries} if left_out else set()
+    # Which files are samples depends on whether the format was given.
+    opened = options if choice.found_out and choice.format == "files" else resolved
+    return Survey(
+        id=_digest(opened, entries),
+        uri=uri,
+        options=resolved,
+        entries=entries,
+        beside=listed.beside,
+        found_out=choice.found_out,
+        left_out=left_out,
+        first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
+        if left_out
+        else "",
+    )
+
+
+def _check_options(uri: str, options: Options) -> None:
+    """Raise InvalidInput for an option that this format ignores.
+
+    Such an option would have no effect, and yet make another dataset version.
+    """
+    for name in _FORMAT_OPTIONS:
+        formats = [format for format, each in FORMATS.items() if name in each.options]
+        given = getattr(options, name)
+        if given and given != "none" and options.format not in formats:
+            option = f"labels={options.labels!r}" if name.startswith("label") else f"{name}={given!r}"
+            raise InvalidInput(
+                f"{option} is for {' and '.join(formats)}, and {uri} is read as {options.format}"
+            )
+
+
+def _digest(options: Options, entries: Sequence[ListedObject]) -> DatasetId:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps([BUILDER_VERSION, asdict(options)], sort_keys=True).encode())
+    for entry in entries:
+        found = entry.object
+        row = json.dumps([found.uri, found.size_bytes, found.etag, entry.path])
+        digest.update(row.encode() + b"\n")
+    return DatasetId(digest.hexdigest())
+
+
+def provisional_id(dataset: str) -> DatasetId:
+    """Return the id of a dataset's extents while it is indexed."""
+    return DatasetId(hashlib.blake2b(f"provisional {dataset}".encode(), digest_size=16).hexdigest())

@@ -1,0 +1,84 @@
+"""Shows progress: a bar on a terminal, else at most one line a second on stderr, or JSON on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from cachesvc.cli import output
+
+LINE_S = 1.0
+"""Interval of lines: often enough to follow, rare enough not to fill a log."""
+
+
+class ProgressBar(AbstractContextManager["ProgressBar"]):
+    """Shows `done` of `total` bytes of one task. `update` may be called at any rate."""
+
+    def __init__(self, title: str, as_json: bool = False, now: Callable[[], float] = time.monotonic) -> None:
+        self._title = title
+        self._json = as_json
+        self._now = now
+        self._started = self._shown = now()
+        self._first_done: int | None = None
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> ProgressBar:
+        if not self._json and sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=output.console(to_stderr=True),
+            )
+            self._bar.start()
+            self._bar.add_task(self._title, total=None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Report that `done` of `total` bytes are done."""
+        if self._first_done is None:
+            self._first_done = done
+        if self._bar is not None:
+            task = self._bar.tasks[0]
+            if task.total is None:
+                # Bytes that were done before this run must not count for its speed.
+                self._bar.reset(task.id, total=total, completed=done)
+            self._bar.update(task.id, completed=done, total=total)
+            return
+        now = self._now()
+        if now - self._shown < LINE_S:
+            return
+        self._shown = now
+        rate = max(0, done - self._first_done) / max(now - self._started, 1e-9)
+        if self._json:
+            output.emit(
+                {"event": self._title, "done_bytes": done, "total_bytes": total, "bytes_per_s": round(rate)}
+            )
+        else:
+            sys.stderr.write(self._line(done, total, rate))
+            sys.stderr.flush()
+
+    def _line(self, done: int, total: int, rate: float) -> str:
+        left = f", {output.duration((total - done) / rate)} left" if rate > 0 else ""
+        of = f"{output.size(done)} of {output.size(total)}"
+        return f"{self._title}: {output.share(done, total)}, {of}, {output.size(rate)}/s{left}\n"

@@ -1,0 +1,156 @@
+"""Shares the window among orders, and decides whose turn it is to fetch ahead.
+
+The room is shared out by user, and a user's part by order. So another user's part is the same however many plans one user
+has. A user who reads more side by side than its part holds has no room (`core/tiering/stream_window.py`). Where there are
+more orders than extents fit the room, orders whose plans have passed nothing for a while (suspended, at a validation) are
+idle and have no part: what they have fetched ahead is freed for others, and they fetch nothing before they move again. The
+same holds for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from cachesvc.core.lookahead.plan_state import PlanState
+from cachesvc.core.model import ExtentId
+from cachesvc.core.records.event_context import EventContext
+from cachesvc.core.records.order_window import OrderWindow
+from cachesvc.core.tiering.stream_window import Reserve
+
+FIRST_ROWS = 64
+"""Rows that identify an order: those of its first step, and not more of them than this."""
+IDLE_S = 30.0
+"""An order that has passed nothing for so long is idle. A slow one waits for one fill in that time."""
+
+
+class OrderWindows:
+    """Windows by user and by the extents with which an order begins, while the order has plans."""
+
+    def __init__(self, reserve: Reserve, context: EventContext) -> None:
+        self._reserve = reserve
+        self._context = context
+        self._users: dict[int, dict[frozenset[ExtentId], OrderWindow]] = {}
+        self._turn = 0
+        self._turns: dict[int, int] = {}
+
+    def join(self, number: int, entries: Sequence[tuple[ExtentId, int, int]], user: int) -> OrderWindow:
+        """The window that a new plan shares."""
+        rows = entries[:FIRST_ROWS]
+        first = frozenset(extent for extent, step, _ in rows if step == entries[0][1])
+        window = self._users.setdefault(user, {}).setdefault(first, OrderWindow(user))
+        window.plans.add(number)
+        window.moved_at = self._context.now
+        return window
+
+    def leave(self, plan: PlanState) -> None:
+        """Remove a plan that has ended."""
+        user = plan.window.user
+        plan.window.plans.discard(plan.number)
+        remaining = {first: each for first, each in self._users.pop(user).items() if each.plans}
+        if remaining:
+            self._users[user] = remaining
+        else:
+            self._turns.pop(user, None)
+        self._retune()
+
+    def note_reads(self, window: OrderWindow, open_bytes: int, absent_bytes: int) -> None:
+        """Note how many bytes a plan reads side by side, and how many of them are not kept."""
+        window.open_bytes = max(window.open_bytes, open_bytes)
+        window.absent_bytes = max(window.absent_bytes, absent_bytes)
+        self._retune()
+
+    def note_fetched(self, window: OrderWindow) -> None:
+        """Note that a window had its turn."""
+        self._turn = window.turn = self._turns[window.user] = self._turn + 1
+
+    def turn_of(self, user: int) -> int:
+        """The number of a user's last turn: the user who waited longest is first."""
+        return self._turns.get(user, 0)
+
+    def has_room(self, window: OrderWindow, size_bytes: int) -> bool:
+        """Return whether `size_bytes` more may be ahead in a window: within its part or, where parts are smaller than an
+        extent, as its only extent. What idle orders and users have ahead must be freed first."""
+        mine, active = self._of(window.user), self._active_of(window.user)
+        room, ahead = self._room_bytes(window.user), window.ahead_bytes
+        if self._crowded(size_bytes):
+            return False
+        in_part = ahead + size_bytes <= room // len(active)
+        if in_part and len(active) == len(mine):
+            return True
+        left = room - sum(each.ahead_bytes for each in mine)
+        return size_bytes <= left and (in_part or not ahead)
+
+    def active(self) -> set[OrderWindow]:
+        """Windows that may fetch ahead: all, or, where the room is less than an extent for each, those that are not idle.
+        Those of a user without room keep what there is room to keep."""
+        sharing = self._sharing()
+        return {
+            each
+            for user in self._users
+            if user in sharing or self._reserve.tight_for(user)
+            for each in self._active_of(user)
+        }
+
+    def window_to_free(self, window: OrderWindow, size_bytes: int) -> OrderWindow | None:
+        """The window whose extents ahead are freed for this one: of the idle windows of its user, the one that has been
+        idle longest. Where users have more ahead than there is room for, also of the idle windows of users who are beyond
+        their part. None where there is none."""
+        active = {*self._active_of(window.user)}
+        others = [each for each in self._of(window.user) if each not in active]
+        if self._crowded(size_bytes):
+            sharing = self._sharing()
+            for user in (user for user in self._users if user != window.user):
+                mine, ahead = self._of(user), sum(each.ahead_bytes for each in self._of(user))
+                if user not in sharing or ahead > self._room_bytes(user):
+                    moving = set(self._moving(mine))
+                    others += [each for each in mine if each not in moving]
+        return min((each for each in others if each.ahead), key=lambda each: each.moved_at, default=None)
+
+    def room_bytes(self, window: OrderWindow) -> int:
+        """Bytes that one window may have ahead: its part, or one extent where there is room for that."""
+        room = self._room_bytes(window.user)
+        return max(room // len(self._active_of(window.user)), min(room, self._reserve.largest_bytes))
+
+    def _of(self, user: int) -> Collection[OrderWindow]:
+        return self._users[user].values()
+
+    def _moving(self, windows: Collection[OrderWindow]) -> Collection[OrderWindow]:
+        since = self._context.now - IDLE_S
+        return [each for each in windows if each.moved_at > since]
+
+    def _active_of(self, user: int) -> Collection[OrderWindow]:
+        """A user's windows that share its room."""
+        windows, reserve = self._of(user), self._reserve
+        enough = len(windows) * reserve.largest_bytes <= self._room_bytes(user)
+        if enough or reserve.tight_for(user) or not reserve.streams:
+            return windows
+        return self._moving(windows) or windows
+
+    def _sharing(self) -> set[int]:
+        """The users who share the room: all, or, where it is less than an extent for each, those that are not idle."""
+        reserve = self._reserve
+        users = {user for user in self._users if not reserve.tight_for(user)}
+        if len(users) * reserve.largest_bytes <= reserve.ahead_bytes() or not reserve.streams:
+            return users
+        return {user for user in users if self._moving(self._of(user))} or users
+
+    def _room_bytes(self, user: int) -> int:
+        """A user's part of the room, or one extent where there is room for that."""
+        every = self._reserve.ahead_bytes(user)
+        return max(every // len(self._sharing() | {user}), min(every, self._reserve.largest_bytes))
+
+    def _crowded(self, size_bytes: int) -> bool:
+        """Return whether several users together have so much ahead that there is no room for `size_bytes` more."""
+        if len(self._users) < 2:
+            return False
+        users = (user for user in self._users if not self._reserve.tight_for(user))
+        ahead = sum(each.ahead_bytes for user in users for each in self._of(user))
+        return ahead + size_bytes > self._reserve.ahead_bytes()
+
+    def _retune(self) -> None:
+        self._reserve.set_reads(
+            {
+                user: (sum(each.open_bytes for each in mine), sum(each.absent_bytes for each in mine))
+                for user, mine in ((user, self._of(user)) for user in self._users)
+            }
+        )

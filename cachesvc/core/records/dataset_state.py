@@ -1,0 +1,148 @@
+"""A claimed dataset: which jobs claim it, how much of it is resident, and how its epochs went."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cachesvc.core.model import Counted, DatasetId, ExtentId
+
+if TYPE_CHECKING:
+    from cachesvc.core.records.cache_entry import CacheEntry
+
+MAX_EPOCHS = 16
+"""Epochs of a dataset that are remembered: a report is about now."""
+
+
+@dataclass(slots=True)
+class DemandCounts:
+    """Counts of a dataset's demands and fills since it was first declared."""
+
+    hits: int = 0
+    ahead: int = 0
+    misses: int = 0
+    refused: int = 0
+    source_bytes: int = 0
+
+    def count(self, grant: Counted, by: int = 1) -> None:
+        """Count one grant more, or one less."""
+        if grant == "hits":
+            self.hits += by
+        elif grant == "ahead":
+            self.ahead += by
+        else:
+            self.misses += by
+
+
+@dataclass(slots=True, eq=False)
+class EpochTally:
+    """One epoch of a dataset, counted as its plans pass it. `number` counts from 0 since the dataset was first declared."""
+
+    number: int
+    bound: float
+    launch: int
+    """The job whose epoch it is."""
+    began_at: float
+    """When the first of its plans began: an extent that comes from the source later is no hit of any of them."""
+    plans: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    """The plans that have not ended."""
+    broken: dict[int, int] = field(default_factory=dict)
+    """Plans that ended before their last row, by fingerprint: the step that each had passed."""
+    touched: int = 0
+    hits: int = 0
+    """Touched extents that cost the source nothing in that epoch."""
+
+
+@dataclass(slots=True, eq=False)
+class DatasetState:
+    """A claimed dataset: its claims, quotas, prefetch and resident extents."""
+
+    id: DatasetId
+    extents: tuple[tuple[ExtentId, int], ...]
+    counts: DemandCounts
+    size_bytes: int = 0
+    largest_bytes: dict[int, int] = field(default_factory=dict)
+    """The largest extent of each size class, eight classes to a power of two: the largest of all may fit no tier."""
+    jobs: set[int] = field(default_factory=set)
+    pinned: bool = False
+    kept_bytes: int = 0
+    ready_count: int = 0
+    ready_bytes: int = 0
+    failed: dict[ExtentId, tuple[int, str]] = field(default_factory=dict)
+    stuck: dict[ExtentId, int] = field(default_factory=dict)
+    """Extents that a prefetch found no room to keep, and their sizes in bytes."""
+    prefetched: bool = False
+    """A job wants all of it: extents that a lost tier or corruption takes are filled again."""
+    prefetchers: set[int] = field(default_factory=set)
+    """The jobs that want all of it."""
+    prefetch_at: int = 0
+    """The index of the next extent that the prefetch looks at."""
+    prefetch_turn: int = 0
+    """The number of the last fill that this prefetch started, over all prefetches: they take turns."""
+    user: int = -1
+    """The user who pinned it, else the first to claim it; kept bytes count against this user's quota."""
+    quota_bytes: int | None = None
+    user_quota_bytes: int | None = None
+    unpinned: tuple[int, int | None, int | None] | None = None
+    """While it is pinned: the user and the quotas of the first claim."""
+    epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
+
+    @property
+    def claimed(self) -> bool:
+        """A job or a pin claims it; otherwise the end of its claim is under way."""
+        return bool(self.jobs) or self.pinned
+
+    @property
+    def done(self) -> bool:
+        """A prefetch has nothing left to do: every extent is resident, failed or known not to fit."""
+        return self.ready_count + len(self.failed) + len(self.stuck) >= len(self.extents)
+
+    @property
+    def limited(self) -> bool:
+        """A quota limits how much of it is kept."""
+        return self.quota_bytes is not None or self.user_quota_bytes is not None
+
+    @property
+    def exempt(self) -> bool:
+        """The pin of a user without quotas keeps all of it."""
+        return self.pinned and not self.limited
+
+    def pin(self, user: int, quota_bytes: int | None, user_quota_bytes: int | None) -> None:
+        """Count it for the user who pins it, until `unpin`."""
+        self.unpinned = self.unpinned or (self.user, self.quota_bytes, self.user_quota_bytes)
+        self.pinned, self.user = True, user
+        self.quota_bytes, self.user_quota_bytes = quota_bytes, user_quota_bytes
+
+    def unpin(self) -> None:
+        """Count it for the user of the first claim again."""
+        assert self.unpinned is not None, "unpin without a pin"
+        self.user, self.quota_bytes, self.user_quota_bytes = self.unpinned
+        self.pinned, self.unpinned = False, None
+
+    def join(self, entry: CacheEntry) -> None:
+        """Count an extent as one of its own."""
+        self.size_bytes += entry.size_bytes
+        self._measure(entry.size_bytes)
+        self.count_ready(entry, int(entry.ready))
+
+    def leave(self, entry: CacheEntry) -> None:
+        """Stop counting an extent as one of its own."""
+        self.size_bytes -= entry.size_bytes
+        self.count_ready(entry, -entry.ready)
+
+    def count_ready(self, entry: CacheEntry, by: int) -> None:
+        """Count one of its extents as resident (1), or no longer (-1)."""
+        self.ready_count += by
+        self.ready_bytes += by * entry.size_bytes
+
+    def fail(self, extent: ExtentId, code: int, message: str) -> None:
+        """Record why an extent is not resident."""
+        self.failed[extent] = (code, message)
+        self.stuck.pop(extent, None)
+
+    def _measure(self, size_bytes: int) -> None:
+        length = size_bytes.bit_length()
+        size_class = length << 3 | (size_bytes << 3 >> max(0, length - 1)) & 7
+        self.largest_bytes[size_class] = max(self.largest_bytes.get(size_class, 0), size_bytes)

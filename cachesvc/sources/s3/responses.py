@@ -1,0 +1,47 @@
+"""Checks that the response to a GET contains exactly the requested bytes of that version, as stored."""
+
+from __future__ import annotations
+
+from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.s3 import etags as tags
+from cachesvc.sources.s3.http import Response, UnexpectedResponse, parse_number
+
+_NONE = ("", "identity", "aws-chunked")
+"""Content encodings that change no stored byte. SDKs leave `aws-chunked` behind from their uploads."""
+
+
+class OtherVersion(SourceUnavailable):
+    """A response that seems to be of another version of the object; a HEAD will decide. `conditional`: the only sign of
+    it is a refused If-Match."""
+
+    conditional = False
+
+
+def verify(version: ObjectVersion, offset: int, size: int, response: Response) -> None:
+    """Check a response with status 200 or 206 before its body is read. Raises UnexpectedResponse for another form or length
+    than was requested, and OtherVersion."""
+    uri, span = version.uri, response.headers.get("content-range")
+    stored = encoding_of(response.headers)
+    if stored and "content-encoding" not in response.headers:
+        raise UnexpectedResponse(f"the server decoded {uri}, which is stored with Content-Encoding: {stored}")
+    if response.status == 206 and span is not None:
+        served, _, total = span.removeprefix("bytes ").partition("/")
+        if parse_number(total) not in (None, version.size_bytes):
+            raise OtherVersion(f"{uri} has {total} bytes, not {version.size_bytes}")
+        if served != f"{offset}-{offset + size - 1}":
+            raise UnexpectedResponse(f"the server answered bytes {served} of {uri}, not those asked for")
+    elif response.status == 206 or span is not None or offset or size != version.size_bytes:
+        raise UnexpectedResponse(f"the server ignored the byte range asked of {uri}")
+    if version.etag and not tags.same(response.headers.get("etag", ""), version.etag):
+        raise OtherVersion(f"{uri} is no longer the version {version.etag}")
+    if response.length != size and not response.chunked:
+        raise UnexpectedResponse(f"the server announced {response.length} bytes of {uri}, not {size}")
+
+
+def encoding_of(headers: dict[str, str]) -> str:
+    """Return the content encoding in which an object is stored; empty for none. Google Cloud Storage states it in a
+    header of its own when it decodes."""
+    named = headers.get("x-goog-stored-content-encoding") or headers.get("content-encoding", "")
+    kept = [each.strip() for each in named.split(",") if each.strip().lower() not in _NONE]
+    return ", ".join(kept)

@@ -1,0 +1,218 @@
+"""Look-ahead: windows, cursors and promotions of plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from cachesvc.core.commands import Evict, Grant, StartFill
+from cachesvc.core.events import (
+    DatasetDeclared,
+    Demanded,
+    EvictAsked,
+    Evicted,
+    Filled,
+    HoldReported,
+    JobEnded,
+    Passed,
+    PlanEnded,
+    Planned,
+    Recovered,
+    Released,
+    Tick,
+)
+from cachesvc.core.lookahead.lookahead import FEED_LIMIT
+from cachesvc.core.lookahead.order_windows import IDLE_S
+from cachesvc.core.model import RAM, ExtentId
+from cachesvc.core.tiering.policy import SMALL_FILLS
+from tests.support.core.node import (
+    DATASET,
+    NVME,
+    ONE,
+    OTHER,
+    SIZE,
+    THREE,
+    TWO,
+    A,
+    B,
+    C,
+    D,
+    E,
+    F,
+    declare,
+    fill,
+    node_of,
+    plan,
+    read,
+    tell,
+)
+
+
+def test_a_plan_fills_in_its_order_within_slots_and_budget_and_demands_go_first() -> None:
+    node = node_of(ram=4, max_fills=2)
+    assert tell(node, declare(A, B, C, D), plan(C, A, D, B)) == [StartFill(C, RAM), StartFill(A, RAM)]
+    assert tell(node, Demanded(ONE, 1, B)) == []
+    assert tell(node, Filled(C, RAM)) == [StartFill(B, RAM)]
+    assert tell(node, Filled(A, RAM)) == [StartFill(D, RAM)]
+
+
+def test_more_fills_than_slots_are_under_way_while_they_hold_few_bytes() -> None:
+    node = node_of(ram=9, max_fills=1, fill_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D))
+    assert tell(node, *(Demanded(ONE, number, extent) for number, extent in enumerate((A, B, C), 1))) == [
+        StartFill(A, RAM),
+        StartFill(B, RAM),
+    ]
+    assert tell(node, Filled(B, RAM)) == [Grant(ONE, 2, B, RAM, "kept"), StartFill(C, RAM)]
+    node = node_of(ram=9, max_fills=1, fill_bytes=9 * SIZE)
+    tell(node, declare(A, B, C, D, E))
+    wanted = [Demanded(ONE, number, extent) for number, extent in enumerate((A, B, C, D, E), 1)]
+    assert len(tell(node, *wanted)) == SMALL_FILLS
+
+
+def test_the_window_moves_with_the_plan() -> None:
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    assert tell(node, declare(A, B, C, D, E), plan(A, B, C, D, E)) == [StartFill(A, RAM)]
+    assert fill(node, A) == []
+    assert tell(node, Demanded(ONE, 1, A), Passed(1, 1)) == [
+        Grant(ONE, 1, A, RAM, "brief"),
+        StartFill(B, RAM),
+    ]
+    fill(node, B)
+    assert tell(node, Demanded(ONE, 2, B), Passed(1, 2)) == [
+        Grant(ONE, 2, B, RAM, "brief"),
+        StartFill(C, RAM),
+    ]
+    fill(node, C)
+    assert tell(node, Released(ONE, B), Demanded(ONE, 3, C)) == [Grant(ONE, 3, C, RAM, "brief")]
+    assert tell(node, Passed(1, 3)) == [Evict(B, RAM)]
+    assert tell(node, Evicted(B, RAM)) == [StartFill(D, RAM)]
+    assert node.where(A) == RAM, "kept"
+
+
+@pytest.mark.parametrize(("now", "fetched"), [(IDLE_S - 1, 20), (IDLE_S, 1)], ids=["move", "rest"])
+def test_orders_too_many_for_the_window_look_ahead_in_turn_unless_they_are_idle(
+    now: float, fetched: int
+) -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE, max_fills=8)
+    every = [ExtentId(bytes([number]) * 16) for number in range(40)]
+    orders = [every[number:] + every[:number] for number in (0, 10, 20)]
+    claims = [declare(*every, job=job) for job in (1, 2, 3)]
+    tell(node, *claims, Demanded(ONE, 0, every[5]), Filled(every[5], RAM), Released(ONE, every[5]))
+    plans = [plan(*order, number=job, job=job) for job, order in enumerate(orders, start=1)]
+    assert tell(node, *plans) == [StartFill(every[0], RAM), StartFill(every[10], RAM)]
+    assert node.policy.reserve.ahead_bytes() == 2 * SIZE
+    assert fill(node, every[0], every[10]) == []
+    grant = Grant(ONE, 1, every[0], RAM, "brief")
+    events = (Demanded(ONE, 1, every[0]), Passed(1, 1))
+    assert tell(node, *events, now=now) == [grant, StartFill(every[fetched], RAM)]
+
+
+@pytest.mark.parametrize("kept", [0, 7])
+def test_idle_orders_give_up_what_they_fetched_ahead_and_fetch_no_more_before_they_move(kept: int) -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE, max_fills=8)
+    every = [ExtentId(bytes([number]) * 16) for number in range(60)]
+    tell(node, *(declare(*every, job=job) for job in (1, 2, 3)))
+    for number in range(50, 50 + kept):  # all that there is room to keep
+        tell(node, Demanded(ONE, 0, every[number]), Filled(every[number], RAM), Released(ONE, every[number]))
+    first, second, third = (every[number : number + 10] for number in (0, 10, 20))
+    tell(node, plan(*first, number=1, job=1), plan(*second, number=2, job=2))
+    fill(node, first[0], second[0])
+    assert tell(node, plan(*third, number=3, job=3), now=IDLE_S - 1) == []
+    assert node.policy.reserve.ahead_bytes() == 2 * SIZE
+    fetched = [Evict(first[0], RAM)] * bool(kept) + [StartFill(third[0], RAM)]
+    assert tell(node, plan(*third, number=3, job=3), now=IDLE_S) == fetched
+    if kept:
+        assert tell(node, Evicted(first[0], RAM), now=IDLE_S) == []
+        assert tell(node, Demanded(ONE, 0, first[0]), now=IDLE_S) == [StartFill(first[0], RAM)]
+    tell(node, Filled(third[0], RAM), *[Filled(first[0], RAM)] * bool(kept), now=IDLE_S)
+    third_s = [Grant(THREE, 1, third[0], RAM, "brief"), StartFill(third[1], RAM)]
+    assert tell(node, Demanded(THREE, 1, third[0]), Passed(3, 1), now=IDLE_S) == third_s
+    assert StartFill(first[1], RAM) in tell(node, Passed(1, 1), now=IDLE_S), "it moves again"
+    tell(node, Demanded(TWO, 1, second[0]), now=IDLE_S)
+    assert node.counters(DATASET).ahead == (1 if kept else 2), (
+        "what is kept stays, and is no hit all the same"
+    )
+
+
+@pytest.mark.parametrize(("quota", "most"), [(None, 20), (10, 10)])
+def test_a_wide_window_leaves_others_half_of_the_cache_and_what_quotas_leave_them(
+    quota: int | None, most: int
+) -> None:
+    node = node_of(ram=40, lookahead_bytes=None)
+    large = [ExtentId(bytes([number]) * 16) for number in range(80)]
+    small = [ExtentId(bytes([number]) * 16) for number in range(100, 120)]
+    bytes_ = None if quota is None else quota * SIZE
+    tell(node, declare(*small, job=2, dataset=OTHER))
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, SIZE) for each in large), 1000, bytes_))
+    side_by_side = tuple((each, at // 30, at // 30) for at, each in enumerate(large))
+    tell(node, Planned(1, 1, side_by_side))
+    assert node.policy.tiers[RAM].reserve_bytes == most * SIZE
+    tell(node, JobEnded(2))
+    assert quota or node.policy.tiers[RAM].reserve_bytes == 35 * SIZE
+
+
+def test_waiting_plans_ask_for_no_tick() -> None:
+    node = node_of(ram=12, lookahead_bytes=5 * SIZE)
+    every = [ExtentId(bytes([number]) * 16) for number in range(2 * FEED_LIMIT)]
+    node.handle(declare(*every), 0.0)
+    for number in range(1, 2 * FEED_LIMIT):
+        node.handle(plan(*every[number:], *every[:number], number=number), 0.0)
+    while node.copies.filling:
+        fill(node, *[copy.entry.id for copy in node.copies.filling])
+    tell(node, Tick())
+    assert node.next_deadline() > 0.0
+
+
+def test_an_ended_plan_protects_nothing() -> None:
+    node = node_of(ram=3, lookahead_bytes=2 * SIZE)
+    tell(node, declare(A, B, C, D, E))
+    read(node, A, B)
+    assert tell(node, plan(C)) == [StartFill(C, RAM)]
+    fill(node, C)
+    assert tell(node, PlanEnded(1), plan(D, number=2)) == [Evict(C, RAM)]
+
+
+def test_a_plan_may_name_any_step() -> None:
+    node = node_of(ram=4, lookahead_bytes=3 * SIZE)
+    far = Planned(1, 1, ((A, 0, 1 << 63), (B, 1 << 63, (1 << 64) - 1)))
+    assert tell(node, declare(A, B, C, D, E, F), far) == [StartFill(A, RAM)]
+    assert tell(node, Filled(A, RAM), Demanded(ONE, 1, A), Passed(1, 1 << 62)) == [
+        Grant(ONE, 1, A, RAM, "brief"),
+        StartFill(B, RAM),
+    ]
+
+
+def test_look_ahead_promotes_from_nvme_and_the_lower_copy_stays() -> None:
+    node = node_of(ram=1, nvme=2)
+    tell(node, Recovered(NVME, {A: SIZE, B: SIZE}))
+    assert tell(node, declare(A, B), plan(A, B)) == [StartFill(A, RAM, NVME)]
+    assert tell(node, EvictAsked(DATASET)) == [Evict(B, NVME)], "what is read from stays"
+    fill(node, A)
+    assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, RAM, "brief")]
+
+
+def test_look_ahead_skips_rows_consumed_behind_an_extent_that_is_still_read() -> None:
+    node = node_of(ram=4, max_fills=1)
+    tell(node, declare(A, B, C), Demanded(ONE, 1, D, True, SIZE))
+    tell(node, Planned(1, 1, ((A, 0, 20), (B, 1, 2), (C, 3, 12))), Passed(1, 10))
+    assert fill(node, D) == [Grant(ONE, 1, D, RAM, "brief"), StartFill(A, RAM)]
+    assert fill(node, A) == [StartFill(C, RAM)]
+    tell(node, Filled(C, RAM), Passed(1, 30))
+    (epoch,) = node.counters(DATASET).epochs
+    assert (epoch.touched, epoch.hits) == (3, 1)
+
+
+@pytest.mark.parametrize("held", [0, 2], ids=["too small", "held by readers"])
+def test_data_that_does_not_fit_streams_through_a_disk_where_ram_has_no_room_for_an_extent(held: int) -> None:
+    node = node_of(ram=held, nvme=3)
+    tell(node, *(HoldReported(TWO, extent, SIZE) for extent in (E, F)[:held]), declare(A, B, C, D))
+    for extent in (A, B, C, D, A, B, C, D):
+        assert read(node, extent), "granted"
+
+
+def test_an_extent_that_fits_no_tier_takes_no_look_ahead_from_the_others() -> None:
+    node = node_of(nvme=4, lookahead_bytes=None)
+    small = (A, B, C, D, E)
+    tell(node, DatasetDeclared(1, DATASET, (*((each, SIZE) for each in small), (F, 50 * SIZE))))
+    assert tell(node, plan(*small)) == [StartFill(A, NVME)], "at its pace; once nothing at all"
+    assert node.policy.reserve.largest_bytes == SIZE

@@ -1,0 +1,80 @@
+"""Whose room the window is where orders are many: of those that move, unless all rest or there is enough for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cachesvc.core.lookahead.order_windows import IDLE_S, OrderWindows
+from cachesvc.core.model import ExtentId
+from cachesvc.core.records.event_context import EventContext
+from cachesvc.core.records.order_window import OrderWindow
+
+SIZE, USER = 10, 1001
+
+
+@dataclass
+class Room:
+    """A window's size, as `Reserve` has it."""
+
+    extents: int
+    tight: bool = False
+    streams: bool = True
+    largest_bytes: int = SIZE
+
+    def ahead_bytes(self, user: int | None = None) -> int:
+        return self.extents * SIZE
+
+    def tight_for(self, user: int) -> bool:
+        return self.tight
+
+
+class Bench:
+    """Orders that begin one second after the other, each with an extent ahead."""
+
+    def __init__(self, room: Room, orders: int) -> None:
+        self.context = EventContext()
+        self.windows = OrderWindows(room, self.context)  # type: ignore[arg-type]
+        self.orders: list[OrderWindow] = []
+        for number in range(orders):
+            self.context.now = float(number)
+            window = self.windows.join(number, [(ExtentId(bytes([number])), 0, 0)], USER)
+            copy: Any = object()
+            window.ahead[copy], window.ahead_bytes = None, SIZE
+            self.orders.append(window)
+
+    def gives_way(self) -> OrderWindow | None:
+        """To the order that came last."""
+        return self.windows.window_to_free(self.orders[-1], SIZE)
+
+
+def test_of_orders_too_many_for_an_extent_each_those_take_part_that_moved_of_late() -> None:
+    bench = Bench(Room(2), 3)
+    first, second, third = bench.orders
+    bench.context.now = IDLE_S + 1.5
+    assert bench.windows.active() == {third}
+    assert bench.windows.room_bytes(bench.orders[-1]) == 2 * SIZE
+    assert bench.gives_way() is first, "longest at rest"
+    first.ahead.clear()
+    assert bench.gives_way() is second, "the other one has nothing to give"
+    second.ahead.clear()
+    assert bench.gives_way() is None
+
+
+def test_where_all_orders_rest_all_take_part() -> None:
+    bench = Bench(Room(2), 3)
+    bench.context.now = 2 * IDLE_S
+    assert bench.windows.active() == set(bench.orders)
+    assert bench.gives_way() is None
+    assert bench.windows.room_bytes(bench.orders[-1]) == SIZE
+
+
+@pytest.mark.parametrize("room", [Room(3), Room(2, tight=True), Room(2, streams=False)], ids=str)
+def test_orders_at_rest_keep_their_part_where_nothing_is_gained(room: Room) -> None:
+    """There is an extent for each, or the window is no limit."""
+    bench = Bench(room, 3)
+    bench.context.now = IDLE_S + 1.5
+    assert bench.windows.active() == set(bench.orders)
+    assert bench.gives_way() is None
