@@ -27,7 +27,7 @@ KIND_TITLES = {
     "tokens": "Warm, sequences of 2,048 x uint16, batch 64",
     "blobs": "Warm, blobs of 55 to 165 KB, batch 32",
     "images": "Warm, JPEGs of 500 x 375 decoded by Pillow and cut to 224 x 224, batch 32, on two cores",
-    "rows": "Warm, as many samples as ImageNet has, 128 bytes each, batch 256; beside those who take the least memory",
+    "rows": "Warm, as many samples as ImageNet has, 128 bytes each, batch 256; only loaders that take little memory",
 }
 LIMITS = {"varied": "a plain join of slices", DECODED_KIND: "the decoder alone"}
 
@@ -50,8 +50,8 @@ def _median(answer: dict[str, Any], what: str) -> float:
 def _warm(results: Results, kind: str) -> Grid:
     shared = results.shared_bytes.get(kind, 0) / 1e6
     title = (
-        f"{KIND_TITLES[kind]}, {results.sizes[kind] / 1e6:,.0f} MB. Memory is what trainer and workers hold for"
-        f" themselves; apart from it, once a node, the daemon and its tier hold {shared:,.0f} MB"
+        f"{KIND_TITLES[kind]}, {results.sizes[kind] / 1e6:,.0f} MB. Memory is that of trainer and workers;"
+        f" the daemon and its tier hold {shared:,.0f} MB more, once per node"
     )
     return Grid(title, WARM_HEAD, list(_warm_rows(results, kind)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,14 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Audit:
-    """Counts the processes and sockets that this process makes, from the interpreter's audit events."""
+    """Records the processes and sockets that the main thread makes, from the interpreter's audit events.
+
+    Threads that an earlier test left behind are no part of this test.
+    """
 
     def __init__(self) -> None:
         self.events: list[str] = []
         sys.addaudithook(self._heard)
 
     def _heard(self, event: str, _: object) -> None:
-        if event in IMPURE_EVENTS:
+        if event in IMPURE_EVENTS and threading.current_thread() is threading.main_thread():
             self.events.append(event)
 
 

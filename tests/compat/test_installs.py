@@ -1,4 +1,4 @@
-"""The wheel in empty environments, with the protobuf and gRPC of trainers' images: client, commands and loader."""
+"""Installs the wheel beside protobuf and gRPC versions of training images, and runs the client, commands and loader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["protobuf==5.* grpcio==1.68.*", "protobuf==6.*", "protobuf==7.*"])
 def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with nothing but the wheel, what it needs, and these versions."""
+    """Interpreter of an environment with the wheel, its requirements and these versions only."""
     folder = tmp_path_factory.mktemp("environment")
     installed(folder, sys.executable, "-m", "venv", folder)
     found = folder / "bin" / "python"
@@ -84,7 +84,7 @@ def test_the_loader_is_imported_beside_torch_and_without_it_the_error_names_torc
 ) -> None:
     missing = ran(tmp_path, python, "-c", "import loader")
     assert "No module named 'torch'" in missing.stderr
-    beside = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"  # torch of this environment
+    beside = f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})"  # for torch
     told = ran(tmp_path, python, "-c", f"{beside}; import loader, cachesvc.torch; print(loader.__file__)")
     assert told.returncode == 0, told.stderr
     assert Path(told.stdout.strip()).is_relative_to(python.parents[1])

@@ -1,0 +1,1 @@
+"""Tests of whole jobs: real daemons, sources and training processes."""

@@ -1,4 +1,4 @@
-"""Under Accelerate, whose checkpoints carry a loader that it prepared."""
+"""A job under Accelerate, whose checkpoints contain a prepared loader's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT, RANKS = 100, 2
 
 
 def train(data: Path, out: Path, checkpoint: str, stop: int) -> list[list[int]]:
-    """What each rank saw, in order."""
+    """Run the job; return the samples that each rank saw, in order."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     done = subprocess.run(
         [*launch, "-m", "tests.support.training.accelerate_job", str(data), str(out), checkpoint, str(stop)],
@@ -32,7 +32,7 @@ def train(data: Path, out: Path, checkpoint: str, stop: int) -> list[list[int]]:
     return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def test_a_checkpoint_in_mid_epoch_goes_on_with_the_rest(
+def test_a_job_resumes_from_a_checkpoint_in_mid_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "rows.npy"

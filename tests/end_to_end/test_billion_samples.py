@@ -1,4 +1,4 @@
-"""A run over 10^9 samples in 10^5 extents goes on anywhere at once, and in little memory: a real loader beside a daemon."""
+"""A run over 10^9 samples in 10^5 extents, with a real loader and daemon, resumes anywhere fast and in little memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEAK_BYTES = 100e6
 
 @pytest.fixture(scope="module")
 def holes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 GB of nothing: a sparse file."""
+    """A sparse file of 8 GB."""
     path = tmp_path_factory.mktemp("billion") / "samples.bin"
     with open(path, "wb") as file:
         file.truncate(SAMPLES * RECORD)
@@ -46,7 +46,7 @@ def opened(path: Path) -> Dataset:
 
 
 def after(data: Dataset, share: float, workers: int) -> DataLoader:
-    """A loader that has loaded what another saved after this share of an epoch."""
+    """A loader that has loaded the state of another loader after this share of an epoch."""
     saved, loader = (DataLoader(data, BATCH, shuffle=True, num_workers=workers) for _ in range(2))
     saved.skip(int(SAMPLES // BATCH * share))
     loader.load_state_dict(saved.state_dict())
@@ -54,7 +54,8 @@ def after(data: Dataset, share: float, workers: int) -> DataLoader:
 
 
 def resume(holes: Path, share: float, workers: int) -> float:
-    """Go on there, and see that the batch is the right one, and memory bounded; how long it took, in seconds."""
+    """Resume after this share of an epoch; return the seconds to the first batch. Asserts that the batch is right and
+    that memory stays bounded."""
     shown = after(opened(holes), share, workers)
     next(iter(shown))
     expected = shown.indices
@@ -62,7 +63,7 @@ def resume(holes: Path, share: float, workers: int) -> float:
         for index in expected.tolist():
             os.pwrite(file.fileno(), np.int64(index).tobytes(), index * RECORD)
     before_bytes = anonymous_bytes([os.getpid()])
-    data = opened(holes)  # another version of it now
+    data = opened(holes)  # a new version, since the file was written
     began = time.monotonic()
     batch = next(iter(after(data, share, workers)))
     took_s = time.monotonic() - began
@@ -80,5 +81,5 @@ def test_the_first_batch_after_a_resume_is_right(holes: Path) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
-def test_the_first_batch_after_a_resume_comes_at_once(holes: Path, share: float, workers: int) -> None:
+def test_the_first_batch_after_a_resume_comes_within_seconds(holes: Path, share: float, workers: int) -> None:
     assert resume(holes, share, workers) < FIRST_BATCH_S

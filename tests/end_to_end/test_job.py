@@ -1,4 +1,4 @@
-"""Whole jobs, and what may happen to them: a real S3 server behind a counting proxy, a daemon, trainers."""
+"""Whole jobs, with killed daemons and trainers: a real S3 server behind a counting proxy, a daemon, trainers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def records(node: Node) -> Records:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> Iterator[Node]:
-    """One daemon for all tests that need no budget of their own."""
+    """One daemon for all tests that need no special budget."""
     bucket = s3_server.create_bucket(f"job-{uuid.uuid4().hex[:8]}")
     options = ["--ram", "128MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", str(EXTENT)]
     with (
@@ -62,7 +62,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> It
 
 @pytest.fixture
 def node(shared: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """The shared daemon, alive, found by this process, which has no credentials."""
+    """The shared daemon, running. This process finds it by environment variables and has no credentials."""
     assert shared.daemon.process is not None
     if shared.daemon.process.poll() is not None:
         shared.daemon.start()
@@ -73,7 +73,7 @@ def node(shared: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 def epoch(batches: DataLoader, rows: np.ndarray[Any, Any]) -> None:
-    """Run one epoch here and check every byte of it."""
+    """Run one epoch in this process and check every byte."""
     seen: list[int] = []
     for batch in batches:
         seen += batches.indices.tolist()
@@ -82,7 +82,7 @@ def epoch(batches: DataLoader, rows: np.ndarray[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_daemon_costs_a_trainer_with_credentials_nothing(
+def test_a_trainer_with_credentials_continues_without_the_daemon(
     tmp_path: Path, node: Node, records: Records, workers: int
 ) -> None:
     env = node.s3.env(node.proxy.endpoint) | node.daemon.env | {"CACHESVC": "auto"}
@@ -117,7 +117,7 @@ def test_a_trainer_without_credentials_waits_for_the_daemon_to_come_back(
 def test_a_daemon_that_stays_away_is_a_typed_error_within_the_deadline(
     node: Node, records: Records, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setenv("CACHESVC_TIMEOUT_S", "6")  # of the first batch too
+    monkeypatch.setenv("CACHESVC_TIMEOUT_S", "6")  # also the deadline of the first batch
     batches = iter(DataLoader(open_dataset(records.uri, **RECORDS), num_workers=workers, **SHUFFLED))
     next(batches)
     node.daemon.kill()
@@ -127,7 +127,7 @@ def test_a_daemon_that_stays_away_is_a_typed_error_within_the_deadline(
     assert time.monotonic() - started < 60.0, "far below the default deadline"
 
 
-def test_after_a_restart_files_are_warm_and_memory_that_is_held_counts(
+def test_after_a_restart_nvme_is_warm_and_held_memory_counts(
     tmp_path: Path, node: Node, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvme = tmp_path / "nvme"
@@ -148,7 +148,7 @@ def test_after_a_restart_files_are_warm_and_memory_that_is_held_counts(
         daemon.kill()
         daemon.start()
         node.proxy.reset()
-        epoch(batches, records.rows)  # from what it holds, and the new daemon hears of that
+        epoch(batches, records.rows)  # read from held extents, which the loader reports to the new daemon
         assert node.proxy.counts.bytes == 0
         assert own.ram().held_bytes == in_ram * EXTENT
         epoch(DataLoader(open_dataset(records.uri, **RECORDS), **SHUFFLED), records.rows)
@@ -163,7 +163,7 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, reco
         workers = trainer.children()
         ours = tuple(f"torch_{pid}_" for pid in (trainer.process.pid, *workers))
         assert len(workers) == 2
-        wait_until(lambda: node.readers() == 3)  # the trainer's, which has the plan, and its workers'
+        wait_until(lambda: node.readers() == 3)  # the trainer, which announces the plan, and its two workers
         trainer.process.kill()
         trainer.process.wait()
         wait_until(lambda: node.readers() == 0)
@@ -177,7 +177,7 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, reco
                 assert control.evict(known.dataset.id).busy_bytes == 0
         return bool(node.ram().used_bytes == 0)
 
-    wait_until(empty)  # fills that were under way come to their end
+    wait_until(empty)  # running fills end first
     assert node.daemon.process is not None
     daemon = node.daemon.process.pid
     wait_until(lambda: held_memory(daemon) == [])
@@ -212,7 +212,7 @@ def test_four_ranks_with_two_workers_each_cost_the_source_each_byte_once(
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_the_first_batch_waits_for_its_window_alone(
+def test_the_first_batch_waits_for_its_window_only(
     tmp_path: Path, node: Node, records: Records, monkeypatch: pytest.MonkeyPatch, shuffle: bool
 ) -> None:
     loading = {"batch_size": BATCH, "shuffle": shuffle, "window": 2 * EXTENT}

@@ -1,4 +1,4 @@
-"""Processes that are killed: what stands on disk, in memory and in shared state afterwards."""
+"""Killed builders, daemons and trainers: openings, workers and plans that were under way go on or end."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ from loader.process.parent_watch import end_with
 
 def work(said, own):
     if own:
-        multiprocessing.current_process()._config["tempdir"] = None  # as in a job that nobody has launched
+        multiprocessing.current_process()._config["tempdir"] = None  # as in a job without a launcher
     end_with(os.getppid(), multiprocessing.current_process()._config.get("tempdir"))
     said.send(get_temp_dir())
     time.sleep(60)
@@ -139,7 +139,7 @@ if __name__ == "__main__":
     threading.Thread(target=next, args=(reading,)).start()
     while not multiprocessing.active_children():
         time.sleep(0.01)
-    print("its worker has all that it is given", flush=True)
+    print("the worker has started", flush=True)
     sys.stdin.read()
 """
 
@@ -171,7 +171,7 @@ def test_a_worker_that_starts_without_its_trainer_does_not_wait_for_a_daemon(tmp
         _, living = psutil.wait_procs(workers, 60.0)
         for worker in living:
             worker.kill()
-        assert not living, "the worker waits for what nobody needs"
+        assert not living, "a worker outlived its trainer"
 
 
 def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
@@ -185,13 +185,13 @@ def test_a_plan_that_meets_the_next_daemon_is_submitted_again(
         monkeypatch.setenv("CACHESVC", "require")
         killed: list[int] = []
 
-        def killing(plan: Plan, written: Callable[..., tuple[int, int, int]] = plans.write) -> Any:
-            """Between the reader's hello and its plan the daemon is another one."""
+        def killing(plan: Plan, write: Callable[..., tuple[int, int, int]] = plans.write) -> Any:
+            """Replace the daemon between the reader's hello and its plan."""
             if not killed:
                 killed.append(1)
                 daemon.kill()
                 daemon.start()
-            return written(plan)
+            return write(plan)
 
         monkeypatch.setattr(plans, "write", killing)
         batches = DataLoader(

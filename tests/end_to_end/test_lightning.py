@@ -1,4 +1,4 @@
-"""Under Lightning, which counts batches, saves and restores loaders, and leaves a loader of ours its own sampler."""
+"""A job under Lightning, which counts batches, saves and restores loader states, and keeps our loader's own sampler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed import WAIT_S
 
 COUNT, BATCH, RANKS = 100, 5, 2
 EPOCH = COUNT // RANKS
-"""Samples of a rank in an epoch."""
+"""Samples of one rank in an epoch."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def train(data: str, out: Path, sampler: str, checkpoint: str = "", limit: str = "") -> list[list[int]]:
-    """What each rank saw, in order."""
+    """Run the job; return the samples that each rank saw, in order."""
     done = subprocess.run(
         [
             sys.executable,
@@ -49,7 +49,7 @@ def train(data: str, out: Path, sampler: str, checkpoint: str = "", limit: str =
     return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def test_epochs_are_whole_and_differ_and_a_checkpoint_in_mid_epoch_goes_on(data: str, tmp_path: Path) -> None:
+def test_epochs_are_complete_and_differ_and_resume_in_mid_epoch(data: str, tmp_path: Path) -> None:
     seen = train(data, tmp_path / "whole", "lightning")
     for epoch in range(2):
         assert sorted(n for rank in seen for n in rank[epoch * EPOCH :][:EPOCH]) == list(range(COUNT))
@@ -60,7 +60,7 @@ def test_epochs_are_whole_and_differ_and_a_checkpoint_in_mid_epoch_goes_on(data:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_at_an_epochs_end_goes_on_with_the_next(data: str, tmp_path: Path) -> None:
+def test_a_checkpoint_at_an_epochs_end_resumes_with_the_next_epoch(data: str, tmp_path: Path) -> None:
     seen = train(data, tmp_path / "whole", "ours")
     (end,) = (tmp_path / "whole-saved").glob("end-epoch=0.ckpt")
     resumed = train(data, tmp_path / "after", "ours", str(end))

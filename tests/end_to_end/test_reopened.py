@@ -1,4 +1,4 @@
-"""A daemon that comes back knowing nothing (another state directory) goes on serving the jobs that run."""
+"""A daemon that restarts without its state continues to serve the running jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """With room for three extents, so that a job keeps asking."""
+    """A daemon with room for three extents, so that a job keeps asking for extents."""
     options = ["--ram", f"{3 * EXTENT}", "--extent-bytes", f"{EXTENT}", "--allow", f"{data}/"]
     with Daemon(tmp_path / "node", options) as found:
         monkeypatch.setenv("CACHESVC_SOCKET", found.socket_dir)
@@ -42,71 +42,71 @@ def opened(data: Path) -> Dataset:
     return open_dataset(data, format="records", record_bytes=RECORD)
 
 
-def forget(daemon: Daemon) -> None:
+def restart_without_state(daemon: Daemon) -> None:
     daemon.kill()
     shutil.rmtree(daemon.root / "state")
     daemon.start()
 
 
 def seen(loader: DataLoader, daemon: Daemon) -> list[int]:
-    """The indices of an epoch in whose midst the daemon forgets everything."""
+    """Sorted indices of one epoch, during which the daemon restarts without its state."""
     found: list[int] = []
     for step, batch in enumerate(loader):
         assert np.array_equal(batch.numpy(), ROWS[loader.indices])
         found += loader.indices.tolist()
         if step == 4:
-            forget(daemon)
+            restart_without_state(daemon)
     return sorted(found)
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
-@pytest.mark.parametrize("way", ["auto", "require"])
-def test_a_job_goes_on_with_a_daemon_that_forgot_its_dataset(
-    daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch, way: str, workers: dict[str, Any]
+@pytest.mark.parametrize("mode", ["auto", "require"])
+def test_a_job_continues_with_a_daemon_that_lost_its_datasets(
+    daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch, mode: str, workers: dict[str, Any]
 ) -> None:
-    monkeypatch.setenv("CACHESVC", way)
+    monkeypatch.setenv("CACHESVC", mode)
     loader = DataLoader(opened(data), **LOADING, **workers)
     assert seen(loader, daemon) == list(range(SAMPLES))
-    assert sum(len(batch) for batch in loader) == SAMPLES  # its plan is announced to the new one
+    assert sum(len(batch) for batch in loader) == SAMPLES  # the plan reaches the new daemon
 
 
-def test_a_job_goes_on_with_a_daemon_that_has_other_extents_by_now(
+def test_a_job_continues_with_a_daemon_of_another_extent_size(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHESVC", "require")
     dataset = opened(data)
-    daemon._options += ["--extent-bytes", f"{EXTENT // 2}"]  # the last one counts
-    forget(daemon)
+    daemon._options += ["--extent-bytes", f"{EXTENT // 2}"]  # the last of two values counts
+    restart_without_state(daemon)
     loader = DataLoader(dataset, **LOADING)
     assert sum(len(batch) for batch in loader) == SAMPLES
     with pytest.raises(SourceChanged, match=r"extents of 524,288 bytes, this daemon's"):
         open_dataset(data, format="records", record_bytes=RECORD, version=dataset.version)
 
 
-def test_workers_that_are_spawned_find_their_catalog_again(
+def test_spawned_workers_find_their_catalog_again(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHESVC", "require")
     dataset = opened(data)
-    forget(daemon)
+    restart_without_state(daemon)
     loader = DataLoader(dataset, num_workers=1, multiprocessing_context="spawn", **LOADING)
     assert sum(len(batch) for batch in loader) == SAMPLES
 
 
-def test_a_source_that_moved_on_meanwhile_is_said_and_not_listed_again(
+def test_a_source_that_changed_meanwhile_is_an_error_and_is_reopened_once_only(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CACHESVC", "require")
     dataset = opened(data)
     os.utime(data / "0.bin", (1, 1))
-    forget(daemon)
+    restart_without_state(daemon)
     for _ in range(3):
         with pytest.raises(SourceChanged, match="version"):
             dataset[0]
     assert caplog.text.count("opens it again") == 1
 
 
-def test_an_object_that_is_gone_is_no_reason_to_open_again(
+def test_a_missing_object_does_not_reopen_the_dataset(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CACHESVC", "require")

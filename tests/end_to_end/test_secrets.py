@@ -1,4 +1,4 @@
-"""What must stay secret appears nowhere that anybody else looks: everything said is searched for known strings."""
+"""Secrets appear in no log, error, status, metric or command line: all output is searched for known strings."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ ACCESS_KEY = "AKIAZZNOTAREALKEYZZ"
         ("https://h/x?code=PASS&pwd=PASS", "https://h/x?code=***&pwd=***"),
     ],
 )
-def test_what_a_url_gives_away_is_not_shown(said: str, shown: str) -> None:
+def test_secrets_in_a_url_are_redacted(said: str, shown: str) -> None:
     assert redacted(said) == shown
     assert redacted(shown) == shown
 
 
-def test_what_a_library_says_of_a_path_alone_is_without_its_signature() -> None:
+def test_a_signature_in_a_library_message_is_redacted() -> None:
     said = "Retrying (Retry(total=1)) after connection broken: /b/0.bin?X-Amz-Signature=PASS&sig=PASS&part=1"
     assert redacted(said) == said.replace("PASS", "***")
 
@@ -66,15 +66,15 @@ def test_what_a_library_says_of_a_path_alone_is_without_its_signature() -> None:
 @pytest.mark.parametrize(
     "part", ["://a:b", "https://a", "://", "https://a#", "u:p@s3://", "#http://a", "&token=x"]
 )
-def test_names_that_others_write_take_no_longer_than_other_text(part: str) -> None:
-    """Each of 20,000 began a search to the text's end: that took minutes."""
+def test_redaction_of_crafted_names_takes_linear_time(part: str) -> None:
+    """A search to the end of the text at each of the 20,000 parts would take minutes."""
     before = time.thread_time()
     redacted("s3://b/" + part * 20_000)
     assert time.thread_time() - before < 5
 
 
-def test_what_holds_a_secret_does_not_show_it() -> None:
-    """An error's arguments, a debugger and an assertion all do so by `repr`."""
+def test_objects_with_a_secret_do_not_show_it_in_their_repr() -> None:
+    """An error's arguments, a debugger and an assertion all use `repr`."""
     peer = Peer(1000, frozenset())
     reader = ConnectedReader(ReaderId(1), socket.socket(), peer, 99887766)
     reader.channel.close()
@@ -84,7 +84,7 @@ def test_what_holds_a_secret_does_not_show_it() -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_neither_what_nobody_catches_nor_a_library_at_its_loudest_says_a_secret(form: str) -> None:
+def test_uncaught_errors_and_debug_logs_of_libraries_show_no_secret(form: str) -> None:
     program = f"""
 import logging, threading
 from cachesvc.daemon.processes.logs import configure_logging
@@ -125,11 +125,11 @@ def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: py
 
 
 @pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_no_secret_is_said_anywhere(
+def test_no_output_shows_a_secret(
     tmp_path: Path, s3_server: SeaweedFS, bucket: str, works: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With credentials that work, and with ones that the server refuses at every call; errors are provoked in
-    each. What is searched: log at its loudest, errors, status, metrics, command lines, and environments."""
+    """Run with credentials that work or that the server refuses, and provoke errors; then search the debug log, errors,
+    status, metrics, command lines and environments."""
     s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=bytes(1 << 20))
     s3_server.client().put_object(Bucket=bucket, Key="bad/index.json", Body=b"{")
     (metrics,) = free_ports(1)
@@ -175,7 +175,9 @@ def test_no_secret_is_said_anywhere(
         for each in (pid, *working):
             said.append(Path(f"/proc/{each}/cmdline").read_bytes().decode())
             said.append(Path(f"/proc/{each}/comm").read_text())
-        for child in working:  # they sign requests, so they have the credentials, and nothing but those
+        for (
+            child
+        ) in working:  # a filler's environment has the credentials, to sign requests, and no other secret
             own = dict(
                 pair.split("=", 1)
                 for pair in Path(f"/proc/{child}/environ").read_text().split("\0")

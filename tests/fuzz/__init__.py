@@ -1,0 +1,1 @@
+"""Fuzz targets for every parser of untrusted bytes, and their kept corpus."""

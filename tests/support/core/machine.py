@@ -43,42 +43,22 @@ from cachesvc.core.events import (
     Verified,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
-from cachesvc.core.node.node import Node
 from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
-from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.retention import STRETCHES
-
-NVME = TierName("nvme0")
-EXTENTS = [(ExtentId(bytes([number]) * 16), 1 + number % 4) for number in range(24)]
-SIZES = dict(EXTENTS)
-EXTENT_IDS = tuple(SIZES)
-DATASETS = {
-    DatasetId("a"): tuple(EXTENTS[:10]),
-    DatasetId("b"): tuple(EXTENTS[8:18]),
-    DatasetId("c"): tuple(EXTENTS[16:20]),
-}
-BUDGETS = {RAM: 12, NVME: 14}
-extents = st.sampled_from([extent for extent, _ in EXTENTS])
-readers = st.integers(1, 4).map(ReaderId)
-jobs = st.integers(1, 3)
-datasets = st.sampled_from(sorted(DATASETS))
-picks = st.integers(0, 1000)
-
-
-def node(unplanned_share: float, transitions: Mapping[tuple[Phase, CopyEvent], Phase]) -> Node:
-    settings = NodeSettings(
-        lookahead_bytes=4,
-        max_fills=2,
-        fill_bytes=5,
-        max_attempts=2,
-        scrub_bytes_per_s=200,
-        unplanned_share=unplanned_share,
-        hold_s=math.inf,
-        claim_step=3,
-    )
-    made = Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
-    made.copies.transitions = transitions
-    return made
+from tests.support.core.small_node import (
+    BUDGETS,
+    DATASETS,
+    EXTENT_IDS,
+    EXTENTS,
+    NVME,
+    SIZES,
+    datasets,
+    extents,
+    jobs,
+    picks,
+    readers,
+    small_node,
+)
 
 
 class NodeMachine(RuleBasedStateMachine):
@@ -88,7 +68,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.node = node(0.0, self.transitions)
+        self.node = small_node(0.0, self.transitions)
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -147,7 +127,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @initialize(held=st.sets(extents, max_size=12), unplanned_share=st.sampled_from([0.0, 0.2, 0.5]))
     def the_disk_held_extents(self, held: set[ExtentId], unplanned_share: float) -> None:
-        self.node = node(unplanned_share, self.transitions)
+        self.node = small_node(unplanned_share, self.transitions)
         self.stored[NVME] |= held
         self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
