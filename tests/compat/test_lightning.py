@@ -32,7 +32,7 @@ def train(data: str, out: Path, sampler: str, checkpoint: str = "", limit: str =
         [
             sys.executable,
             "-m",
-            "tests.support.training.lightning_job",
+            "tests.compat.lightning_job",
             data,
             str(out),
             sampler,
