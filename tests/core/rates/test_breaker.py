@@ -98,7 +98,7 @@ def test_a_doubt_that_was_wrong_costs_one_write() -> None:
     breaker = Breaker(LIMITS, 0.0)
     breaker.doubt()
     probes: list[Probe] = []
-    assert not list(play(breaker, lambda _, probe: (probes.append(probe) or 0.01, ""), 60.0))  # type: ignore[func-returns-value]
+    assert not list(play(breaker, lambda _, probe: (probes.append(probe) or 0.01, ""), 60.0))
     assert probes.pop(0) is Probe.WRITE
     assert set(probes) == {Probe.CANARY}
 

@@ -130,7 +130,7 @@ class CountingMaker:
 
     def wait(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.turns) >= count, 10)
+            assert self.changed.wait_for(lambda: len(self.turns) >= count, WAIT_S)
 
 
 def test_threads_make_at_most_prefetch_factor_batches_ahead() -> None:
@@ -139,7 +139,7 @@ def test_threads_make_at_most_prefetch_factor_batches_ahead() -> None:
     engine.start(0, 10, 30)
     asked.wait(4)
     assert engine.fetch((0, 10)) == 10
-    asked.wait(WAIT_S)
+    asked.wait(5)
     engine.stop()  # joins the threads, so the count is final
     assert sorted(asked.turns) == [10, 11, 12, 13, 14]
 
