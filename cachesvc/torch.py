@@ -1,4 +1,4 @@
-"""Exports the names of `loader`, for repositories that have a `loader.py` of their own."""
+"""What a training script imports: `from cachesvc.torch import DataLoader, open_dataset`."""
 
 from loader import DataLoader, Dataset, Jagged, Mixture, Packed, Stats, jagged, mix, open_dataset, pack
 

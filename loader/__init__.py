@@ -1,4 +1,7 @@
-"""The DataLoader swap: `from loader import DataLoader, open_dataset`."""
+"""The `DataLoader` that replaces torch's, and the datasets it reads.
+
+Scripts import these names from `cachesvc.torch`, because many repositories have a `loader.py` of their own.
+"""
 
 from loader.batches.stats import Stats
 from loader.dataloader import DataLoader

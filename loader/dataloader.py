@@ -38,7 +38,7 @@ from loader.workers.iteration import Iteration
 from loader.workers.torch_samplers import begin_as_torch, planned_batches, set_sampler_epoch, why_stateless
 
 _T_co = TypeVar("_T_co", covariant=True)
-OF_ONE_PROCESS = ("_data", "_given", "_supply", "_account", "_job")
+OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job")
 """Attributes that no pickled copy has."""
 EMPTY_STATE = "an empty state was loaded: this DataLoader stays where it is"
 
@@ -154,9 +154,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _reset_batches(self, given: WorkerSettings) -> None:
         """Make batches with these arguments from now on."""
         self._given = given
-        self._supply: BatchSource | None = None
+        self._source: BatchSource | None = None
         self._data: tuple[str, int] = "", 0
-        self._account = EpochReport(given.reported, given.num_workers > 0)
+        self._report = EpochReport(given.reported, given.num_workers > 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: each for name, each in self.__dict__.items() if name not in OF_ONE_PROCESS}
@@ -239,7 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         that all ranks have equal shapes. 0 where all are repeats. Raises InvalidInput for a loader that torch alone
         runs."""
         latest = self._latest()
-        return self._account.valid(self._prepared().feed, latest) if latest is not None else 0
+        return self._report.valid(self._prepared().feed, latest) if latest is not None else 0
 
     @property
     def indices(self) -> Ints:
@@ -247,14 +247,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         latest = self._latest()
         if latest is None:
             return np.empty(0, np.int64)
-        repair = self._account.repair(latest)
+        repair = self._report.repair(latest)
         return repair.indices if repair is not None else self._prepared().feed.indices(*latest)[0]
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
         """The samples that this rank skipped or replaced in the latest epoch, the latest 1,000 of them. Not in the
         state."""
-        return tuple(self._account.bad_samples.kept)
+        return tuple(self._report.bad_samples.kept)
 
     def skip(self, batches: int) -> None:
         """Leave out this rank's next `batches` batches, into next epochs if need be. Raises StateMismatch, and
@@ -265,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def stats(self) -> Stats:
         """The stall clock of the latest epoch; call it from the thread that iterates."""
-        return self._account.stats()
+        return self._report.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """The run's place, in plain numbers: batches handed over, not those prefetched. The same on every rank. Empty,
@@ -295,7 +295,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             check_place(found, feed)
             check_micro_batches(found, feed.share.batch_size, self._topology().world_size)
             turn = turn_of(found, feed)
-        self._data, self._supply = data, BatchSource(feed, self._given, self._account)
+        self._data, self._source = data, BatchSource(feed, self._given, self._report)
         self._progress.load(found, turn)
         self._key_transforms(self._progress.place.epoch)
 
@@ -320,9 +320,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """True if the dataset has other samples than when the feed was made: a Subset may have been given other indices, a
         dataset of the user's own may have grown. An iteration has the data of its beginning, as with torch. Raises
         StateMismatch for a place in the old data."""
-        if self._supply is None or self._data == self._data_now():
+        if self._source is None or self._data == self._data_now():
             return False
-        self._progress.place.begin(self._supply.feed)
+        self._progress.place.begin(self._source.feed)
         if self._progress.place.turn:
             raise StateMismatch(
                 "the dataset holds other samples than when a state was loaded or batches were skipped: load a state of what"
@@ -347,10 +347,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _prepared(self) -> BatchSource:
         """The batches of this rank, made at first need: only then is the rank known."""
-        if self._supply is None:
+        if self._source is None:
             feed, self._data = self._new_feed(), self._data_now()
-            self._supply = BatchSource(feed, self._given, self._account)
-        return self._supply
+            self._source = BatchSource(feed, self._given, self._report)
+        return self._source
 
     def _feed(self) -> Feed:
         return self._prepared().feed

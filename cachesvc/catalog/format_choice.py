@@ -1,4 +1,4 @@
-"""Chooses the format of a listing: more than half of its data objects decide, by their names (`votes.py`)."""
+"""Chooses the format of a listing: more than half of its data objects decide, by their names (`format_votes.py`)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def cli() -> None:
     """The data service for training clusters: a cache daemon on every node, filled before the job starts.
 
     Start a daemon with `cachesvc serve`, fill it with `cachesvc prefetch URI`, read through it with
-    `from loader import DataLoader, open_dataset`.
+    `from cachesvc.torch import DataLoader, open_dataset`.
     """
 
 

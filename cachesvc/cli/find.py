@@ -1,4 +1,4 @@
-"""`cachesvc find`: the samples of a dataset that match an expression."""
+"""`cachesvc find`: print the samples of a dataset that match an expression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank is adrift: told by counts that arrive late, and never by the delay alone."""
+"""Drift of ranks is detected from counts that arrive late, and never from the delay alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cachesvc.core.drift import Drift
 
 
-def test_a_rank_is_ahead_once_what_it_had_before_is_more_than_allowed_beyond_a_newer_count() -> None:
+def test_a_rank_is_ahead_once_its_previous_count_exceeds_a_newer_one_by_more_than_allowed() -> None:
     drift = Drift(4)
     assert drift.compare(100, 0, now=0.0) is None  # the other may have gone on since
     assert drift.compare(101, 10, now=2.0) == 0.0
@@ -24,7 +24,7 @@ def test_a_rank_is_behind_at_once() -> None:
     assert drift.compare(26, 30, now=4.0) is None
 
 
-def test_who_was_ahead_and_is_behind_begins_anew() -> None:
+def test_a_rank_that_was_ahead_and_is_behind_counts_anew() -> None:
     drift = Drift(1)
     assert drift.compare(10, 20, now=0.0) == 0.0
     assert drift.compare(40, 20, now=2.0) is None
@@ -47,7 +47,7 @@ def test_an_epoch_that_begins_anew_is_no_lead() -> None:
 def test_ranks_in_lockstep_are_never_apart_however_fast_and_late(
     steps: list[int], ages: list[float], ahead: int
 ) -> None:
-    """What arrives is as old as the comparison before at most."""
+    """Counts that arrive are at most as old as the previous comparison."""
     drift, own, before = Drift(2), 0, 0
     for at, (taken, age) in enumerate(zip(steps, ages, strict=False)):
         own += taken

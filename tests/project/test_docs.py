@@ -228,10 +228,30 @@ def test_every_folder_is_a_room_of_the_architecture() -> None:
     assert [str(room) for room in rooms if str(room) != "." and f"| `{room}/` |" not in page] == []
 
 
+def test_the_architecture_draws_the_layers_that_are_enforced() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    layers = re.findall(r"^layers = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)
+    assert len(layers) == 2
+    named = [name for line in layers for name in re.findall(r'"([^"]+)"', line)]
+    assert [name for name in named if not re.search(rf"(^| ) *{re.escape(name)}( |$)", page, re.M)] == []
+
+
 def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()
     assert [path.name for path in folder.glob("20*.md") if f"({path.name})" not in index] == []
+
+
+def test_code_cites_no_document_that_is_not_here() -> None:
+    text = "\n".join(
+        path.read_text()
+        for folder in ("cachesvc", "loader", "bench", "testbed", "proto", "deploy")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".proto", ".yaml", ".service", ".env")
+    )
+    cited = set(re.findall(r"(?<![\w/.])(?:docs/[\w/.-]+|[A-Z]+)\.md\b", text))
+    assert [name for name in cited if not (ROOT / name).exists()] == []
+    assert re.findall(r"[Dd]esign,? (?:section \d+|D\d+)", text) == []
 
 
 def test_every_verb_and_every_option_of_serve_is_documented() -> None:

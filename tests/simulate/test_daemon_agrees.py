@@ -25,7 +25,7 @@ from testbed.node import Daemon
 SHARD_BYTES = 256 << 10
 SAMPLES = 64
 AHEAD = 12
-"""Shards of the next epoch that may have come: 0.6 % of 2,000."""
+"""Shards of the next epoch that may have been fetched: 0.6 % of 2,000."""
 WORK = Workload(200, SAMPLES, SHARD_BYTES, batch=64, window=4, epochs=3, seed=4)
 
 
@@ -44,7 +44,7 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
     f: float,
     ram: float,
 ) -> None:
-    """`ram`: the part of the cache that is RAM; the rest is NVMe."""
+    """`ram` is the part of the cache that is RAM; the rest is NVMe."""
     data = tmp_path / "data"
     _shards(data)
     capacity = int(f * WORK.size_bytes)
@@ -62,7 +62,7 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
             assert sum(1 for _ in batches) == WORK.shards * SAMPLES // 64
         with Control(node.socket_dir) as control:
             (found,) = control.status().datasets
-            time.sleep(1.1)  # what fillers asked of the source is told once a second
+            time.sleep(1.1)  # fillers report their requests once a second
             asked_bytes = control.status().sources.bytes
         assert run(["status", "--socket", node.socket_dir]) == 0
     least_bytes = WORK.size_bytes + (WORK.epochs - 1) * (WORK.size_bytes - capacity)
@@ -81,10 +81,10 @@ def test_the_daemon_hits_as_often_as_the_simulated_node(
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [("0", 0.0, 0.6), ("0.2", 0.9, 1.0)])
-def test_what_is_read_again_without_a_plan_stays_beside_a_job_that_streams(
+def test_extents_read_again_without_a_plan_stay_beside_a_job_that_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str, least: float, most: float
 ) -> None:
-    """A job of 60 shards, in a cache of 30; somebody looks at 4 of 60 others, again and again, then at 4 more."""
+    """A job reads 60 shards in a cache of 30. Another reads 4 of 60 other shards again and again, then 4 more."""
     shards = 60
     for name in ("trained", "looked_at"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""The simulated node against the closed formulas, and what the keep policy promises at full size."""
+"""The simulated node against the closed formulas, and the promises of the keep policy at full size."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def spec_of(work: Workload, f: float, ram: float = 1.0) -> NodeSpec:
 
 
 def checked(spec: NodeSpec) -> NodeSpec:
-    """And every invariant now and then: what is kept and what lies ahead stay within each budget together."""
+    """The same node with its invariants checked at times: kept bytes and bytes ahead stay within each budget."""
     return replace(spec, check_every=5000)
 
 
 def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
-    """`Must show` of the policy: hits, bytes, what lies ahead, and an even source rate."""
+    """Assert the policy's promise: hits, source bytes, bytes ahead, and an even source rate."""
     size, capacity = work.size_bytes, int(f * work.size_bytes)
     assert all(abs(epoch.hit_rate - f) <= 0.01 for epoch in result.epochs[1:])
     assert result.source_bytes <= 1.02 * (size + (work.epochs - 1) * (size - capacity))
@@ -76,8 +76,8 @@ def test_a_shuffle_window_that_the_cache_holds_costs_each_extent_one_fetch_an_ep
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_places_change_under_faults_with_every_invariant_intact(seed: int) -> None:
-    """What is kept moves between tiers only by being fetched, and stays as much as it was."""
+def test_retention_trades_places_under_faults_with_every_invariant_intact(seed: int) -> None:
+    """Kept extents move between tiers only by being fetched, and as much is kept as before."""
     work = Workload(shards=240, samples_per_shard=4, shard_bytes=1000, batch=4, epochs=4, seed=seed)
     spec = replace(spec_of(work, 0.7, 0.3), source=SourceSpec(fault_rate=0.1), check_every=5)
     simulation = Simulation(spec, work)
@@ -106,7 +106,7 @@ def test_controls_match_their_formulas(policy: PolicyName, f: float) -> None:
     assert abs(sum(steady) / len(steady) - EXPECTED[policy](f)) <= 0.01
 
 
-def test_the_node_tells_each_epochs_hits_against_its_bound() -> None:
+def test_the_node_reports_each_epochs_hits_against_its_bound() -> None:
     work = Workload(shards=200, epochs=4, seed=2)
     simulation = Simulation(spec_of(work, 0.5), work)
     measured = simulation.run()
@@ -126,8 +126,8 @@ def test_belady_hits_first_and_then_nothing_where_keep_is_even() -> None:
     assert keep.peak_ratio < 1.3
 
 
-def test_readers_ask_no_more_for_what_they_hold_and_only_what_is_kept_stays_held() -> None:
-    for f, grants in ((1.1, 60), (0.5, 180)):  # the kept part passes too where the rest streams
+def test_readers_do_not_demand_what_they_hold_and_hold_only_kept_extents_for_long() -> None:
+    for f, grants in ((1.1, 60), (0.5, 180)):  # kept extents are released too where the rest streams
         work = Workload(shards=60, epochs=3)
         simulation = Simulation(spec_of(work, f), work)
         simulation.log = []
@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
     assert logs[0] == logs[1] != logs[2]
 
 
-def test_a_failure_says_how_to_see_it_again() -> None:
+def test_a_failure_says_how_to_repeat_it() -> None:
     work = Workload(shards=8, epochs=2, seed=11)
     simulation = Simulation(spec_of(work, 0.5), work)
     simulation.node.handle(ev.TierLost(simulation.spec.tiers[0].name), 0.0)
@@ -199,7 +199,7 @@ def test_the_peak_is_the_fullest_window() -> None:
 def test_every_epoch_ends_with_a_bounded_number_of_fills(
     shards: int, window: int, ranks: int, f: float, ram: float, faults: float, seed: int
 ) -> None:
-    """Whatever the shuffle window and the room for it: readers get on, and no fill serves nobody twice over."""
+    """Readers make progress with any shuffle window and room, and each fill serves a reader."""
     work = Workload(
         shards,
         samples_per_shard=4,
@@ -221,7 +221,7 @@ def test_every_epoch_ends_with_a_bounded_number_of_fills(
 
 
 def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> None:
-    """Four readers of one dataset that shuffle all of it, with room for a third."""
+    """Four readers shuffle all of one dataset, with room for a third of it."""
     work = Workload(shards=24, samples_per_shard=32, shard_bytes=1000, batch=32, window=0, epochs=2, ranks=4)
     simulation = Simulation(NodeSpec(tiers_of(8000), check_every=50), work)
     results = simulation.run()
@@ -232,7 +232,7 @@ def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> N
 
 @pytest.mark.parametrize("option", ["--cache", "--ram", "--step-s", "--latency-s", "--faults"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_what_is_no_number_is_refused_in_one_line(
+def test_an_option_that_is_not_a_number_is_refused_in_one_line(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["simulate", "--shards", "60", "--epochs", "2", f"{option}={value}"]) == 2
@@ -277,7 +277,7 @@ def test_a_batch_beyond_all_samples_is_2(capsys: pytest.CaptureFixture[str]) -> 
         (["--cache", "1", "--seed", str(1 << 64)], "--seed"),
     ],
 )
-def test_what_cannot_be_simulated_is_said_at_once(
+def test_a_workload_that_cannot_be_simulated_is_refused_at_once(
     capsys: pytest.CaptureFixture[str], words: list[str], named: str
 ) -> None:
     assert run(["simulate", "--shards", "3", "--epochs", "2", "--json", *words]) == 2

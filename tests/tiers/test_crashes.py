@@ -14,62 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.core.errors import CorruptData
-from cachesvc.core.model import ExtentId, TierName
-from cachesvc.tiers.checksum import StreamedChecksums, verify
-from cachesvc.tiers.nvme import NvmeTier, open_nvme
+from cachesvc.tiers.nvme import open_nvme
 from tests.support.faults.power_cuts import Cut, Durable
-
-NAME = TierName("nvme0")
-SIZE = 40_000
-BUDGET = 12
-
-
-def content(number: int) -> bytes:
-    return number.to_bytes(8, "little") * (SIZE // 8)
-
-
-def extent(number: int) -> ExtentId:
-    return ExtentId(number.to_bytes(16, "big"))
-
-
-def put(tier: NvmeTier, number: int) -> None:
-    fd = tier.reserve(extent(number), SIZE)
-    os.pwrite(fd, content(number), 0)
-    checksums = StreamedChecksums(SIZE).checksums(fd)
-    os.close(fd)
-    tier.commit(extent(number), checksums)
-
-
-def sound(tier: NvmeTier) -> set[int]:
-    """Recover the tier, and return the extents that the check before the first grant passes; all their bytes must be
-    right."""
-    good = set()
-    for resident in tier.recover():
-        number = int.from_bytes(resident, "big")
-        try:
-            fd, checksums = tier.open(resident)
-        except CorruptData:
-            tier.evict(resident)
-            continue
-        assert checksums is not None
-        try:
-            verify(fd, checksums)
-            assert os.pread(fd, SIZE + 1, 0)[:SIZE] == content(number), "a wrong byte passed"
-            good.add(number)
-        except CorruptData:
-            tier.evict(resident)
-        finally:
-            os.close(fd)
-    return good
-
+from tests.support.numbered_extents import BUDGET, NAME, SIZE, content, extent, put, sound
 
 # Fills, commits and evicts for ever; prints what it is about to evict and what it has committed.
 CHILD = """
 import sys
 from pathlib import Path
 from cachesvc.tiers.nvme import open_nvme
-from tests.tiers.test_crashes import BUDGET, NAME, extent, put, sound
+from tests.support.numbered_extents import BUDGET, NAME, extent, put, sound
 tier = open_nvme(NAME, Path(sys.argv[1]))
 held = sorted(sound(tier))
 number = int(sys.argv[2])

@@ -149,9 +149,8 @@ def _separated(table: FileTable) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_rows(uri: str, text: str) -> Iterator[Mapping[str, Any]]:
-    for number, line in enumerate(
-        text.split("\n"), 1
-    ):  # not splitlines: JSON texts may hold other line separators
+    # Not splitlines: JSON texts may hold other line separators.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         if len(line) > _LINE_CHARS:

@@ -12,7 +12,7 @@ from itertools import islice
 from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, Unpinned
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.prefetch import Prefetches
-from cachesvc.core.node.status import Counters, EpochCounters, JobProgress
+from cachesvc.core.node.status import Counters, EpochCounters, PrefetchProgress
 from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
@@ -101,13 +101,13 @@ class Claims:
             named, count = (extent for extent, _ in dataset.extents), len(dataset.extents)
         self._work.do((WorkKind.EVICT, name), self._evict(name, named), count)
 
-    def progress(self, job: int) -> JobProgress:
+    def progress(self, job: int) -> PrefetchProgress:
         """Report how much of a job's datasets is resident, and why the rest is not."""
         datasets = self._jobs.get(job, [])
         failed: dict[ExtentId, tuple[int, str]] = {}
         for dataset in datasets:
             failed.update(dataset.failed)
-        return JobProgress(
+        return PrefetchProgress(
             resident_extents=sum(each.ready_count for each in datasets),
             resident_bytes=sum(each.ready_bytes for each in datasets),
             total_extents=sum(len(each.extents) for each in datasets),

@@ -34,7 +34,7 @@ from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.reclaim import Reclaim
 from cachesvc.core.node.scrub import Scrub
-from cachesvc.core.node.status import Counters, JobProgress, Status, TierStatus
+from cachesvc.core.node.status import Counters, PrefetchProgress, Status, TierStatus
 from cachesvc.core.node.tier_outages import Outages
 from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.event_context import EventContext
@@ -132,7 +132,7 @@ class Node:
             else min(self.completions.next_alarm(), self.scrub.next_deadline(), self.reclaim.next_deadline())
         )
 
-    def progress(self, job: int) -> JobProgress:
+    def progress(self, job: int) -> PrefetchProgress:
         """Report how much of a job's datasets is resident."""
         return self.claims.progress(job)
 

@@ -8,7 +8,7 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 
 
 @dataclass(frozen=True, slots=True)
-class JobProgress:
+class PrefetchProgress:
     """Progress of a job's datasets: how much is resident.
 
     `failed` maps an extent to the code (errors.py) and message of its last fill. `stuck` counts what a prefetch cannot

@@ -74,7 +74,7 @@ class Service:
             answers: queue.Queue[jobs.Answer] = queue.Queue()
             opening = self._open(uris, options, request.refresh, self._uid(context), answers)
             try:
-                while isinstance(answer := self._waiting.next(answers, context), jobs.JobProgress):
+                while isinstance(answer := self._waiting.next(answers, context), jobs.BuildProgress):
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
             finally:
                 self._loop.post(lambda: self._runner.builds.cancel(opening, answers.put))

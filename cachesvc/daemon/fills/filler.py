@@ -254,7 +254,7 @@ class Filler:
                 due = now + PROGRESS_S
                 with self._unanswered_lock:
                     if number in self._unanswered:
-                        jobs.send(self._channel, jobs.JobProgress(number, done, total))
+                        jobs.send(self._channel, jobs.BuildProgress(number, done, total))
 
         return progress
 

@@ -9,6 +9,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -171,6 +172,10 @@ class Fills:
 
         def filled(answer: jobs.Answer) -> None:
             self._memory.end(needed_bytes)
+            if isinstance(answer, jobs.JobDone) and answer.crashed:
+                uri = dataset.catalog.extent(index).pieces[0].object.uri
+                message = f"a process crashed while it read {uri}; the object is probably damaged"
+                answer = replace(answer, code=CorruptData.code, message=message)
             self._filled(command, dataset.id, size_bytes, answer)
 
         if self._filling.get((command.extent, command.tier)) is command:

@@ -13,14 +13,15 @@ import errno
 import json
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from cachesvc.config import Settings
-from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.core.model import TierName
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import CANNOT_FORK, DEATH_S, Child, ForkServer
@@ -35,6 +36,9 @@ STOP_S = 2.0
 MAX_HUNG = 8
 BUILD_TRIES = 4
 """Builders that a build may kill before it fails; a builder may also be killed for other reasons."""
+BUILD_CRASHED = "a process crashed while it read the data; an object of this dataset is probably damaged"
+CRASHES = frozenset((-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE))
+"""Exit codes of a process whose own code ended it: pyarrow aborts on some damaged Parquet files."""
 OnAnswer = Callable[[jobs.Answer], None]
 
 
@@ -146,6 +150,8 @@ class FillerPool:
         def on_answer(answer: jobs.Answer) -> None:
             if isinstance(answer, jobs.JobDone) and answer.lost and tries > 1:
                 self.build(make, answered, tries - 1)
+            elif isinstance(answer, jobs.JobDone) and answer.crashed:
+                answered(replace(answer, code=CorruptData.code, message=BUILD_CRASHED, retry=False))
             else:
                 answered(answer)
 
@@ -241,7 +247,7 @@ class FillerPool:
         ):
             self.peer_pauses[answer.peer] += 1
         elif (
-            not isinstance(answer, (jobs.JobDone, jobs.JobProgress))
+            not isinstance(answer, (jobs.JobDone, jobs.BuildProgress))
             or not jobs.is_well_typed(answer)
             or answer.number not in filler.waiting
         ):
@@ -251,7 +257,7 @@ class FillerPool:
             if filler.retiring and not filler.waiting and filler in self._living:
                 self._drop(filler)
                 self._reap(filler, DEATH_S)
-        elif isinstance(answer, jobs.JobProgress):
+        elif isinstance(answer, jobs.BuildProgress):
             filler.waiting[answer.number].answered(answer)
 
     def _filler_died(self, filler: _Filler) -> None:
@@ -261,7 +267,7 @@ class FillerPool:
         message = killed or "a filler process ended unexpectedly"
         log.warning(message, extra={"code": code, "jobs": len(filler.waiting)})
         for number, waiting in filler.waiting.items():
-            waiting.answered(_unanswered(number, code, killed))
+            waiting.answered(_unanswered(number, code, killed, len(filler.waiting) == 1))
 
     def _killed_for_memory(self) -> str:
         largest = largest_ram_bytes(allowed_bytes(), self._settings.own_bytes)
@@ -283,8 +289,9 @@ class FillerPool:
         return code
 
 
-def _unanswered(number: int, code: int | None, killed: str) -> jobs.JobDone:
-    """The answer for a job whose process ended without one. `killed` is the message where it was killed for memory."""
+def _unanswered(number: int, code: int | None, killed: str, alone: bool) -> jobs.JobDone:
+    """The answer for a job whose process ended without one. `killed` is the message where it was killed for memory;
+    `alone` means that the process had no other job."""
     if killed:
         return jobs.JobDone(number, SourceUnavailable.code, killed, retry=True, lost=True)
     if code == CANNOT_FORK:
@@ -292,4 +299,5 @@ def _unanswered(number: int, code: int | None, killed: str) -> jobs.JobDone:
         return jobs.JobDone(number, SourceUnavailable.code, message, retry=True)
     why = "exit code not known yet" if code is None else f"exit code {code}"
     message = f"the filler process ended ({why}); try again, and see the daemon's log"
-    return jobs.JobDone(number, SourceUnavailable.code, message, retry=True, lost=True)
+    crashed = alone and code in CRASHES
+    return jobs.JobDone(number, SourceUnavailable.code, message, retry=True, lost=True, crashed=crashed)

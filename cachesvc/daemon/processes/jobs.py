@@ -71,7 +71,7 @@ class BuildJob:
 
 
 @dataclass(frozen=True, slots=True)
-class JobProgress:
+class BuildProgress:
     """The bytes that a build has read so far, and all that it will read."""
 
     kind: ClassVar[str] = "progress"
@@ -85,7 +85,8 @@ class JobDone:
     """The end of a job.
 
     `code` is 0 for success, else a code of `core/errors.py` with a `message` of one line. `lost`: the process ended
-    without an answer. `holes`: ranges of objects that a successful fill left out, in the format of grants;
+    without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had this job
+    alone. `holes`: ranges of objects that a successful fill left out, in the format of grants;
     `hole_code` and `message` are the error of the first.
     """
 
@@ -99,6 +100,7 @@ class JobDone:
     peer_bytes: int = 0
     dataset: str = ""
     lost: bool = False
+    crashed: bool = False
     holes: str = ""
     hole_code: int = 0
 
@@ -181,7 +183,7 @@ class BytesSent:
 
 
 Job: TypeAlias = FillJob | CopyJob | VerifyJob | BuildJob
-Answer: TypeAlias = JobProgress | JobDone
+Answer: TypeAlias = BuildProgress | JobDone
 _OfFillers: TypeAlias = Job | Answer | SourceRequests | PeerPaused
 _OfForkServer: TypeAlias = ForkChild | KillChild | ChildStarted | ChildEnded
 Message: TypeAlias = _OfFillers | _OfForkServer | BorrowExtent | LentExtent | BytesSent

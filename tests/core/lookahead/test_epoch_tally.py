@@ -1,4 +1,4 @@
-"""Whose plans count as one epoch of a dataset."""
+"""Plans that count as one epoch of a dataset."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def begin(node: Node, *extents: ExtentId, number: int, launch: int = 0, now: flo
 
 
 def end(node: Node, number: int) -> None:
-    """Its connection closes."""
+    """Close its connection."""
     tell(node, PlanEnded(number), JobEnded(number), now=2.0)
 
 
-def told(node: Node) -> list[tuple[int, int, int]]:
-    """Of each epoch its number, what was touched and what was hit."""
+def epochs_of(node: Node) -> list[tuple[int, int, int]]:
+    """The number, touched extents and hits of each epoch."""
     return [(each.number, each.touched, each.hits) for each in node.counters(DATASET).epochs]
 
 
@@ -46,10 +46,10 @@ def test_jobs_one_after_the_other_have_epochs_of_their_own() -> None:
         begin(node, A, B, C, D, number=number, launch=7)
         tell(node, Passed(number, DONE), now=1.5)
         end(node, number)
-    assert told(node) == [(0, 4, 4), (1, 4, 4), (2, 4, 4)]
+    assert epochs_of(node) == [(0, 4, 4), (1, 4, 4), (2, 4, 4)]
 
 
-def test_ranks_of_a_job_are_one_epoch_at_whatever_moment_each_begins_and_ends() -> None:
+def test_ranks_of_a_job_share_an_epoch_whenever_each_begins_and_ends() -> None:
     node = warm(A, B, C, D)
     begin(node, A, B, number=1, launch=7)
     tell(node, Passed(1, 1), now=1.1)
@@ -57,12 +57,12 @@ def test_ranks_of_a_job_are_one_epoch_at_whatever_moment_each_begins_and_ends() 
     tell(node, Passed(2, DONE), now=1.2)
     end(node, 2)
     tell(node, Passed(1, DONE), now=1.3)
-    assert told(node) == [(0, 4, 4)]
+    assert epochs_of(node) == [(0, 4, 4)]
     begin(node, D, C, number=1, launch=7)
-    assert [number for number, *_ in told(node)] == [0, 1], "the same connection again"
+    assert [number for number, *_ in epochs_of(node)] == [0, 1], "the same connection again"
 
 
-def test_what_one_rank_fetched_before_another_began_is_no_hit_of_that() -> None:
+def test_an_extent_that_one_rank_fetched_before_another_began_is_no_hit_of_that() -> None:
     node = node_of(ram=8)
     tell(node, declare(A, B, C, D, job=100), Pinned(DATASET))
     todo = tell(node, declare(A, B, C, D, job=1), plan(A, B, C, D, number=1, launch=7), now=1.0)
@@ -72,7 +72,7 @@ def test_what_one_rank_fetched_before_another_began_is_no_hit_of_that() -> None:
             todo += tell(node, Filled(command.extent, command.tier), now=1.1)
     begin(node, A, B, C, D, number=2, launch=7, now=1.2)
     tell(node, Passed(1, DONE), Passed(2, DONE), now=1.5)
-    assert told(node) == [(0, 8, 0)], "each by both of them"
+    assert epochs_of(node) == [(0, 8, 0)], "each by both of them"
 
 
 def test_jobs_side_by_side_have_epochs_of_their_own() -> None:
@@ -81,7 +81,7 @@ def test_jobs_side_by_side_have_epochs_of_their_own() -> None:
         begin(node, A, B, C, D, number=1, launch=7)
         begin(node, D, C, number=2, launch=8)
         tell(node, Passed(1, DONE), Passed(2, DONE), now=1.5)
-    assert told(node) == [(0, 4, 4), (1, 2, 2), (2, 4, 4), (3, 2, 2)]
+    assert epochs_of(node) == [(0, 4, 4), (1, 2, 2), (2, 4, 4), (3, 2, 2)]
 
 
 def test_a_reader_that_connects_anew_in_mid_epoch_goes_on_in_it() -> None:
@@ -94,10 +94,10 @@ def test_a_reader_that_connects_anew_in_mid_epoch_goes_on_in_it() -> None:
     end(node, 2)
     begin(node, A, B, C, D, number=3, launch=7)
     tell(node, Passed(3, DONE), now=1.3)
-    assert told(node) == [(0, 4, 4)], "each extent once"
+    assert epochs_of(node) == [(0, 4, 4)], "each extent once"
     end(node, 3)
     begin(node, A, B, C, D, number=4, launch=7)
-    assert len(told(node)) == 2, "that epoch is over"
+    assert len(epochs_of(node)) == 2, "that epoch is over"
 
 
 def test_a_rank_that_connects_anew_beside_others_counts_nothing_twice() -> None:
@@ -108,7 +108,7 @@ def test_a_rank_that_connects_anew_beside_others_counts_nothing_twice() -> None:
     end(node, 1)
     begin(node, A, B, number=3, launch=7)
     tell(node, Passed(3, DONE), Passed(2, DONE), now=1.2)
-    assert told(node) == [(0, 4, 4)]
+    assert epochs_of(node) == [(0, 4, 4)]
 
 
 def test_another_order_after_one_that_was_broken_off_is_another_epoch() -> None:
@@ -118,7 +118,7 @@ def test_another_order_after_one_that_was_broken_off_is_another_epoch() -> None:
     end(node, 1)
     begin(node, D, C, B, A, number=2, launch=7)
     tell(node, Passed(2, DONE), now=1.2)
-    assert told(node) == [(0, 2, 2), (1, 4, 4)]
+    assert epochs_of(node) == [(0, 2, 2), (1, 4, 4)]
 
 
 def test_plans_that_are_broken_off_over_and_over_take_no_more_memory() -> None:

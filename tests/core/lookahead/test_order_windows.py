@@ -1,4 +1,4 @@
-"""Whose room the window is where orders are many: of those that move, unless all rest or there is enough for all."""
+"""Shares of the window where orders are many: for those that move, unless all are idle or there is enough for all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE, USER = 10, 1001
 
 @dataclass
 class Room:
-    """A window's size, as `Reserve` has it."""
+    """The size of a window, with the interface of `Reserve`."""
 
     extents: int
     tight: bool = False
@@ -32,7 +32,7 @@ class Room:
 
 
 class Bench:
-    """Orders that begin one second after the other, each with an extent ahead."""
+    """Orders that begin one second after another, each with an extent ahead."""
 
     def __init__(self, room: Room, orders: int) -> None:
         self.context = EventContext()
@@ -45,36 +45,36 @@ class Bench:
             window.ahead[copy], window.ahead_bytes = None, SIZE
             self.orders.append(window)
 
-    def gives_way(self) -> OrderWindow | None:
-        """To the order that came last."""
+    def window_to_free(self) -> OrderWindow | None:
+        """The window that is freed for the order that came last."""
         return self.windows.window_to_free(self.orders[-1], SIZE)
 
 
-def test_of_orders_too_many_for_an_extent_each_those_take_part_that_moved_of_late() -> None:
+def test_of_too_many_orders_only_those_that_moved_lately_fetch_ahead() -> None:
     bench = Bench(Room(2), 3)
     first, second, third = bench.orders
     bench.context.now = IDLE_S + 1.5
     assert bench.windows.active() == {third}
     assert bench.windows.room_bytes(bench.orders[-1]) == 2 * SIZE
-    assert bench.gives_way() is first, "longest at rest"
+    assert bench.window_to_free() is first, "longest at rest"
     first.ahead.clear()
-    assert bench.gives_way() is second, "the other one has nothing to give"
+    assert bench.window_to_free() is second, "the other one has nothing to give"
     second.ahead.clear()
-    assert bench.gives_way() is None
+    assert bench.window_to_free() is None
 
 
-def test_where_all_orders_rest_all_take_part() -> None:
+def test_where_all_orders_are_idle_all_fetch_ahead() -> None:
     bench = Bench(Room(2), 3)
     bench.context.now = 2 * IDLE_S
     assert bench.windows.active() == set(bench.orders)
-    assert bench.gives_way() is None
+    assert bench.window_to_free() is None
     assert bench.windows.room_bytes(bench.orders[-1]) == SIZE
 
 
 @pytest.mark.parametrize("room", [Room(3), Room(2, tight=True), Room(2, streams=False)], ids=str)
-def test_orders_at_rest_keep_their_part_where_nothing_is_gained(room: Room) -> None:
-    """There is an extent for each, or the window is no limit."""
+def test_idle_orders_keep_their_part_where_others_do_not_need_it(room: Room) -> None:
+    """The room holds an extent of each order, or the window is no limit."""
     bench = Bench(room, 3)
     bench.context.now = IDLE_S + 1.5
     assert bench.windows.active() == set(bench.orders)
-    assert bench.gives_way() is None
+    assert bench.window_to_free() is None

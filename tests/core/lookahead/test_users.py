@@ -1,4 +1,4 @@
-"""What the plans of one user leave to another's look-ahead."""
+"""Look-ahead that the plans of one user leave to another."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Users:
         self.send(Tick())
 
     def plans(self, count: int, first: int = 0) -> None:
-        """So many of Bob's."""
+        """Begin that many plans of Bob."""
         for number in range(first, first + count):
             self.plan(2 + number, self.order(number), self.bob)
 
@@ -87,7 +87,7 @@ class Users:
         self.send(Planned(number, number, rows, user=user))
 
     def read(self, number: int, order: list[ExtentId], step_s: float, step: int = 0) -> None:
-        """One extent after the other; a step begins `step_s` after the one before was served."""
+        """Read one extent after another; a step begins `step_s` after the previous one was served."""
 
         def granted() -> None:
             self.clock.after(step_s, done)
@@ -103,7 +103,7 @@ class Users:
         self.send(Demanded(ReaderId(number), step, order[step], job=number))
 
     def streamed(self) -> Counter[str]:
-        """Alice reads all of hers; what of it was fetched ahead, and what was waited for."""
+        """Read all of Alice's dataset; how many extents were fetched ahead, and how many she waited for."""
         self.plan(1, self.data[0], self.alice)
         self.read(1, self.data[0], STEP_S)
         while self.node.plans.plans[1].passed < len(self.data[0]):
@@ -113,7 +113,7 @@ class Users:
         return Counter(hits=found.hits, ahead=found.ahead, misses=found.misses)
 
     def wait(self, until_s: float) -> None:
-        """Others go on so long, or for nothing."""
+        """Let the others go on for that long."""
         self.later(until_s - self.clock.now, Tick())
         while self.clock.now < until_s:
             assert self.clock.step()

@@ -204,7 +204,7 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
         tell(node, Tick())
         node.check()
         ticks += 1
-    assert ticks == 7  # three steps that claim, three that judge, and the end
+    assert ticks == 7  # three steps that claim, three that assign roles, and the end
     assert node.next_deadline() == math.inf
     assert node.status() == at_once.status()
     tell(node, JobEnded(1), Tick(), claim, Tick(), JobEnded(1))
@@ -213,12 +213,12 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
         assert node.next_deadline() < math.inf
         tell(node, Tick())
         ticks += 1
-    assert ticks == 4  # three steps that give up, and the end
+    assert ticks == 4  # three steps that end the claim, and the end
     assert node.status().datasets == ()
     assert node.status().tiers[1].kept_bytes == 0
 
 
-def test_a_claim_made_while_the_last_one_is_given_up_takes_it_up_again() -> None:
+def test_a_claim_made_during_the_end_of_the_last_one_restores_it() -> None:
     extents = (A, B, C, D, E)
     claim = DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents), gradual=True)
     node, new = (node_of(ram=5, nvme=5, claim_step=2) for _ in range(2))

@@ -84,7 +84,7 @@ def test_a_tier_that_cannot_commit_for_want_of_room_is_full_for_a_while() -> Non
     tell(node, Demanded(ONE, 2, B, True, SIZE), Filled(B, NVME))
     assert tell(node, CommitFailed(B, NVME, "full", OutOfSpace.code)) == [Recall(ONE, B)]
     assert tell(node, Released(ONE, B), Evicted(B, NVME)) == [Evict(B, NVME)]
-    assert tell(node, Demanded(ONE, 3, C, True, SIZE)) == [Refuse(ONE, 3, C)]  # not into what is full
+    assert tell(node, Demanded(ONE, 3, C, True, SIZE)) == [Refuse(ONE, 3, C)]  # not into a full tier
     later = 2 * node.policy.settings.full_s
     assert node.handle(Tick(), later) == []
     assert node.handle(Demanded(ONE, 4, C, True, SIZE), later) == [StartFill(C, NVME)]
@@ -102,7 +102,7 @@ def test_a_corrupt_copy_is_not_granted_again_and_is_filled_again_when_wanted() -
 def test_a_corrupt_copy_that_another_tier_has_too_is_repaired_from_that() -> None:
     node = node_of(ram=1, nvme=2)
     tell(node, Recovered(NVME, {A: SIZE, B: SIZE}), declare(A, B), plan(A, B))
-    fill(node, A)  # ahead, from the disk
+    fill(node, A)  # the promotion from the disk
     assert tell(node, Corrupt(A, RAM)) == [Evict(A, RAM)]
     assert tell(node, Demanded(ONE, 1, A)) == [Grant(ONE, 1, A, NVME, "kept")]
     assert tell(node, Evicted(A, RAM)) == [], "no source is asked"

@@ -150,7 +150,7 @@ def test_a_grant_that_could_not_be_handed_over_does_not_count(counted: Counted, 
 
 
 def test_reads_and_epochs_count_for_the_dataset_that_their_job_claims() -> None:
-    """`B` is of both, as where a folder and one folder in it are two datasets."""
+    """Extent B is in both datasets, as where a folder and a folder inside it are opened."""
     node = node_of(ram=4)
     tell(node, declare(A, B, job=1), declare(B, C, job=2, dataset=OTHER))
     tell(node, Demanded(TWO, 1, B))

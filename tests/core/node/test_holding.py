@@ -1,4 +1,4 @@
-"""Readers that hold what they read keep neither other jobs waiting nor memory that is needed elsewhere."""
+"""Readers that hold extents neither keep other jobs waiting nor hold memory that is needed elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOON_S = 2 * (INTERVAL_S + RECALL_DELAY_S)
 ROOM = 64
 
 
-def at_rest(jobs: Jobs, count: int = ROOM) -> Reader:
+def idle_job(jobs: Jobs, count: int = ROOM) -> Reader:
     """A job that has read all of its data, which fills the cache, and holds it."""
     first = Reader(jobs, 1, "first", count, user=1)
     first.read(1)
@@ -24,7 +24,7 @@ def at_rest(jobs: Jobs, count: int = ROOM) -> Reader:
 
 
 def gets_its_share(jobs: Jobs, number: int = 2) -> Reader:
-    """A job that comes then, reads on, and waits for nothing for long."""
+    """A job that begins later, reads on, and never waits long."""
     second = Reader(jobs, number, "second", 2 * ROOM, user=number)
     second.read(100)
     jobs.until(lambda: second.epoch > 0, 30.0)
@@ -33,9 +33,9 @@ def gets_its_share(jobs: Jobs, number: int = 2) -> Reader:
     return second
 
 
-def test_a_reader_holds_what_is_kept_and_asks_for_it_no_more() -> None:
+def test_a_reader_holds_kept_extents_and_demands_them_no_more() -> None:
     jobs = Jobs(ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     first.read(2)
     jobs.wait(20.0)
     assert first.epoch == 3
@@ -44,16 +44,16 @@ def test_a_reader_holds_what_is_kept_and_asks_for_it_no_more() -> None:
 
 def test_a_job_gets_its_share_beside_one_that_holds_everything() -> None:
     jobs = Jobs(ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     gets_its_share(jobs)
     assert first.kept >= first.share
 
 
 @pytest.mark.parametrize("nvme", [0, ROOM])
 def test_a_tier_that_shrinks_gets_back_what_readers_hold(nvme: int) -> None:
-    """Of memory that they map the kernel can take nothing: a trainer would be killed."""
+    """The kernel cannot reclaim memory that readers map: without recalls, a trainer would be killed."""
     jobs = Jobs(ROOM, nvme)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     ram = jobs.node.policy.tiers[RAM]
     jobs.send(ev.Resized(RAM, 20 * SIZE))
     jobs.wait(SOON_S)
@@ -61,18 +61,18 @@ def test_a_tier_that_shrinks_gets_back_what_readers_hold(nvme: int) -> None:
     assert len(first.holding.held) == 20
 
 
-def test_a_tier_that_shrinks_just_after_something_was_asked_for_asks_again_by_itself() -> None:
+def test_a_tier_that_shrinks_just_after_a_recall_sends_another_by_itself() -> None:
     jobs = Jobs(ROOM)
-    at_rest(jobs)
+    idle_job(jobs)
     jobs.send(ev.Resized(RAM, 60 * SIZE))
     jobs.send(ev.Resized(RAM, 20 * SIZE))
     jobs.wait(SOON_S)
     assert jobs.node.policy.tiers[RAM].used_bytes == 20 * SIZE
 
 
-def test_a_tier_that_shrinks_leaves_what_is_pinned_and_asks_nobody_for_ever() -> None:
+def test_a_tier_that_shrinks_leaves_pinned_extents_and_stops_sending_recalls() -> None:
     jobs = Jobs(ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     jobs.send(ev.Pinned(first.dataset))
     jobs.send(ev.Resized(RAM, 20 * SIZE))
     jobs.wait(SOON_S)
@@ -80,26 +80,26 @@ def test_a_tier_that_shrinks_leaves_what_is_pinned_and_asks_nobody_for_ever() ->
     assert jobs.node.next_deadline() == float("inf")
 
 
-def test_what_is_pinned_beyond_a_quota_gives_way_though_readers_hold_it() -> None:
+def test_extents_pinned_beyond_a_quota_are_evicted_though_readers_hold_them() -> None:
     jobs = Jobs(ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     jobs.send(ev.Pinned(first.dataset, False, 99, None, 16 * SIZE))
     gets_its_share(jobs)
     assert first.kept == 16
 
 
-def test_what_is_held_while_a_pin_within_a_quota_ends_is_kept_again() -> None:
+def test_extents_held_while_a_pin_within_a_quota_ends_are_kept_again() -> None:
     jobs = Jobs(ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     jobs.send(ev.Pinned(first.dataset, False, 99, None, 16 * SIZE))
     assert first.kept == 16
     jobs.send(ev.Unpinned(first.dataset))
     assert first.kept == ROOM
 
 
-def test_what_is_held_while_a_tier_was_lost_for_a_moment_is_kept_again_and_shared() -> None:
+def test_extents_held_while_a_tier_was_lost_for_a_moment_are_kept_again_and_shared() -> None:
     jobs = Jobs(1, ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     jobs.send(ev.TierLost(NVME))
     assert first.kept == 1
     jobs.send(ev.TierBack(NVME))
@@ -107,8 +107,8 @@ def test_what_is_held_while_a_tier_was_lost_for_a_moment_is_kept_again_and_share
     gets_its_share(jobs)
 
 
-def test_what_is_held_from_before_a_restart_is_asked_back() -> None:
-    """Else a job that holds all of the memory, and needs no more, leaves others nothing for as long as it runs."""
+def test_extents_held_from_before_a_restart_are_recalled() -> None:
+    """Otherwise a job that holds all memory and needs no more would leave others nothing for as long as it runs."""
     jobs = Jobs(ROOM)
     first = Reader(jobs, 1, "first", ROOM, user=1)
     for extent in first.extents:
@@ -119,7 +119,7 @@ def test_what_is_held_from_before_a_restart_is_asked_back() -> None:
     jobs.until(lambda: first.epoch == 1, 30.0)
 
 
-def test_of_what_is_held_from_before_a_restart_no_more_is_asked_back_than_others_need() -> None:
+def test_no_more_holds_from_before_a_restart_are_recalled_than_others_need() -> None:
     jobs = Jobs(ROOM)
     first = Reader(jobs, 1, "first", ROOM, user=1)
     for extent in first.extents:
@@ -136,7 +136,7 @@ def test_of_what_is_held_from_before_a_restart_no_more_is_asked_back_than_others
 
 
 def test_a_stopped_process_leaves_the_others_what_it_does_not_hold() -> None:
-    """It never answers. Who came last has the least, and is never kept waiting for long."""
+    """The process never answers. The last job has the least room, and never waits long."""
     jobs = Jobs(60)
     first = Reader(jobs, 1, "first", 30, user=1)
     second = Reader(jobs, 2, "second", 30, user=2)
@@ -158,7 +158,7 @@ def test_a_stopped_process_leaves_the_others_what_it_does_not_hold() -> None:
 
 def test_a_job_that_ends_while_another_waits_leaves_it_all_of_the_room() -> None:
     jobs = Jobs(ROOM)
-    first = at_rest(jobs)
+    first = idle_job(jobs)
     second = Reader(jobs, 2, "second", 2 * ROOM, user=2)
     second.read(100)
     jobs.wait(0.5)
@@ -169,7 +169,7 @@ def test_a_job_that_ends_while_another_waits_leaves_it_all_of_the_room() -> None
 
 def test_windows_of_many_jobs_go_on_beside_one_that_holds_everything() -> None:
     jobs = Jobs(40)
-    at_rest(jobs, 40)
+    idle_job(jobs, 40)
     others = [Reader(jobs, number, f"data {number}", 200, user=number) for number in range(2, 6)]
     for each in others:
         each.read(100)

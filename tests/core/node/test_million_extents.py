@@ -1,4 +1,4 @@
-"""No event keeps the core busy for long, though a million extents are resident: in CPU time, whatever else runs."""
+"""The CPU time of each event stays short when a million extents are resident."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TABLE_BYTES = 256 << 20
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("room", [MILLION * 2, MILLION // 2], ids=["fits", "half"])
 def test_no_event_about_a_million_extents_takes_long(room: int, capsys: pytest.CaptureFixture[str]) -> None:
-    # In a process of its own, as a daemon is: in this one, tables that grow share a heap with all tests before.
+    # In a process of its own, as a daemon is: here, the heap is full of what earlier tests left.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         rows = pool.submit(slowest, room).result()
     with capsys.disabled():
@@ -49,7 +49,7 @@ def test_no_event_about_a_million_extents_takes_long(room: int, capsys: pytest.C
 
 
 def slowest(room: int) -> list[tuple[str, float]]:
-    """Each event, and the slowest step of it in seconds."""
+    """Each event, and its slowest step in seconds."""
     ids = [ExtentId(number.to_bytes(16, "little")) for number in range(MILLION)]
     node = Node([TierSpec(RAM, room)], NodeSettings())
     node.handle(Recovered(RAM, dict.fromkeys(ids[:room], 1)), 0.0)
@@ -61,7 +61,7 @@ def slowest(room: int) -> list[tuple[str, float]]:
         return time.thread_time() - began
 
     def done(name: str, event: Event) -> None:
-        settle(TABLE_BYTES)  # a table that grows is not to wait for the machine's host
+        settle(TABLE_BYTES)  # so that a table that grows does not wait for memory from the machine's host
         slowest_s = told(event)
         while node.work:
             slowest_s = max(slowest_s, told(Tick()))
@@ -72,7 +72,7 @@ def slowest(room: int) -> list[tuple[str, float]]:
         entries = tuple((extent, at // 8, at // 8 + 8) for at, extent in enumerate(order))
         return Planned(1, 1, entries, tuple(after))
 
-    gc.disable()  # the daemon looks for garbage once in millions of allocations
+    gc.disable()  # the daemon collects garbage once in millions of allocations
     done("claim", DatasetDeclared(1, DATASET, tuple((extent, 1) for extent in ids), gradual=True))
     done("plan", plan(1))
     done("another plan in its place", plan(2))

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from cachesvc.core.commands import Evict, Recall, Refuse, StartFill
-from cachesvc.core.events import (
-    Corrupt,
-    Demanded,
-    EvictAsked,
-    HoldReported,
-    ReaderGone,
-    Recovered,
-    Released,
-)
+from cachesvc.core.events import Corrupt, Demanded, EvictAsked, HoldReported, ReaderGone, Recovered, Released
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.snapshot import replay
@@ -54,42 +46,44 @@ def test_memory_that_two_readers_hold_counts_once() -> None:
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
 
 
-def said(reader: ReaderId, extent: ExtentId, user: int, most: int) -> HoldReported:
+def reported(reader: ReaderId, extent: ExtentId, user: int, most: int) -> HoldReported:
     return HoldReported(reader, extent, SIZE, user, most * SIZE)
 
 
-def held(node: Node) -> int:
-    """In extents."""
+def held_extents(node: Node) -> int:
+    """Held bytes of the RAM tier, in extents."""
     return node.policy.tiers[RAM].held_bytes // SIZE
 
 
 def test_a_users_readers_together_are_believed_up_to_its_limit() -> None:
     node = node_of(ram=8)
-    tell(node, said(ONE, A, 1000, 2), said(TWO, B, 1000, 2), said(TWO, C, 1000, 2))
-    assert held(node) == 2
-    tell(node, said(TWO, A, 1000, 2), said(ONE, B, 1000, 2))
-    assert held(node) == 2, "the same memory"
-    tell(node, said(THREE, D, 1001, 2))
-    assert held(node) == 3, "another user"
-    tell(node, Released(TWO, C), Released(ONE, B), Released(TWO, B), said(ONE, C, 1000, 2))
-    assert held(node) == 3
+    tell(node, reported(ONE, A, 1000, 2), reported(TWO, B, 1000, 2), reported(TWO, C, 1000, 2))
+    assert held_extents(node) == 2
+    tell(node, reported(TWO, A, 1000, 2), reported(ONE, B, 1000, 2))
+    assert held_extents(node) == 2, "the same memory"
+    tell(node, reported(THREE, D, 1001, 2))
+    assert held_extents(node) == 3, "another user"
+    tell(node, Released(TWO, C), Released(ONE, B), Released(TWO, B), reported(ONE, C, 1000, 2))
+    assert held_extents(node) == 3
     tell(node, ReaderGone(ONE), ReaderGone(TWO), ReaderGone(THREE))
-    assert (held(node), node.readers.holds.held_bytes) == (0, {})
+    assert (held_extents(node), node.readers.holds.held_bytes) == (0, {})
 
 
 def test_all_users_together_are_believed_up_to_the_budget() -> None:
     node = node_of(ram=2)
-    tell(node, said(ONE, A, 1000, 2), said(TWO, B, 1001, 2), said(THREE, C, 1002, 2))
-    assert held(node) == 2
-    tell(node, said(THREE, A, 1002, 2))
-    assert held(node) == 2
+    tell(node, reported(ONE, A, 1000, 2), reported(TWO, B, 1001, 2), reported(THREE, C, 1002, 2))
+    assert held_extents(node) == 2
+    tell(node, reported(THREE, A, 1002, 2))
+    assert held_extents(node) == 2
 
 
 def test_a_false_report_of_holds_takes_no_more_than_its_limit_of_what_others_keep() -> None:
     node = node_of(ram=6)
     tell(node, declare(A, B, C, D))
     read(node, A, B, C, D)
-    commands = tell(node, *(said(TWO, ExtentId(bytes([number]) * 16), 1001, 3) for number in range(100, 164)))
+    commands = tell(
+        node, *(reported(TWO, ExtentId(bytes([number]) * 16), 1001, 3) for number in range(100, 164))
+    )
     assert sum(isinstance(each, Evict) for each in commands) == 1
 
 
@@ -97,7 +91,7 @@ def test_the_release_of_a_hold_that_was_not_believed_ends_no_lease() -> None:
     node = node_of(ram=2)
     tell(node, Demanded(ONE, 1, A, True, SIZE))
     fill(node, A)
-    tell(node, said(ONE, A, 1000, 0), Released(ONE, A))
+    tell(node, reported(ONE, A, 1000, 0), Released(ONE, A))
     assert tell(node, EvictAsked(DATASET, (A,))) == []
     tell(node, Released(ONE, A))
     assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM)]
@@ -108,11 +102,11 @@ def test_a_hold_that_another_daemon_believed_is_believed_at_any_time_and_counts_
     tell(node, Demanded(TWO, 1, E, True, SIZE))
     handed = HoldReported(ONE, A, 3 * SIZE, 1000)
     tell(node, handed, now=2 * NodeSettings().hold_s)
-    assert held(node) == 3
+    assert held_extents(node) == 3
     assert replay(node, ())[0] == handed
     early = node_of(ram=8)
-    tell(early, handed, said(ONE, B, 1000, 3))
-    assert held(early) == 3
+    tell(early, handed, reported(ONE, B, 1000, 3))
+    assert held_extents(early) == 3
 
 
 def test_a_reader_that_held_a_file_before_a_restart_is_asked_for_it_too() -> None:
@@ -127,5 +121,5 @@ def test_no_hold_is_believed_long_after_the_start() -> None:
     node.handle(Demanded(ONE, 1, A, True, SIZE), 100.0)
     node.handle(HoldReported(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + NodeSettings().hold_s + 1.0)
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
-    node.handle(Released(TWO, B), 2000.0)  # its release is none of a lease
+    node.handle(Released(TWO, B), 2000.0)  # its release ends no lease
     node.check()

@@ -1,4 +1,4 @@
-"""What readers hold is asked back where others' share is held with it."""
+"""Extents that readers hold are recalled where they include the share of others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def extents(dataset: DatasetId, count: int) -> list[ExtentId]:
 
 
 class Cache:
-    """A RAM tier that fills and evicts at once, and readers that do as they are told."""
+    """A RAM tier that fills and evicts at once, and readers that answer recalls."""
 
     def __init__(self, room: int) -> None:
         self.node = Node([TierSpec(RAM, room * SIZE)], NodeSettings())
@@ -41,7 +41,7 @@ class Cache:
         return found
 
     def send(self, event: Event) -> list[Command]:
-        """The commands that follow, those of what is done at once included."""
+        """Send an event; the commands that follow, including those of fills and evictions."""
         found = self.node.handle(event, self.now)
         for command in tuple(found):
             if isinstance(command, StartFill):
@@ -52,15 +52,15 @@ class Cache:
         return found
 
     def read(self, reader: ReaderId, wanted: list[ExtentId]) -> list[Stay]:
-        """Hold them; how long each may be held."""
+        """Demand and hold extents; how long each may be held."""
         stays: list[Stay] = []
         for extent in wanted:
             answers = self.send(Demanded(reader, 0, extent))
             stays += [each.stay for each in answers if isinstance(each, Grant)]
         return stays
 
-    def asked(self, reader: ReaderId, extent: ExtentId) -> list[ExtentId]:
-        """What is asked back as this one is demanded, and refused."""
+    def recalled_for(self, reader: ReaderId, extent: ExtentId) -> list[ExtentId]:
+        """The extents that are recalled as this one is demanded, and refused."""
         answers = self.send(Demanded(reader, 0, extent))
         assert any(isinstance(each, Refuse) for each in answers)
         return [each.extent for each in answers if isinstance(each, Recall)]
@@ -90,13 +90,13 @@ def test_a_dataset_that_comes_later_gets_its_share_of_what_readers_hold_and_no_m
     assert cache.resident(second) >= int(share)
 
 
-def test_whoever_reads_what_was_asked_back_holds_it_for_one_read_and_the_last_one_frees_it() -> None:
+def test_a_recalled_extent_is_held_for_one_read_and_its_last_reader_frees_it() -> None:
     cache = Cache(4)
     first = cache.declare(FIRST, 4, ONE)
     cache.read(ONE, first)
     cache.read(THREE, first)
     second = cache.declare(SECOND, 4, TWO)
-    asked = cache.asked(TWO, second[0])
+    asked = cache.recalled_for(TWO, second[0])
     extent = asked[0]
     assert cache.read(THREE, [extent]) == ["once"]
     for reader in (ONE, THREE):
@@ -105,23 +105,23 @@ def test_whoever_reads_what_was_asked_back_holds_it_for_one_read_and_the_last_on
     assert StartFill(second[0], RAM) in cache.send(Demanded(TWO, 0, second[0]))
 
 
-def test_asked_once_a_second_and_for_something_else_where_nothing_comes_back() -> None:
+def test_recalls_are_sent_once_a_second_and_for_other_extents_where_none_is_released() -> None:
     cache = Cache(16)
     first = cache.declare(FIRST, 16, ONE)
     cache.read(ONE, first)
     second = cache.declare(SECOND, 2, TWO)
-    asked = cache.asked(TWO, second[0])
+    asked = cache.recalled_for(TWO, second[0])
     assert asked
-    assert cache.asked(TWO, second[0]) == []
+    assert cache.recalled_for(TWO, second[0]) == []
     cache.now += INTERVAL_S
-    assert cache.asked(TWO, second[0]) == [], "asked for again though it is on its way"
+    assert cache.recalled_for(TWO, second[0]) == [], "asked for again though it is on its way"
     cache.now += REPLY_S
-    again = cache.asked(TWO, second[0])
+    again = cache.recalled_for(TWO, second[0])
     assert again
     assert not set(again) & set(asked)
 
 
-def test_what_is_pinned_is_not_asked_for_nor_anything_for_reads_that_nobody_declared() -> None:
+def test_pinned_extents_are_not_recalled_and_nothing_is_for_undeclared_reads() -> None:
     cache = Cache(4)
     first = cache.declare(FIRST, 4, ONE)
     cache.read(ONE, first)
@@ -129,48 +129,48 @@ def test_what_is_pinned_is_not_asked_for_nor_anything_for_reads_that_nobody_decl
     assert not any(isinstance(each, Recall) for each in cache.send(stranger))
     cache.send(Pinned(FIRST))
     second = cache.declare(SECOND, 4, TWO)
-    assert cache.asked(TWO, second[0]) == []
+    assert cache.recalled_for(TWO, second[0]) == []
 
 
-def test_what_is_pinned_after_it_was_asked_for_stays() -> None:
+def test_an_extent_that_is_pinned_after_its_recall_stays() -> None:
     cache = Cache(4)
     first = cache.declare(FIRST, 4, ONE)
     cache.read(ONE, first)
     second = cache.declare(SECOND, 4, TWO)
-    cache.asked(TWO, second[0])
+    cache.recalled_for(TWO, second[0])
     cache.send(Pinned(FIRST))
     assert not any(isinstance(each, Evict) for each in cache.send(ReaderGone(ONE)))
     assert cache.resident(first) == 4
 
 
-def test_what_streams_is_asked_for_where_an_extent_has_no_room_at_all() -> None:
-    """Readers at rest that hold all of a small window keep nobody waiting for ever."""
+def test_streaming_extents_are_recalled_where_an_extent_has_no_room_at_all() -> None:
+    """Idle readers that hold all of a small window keep no reader waiting for ever."""
     cache = Cache(2)
     first = cache.declare(FIRST, 8, ONE)
     for reader, extent in ((ONE, first[0]), (TWO, first[1])):
         assert cache.read(reader, [extent])
     cache.now += INTERVAL_S
-    asked = cache.asked(THREE, first[2])
+    asked = cache.recalled_for(THREE, first[2])
     assert len(asked) == 1
     holder = ONE if asked == [first[0]] else TWO
     cache.send(Released(holder, asked[0]))
     assert cache.read(THREE, [first[2]])
 
 
-def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_gives_something_back() -> None:
+def test_a_reader_that_never_answers_is_sent_no_more_recalls_than_its_buffer_holds() -> None:
     cache = Cache(300)
     first = cache.declare(FIRST, 300, ONE)
     cache.read(ONE, first)
     second = cache.declare(SECOND, 300, TWO)
 
-    def asked_for_a_minute() -> list[ExtentId]:
+    def recalled_in_a_minute() -> list[ExtentId]:
         found: list[ExtentId] = []
         for _ in range(60):
             cache.now += INTERVAL_S
-            found += cache.asked(TWO, second[0])
+            found += cache.recalled_for(TWO, second[0])
         return found
 
-    asked = asked_for_a_minute()
+    asked = recalled_in_a_minute()
     assert UNANSWERED_LIMIT <= len(asked) < UNANSWERED_LIMIT + ROUND_EXTENTS
     cache.send(Released(ONE, asked[0]))
     cache.send(Released(TWO, second[0]))
@@ -179,7 +179,7 @@ def test_who_never_answers_is_asked_for_no_more_than_its_buffer_holds_until_it_g
     assert any(isinstance(each, Recall) for each in answers), "it lives"
 
 
-def test_memory_held_from_before_is_nobodys_to_ask_for_where_there_is_no_tier_of_it() -> None:
+def test_holds_from_before_a_restart_are_not_recalled_without_a_ram_tier() -> None:
     node = Node([TierSpec(TierName("nvme0"), SIZE)], NodeSettings())
     node.handle(HoldReported(ONE, extents(FIRST, 1)[0], SIZE), 0.0)
     (second,) = extents(SECOND, 1)

@@ -1,4 +1,4 @@
-"""Hand over a node's state at any moment: another core goes on where the first one stopped."""
+"""Takeovers at any moment: another core goes on where the first one stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTENTS = ((A, 10), (B, 10), (C, 10))
 
 
 class ChangingHands(NodeMachine):
-    """Now and then another node takes over: fills and checks under way are lost, all else goes on."""
+    """A machine in which another node takes over at times: fills and checks under way are lost, all else goes on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ChangingHands(NodeMachine):
         assert {p.number for p in self.node.plans.plans.values()} == set(old.plans.plans)
 
     def unsent(self, pick: int) -> list[cmd.Grant]:
-        """A grant that its reader has not received: to the model it waits again."""
+        """A grant that its reader has not received: in the model, the reader waits again."""
         for grant in self.granted[pick % (len(self.granted) + 1) :]:
             lease = (grant.reader, grant.extent, grant.tier)
             if lease in self.leases:
@@ -117,20 +117,20 @@ def filled(extents: tuple[ExtentId, ...] = (A, B, C)) -> Node:
     return found
 
 
-def test_what_is_leased_comes_first_then_what_was_used_last() -> None:
+def test_leased_copies_come_first_then_the_most_recently_used() -> None:
     old = filled()
     old.handle(ev.Demanded(READER, 9, A), 9.0)
     assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
 
 
-def test_what_is_pinned_comes_before_what_is_only_kept() -> None:
+def test_pinned_copies_come_before_those_that_are_only_kept() -> None:
     old = filled()
     old.handle(ev.DatasetDeclared(2, DatasetId("pinned"), ((A, 10),)), 9.0)
     old.handle(ev.Pinned(DatasetId("pinned")), 9.0)
     assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
 
 
-def test_what_nobody_has_named_since_the_last_takeover_goes_on_too_and_last() -> None:
+def test_dormant_extents_are_handed_over_last() -> None:
     old = node()
     old.handle(ev.Recovered(RAM, {A: 10, B: 10, C: 10}), 0.0)
     assert best_first(old, RAM) == [(C, 10), (B, 10), (A, 10)], "what would be evicted first is the last"
@@ -138,7 +138,7 @@ def test_what_nobody_has_named_since_the_last_takeover_goes_on_too_and_last() ->
     assert [extent for extent, _ in best_first(old, RAM)] == [A, C, B]
 
 
-def test_a_lease_is_told_as_a_lease_and_holds_its_copy() -> None:
+def test_a_lease_is_handed_over_as_a_lease_and_protects_its_copy() -> None:
     old = filled((A,))
     old.handle(ev.Demanded(READER, 9, A), 9.0)
     new = node()
@@ -151,7 +151,7 @@ def test_a_lease_is_told_as_a_lease_and_holds_its_copy() -> None:
     assert new.handle(ev.EvictAsked(DATASET, (A,)), 4.0) == [cmd.Evict(A, RAM)]
 
 
-def test_a_lease_of_what_does_not_fit_counts_as_held_memory() -> None:
+def test_a_lease_of_a_copy_that_does_not_fit_counts_as_held_memory() -> None:
     old = filled((A,))
     old.handle(ev.Demanded(READER, 9, A), 9.0)
     new = node(ram_bytes=15)
@@ -162,7 +162,7 @@ def test_a_lease_of_what_does_not_fit_counts_as_held_memory() -> None:
     assert new.status().tiers[0].held_bytes == 0
 
 
-def test_what_is_leased_and_fits_a_smaller_budget_is_not_evicted_for_what_does_not() -> None:
+def test_leased_copies_that_fit_a_smaller_budget_are_not_evicted_for_those_that_do_not() -> None:
     old = filled((A, B))
     for number, extent in enumerate((A, B)):
         old.handle(ev.Demanded(READER, 9 + number, extent), 9.0)
@@ -186,7 +186,7 @@ def test_a_grant_that_was_not_sent_is_granted_again() -> None:
     assert len(new.readers.readers[READER].leases[A]) == 1
 
 
-def test_a_grant_whose_reader_went_and_whose_extent_is_gone_is_not_told() -> None:
+def test_a_grant_whose_reader_and_extent_are_gone_is_not_handed_over() -> None:
     old = Node([TierSpec(NVME, 30)])
     old.handle(ev.Recovered(NVME, {A: 10}), 0.0)
     (unsent,) = old.handle(ev.Demanded(READER, 9, A), 1.0)
@@ -209,8 +209,8 @@ def test_a_plan_goes_on_in_the_middle_and_its_past_counts_in_no_epoch() -> None:
     assert (epoch.touched, epoch.hits) == (0, 0)
 
 
-def test_readers_that_wait_stay_in_the_line_of_their_job_and_plans_in_its_epoch() -> None:
-    """Through the messages of a takeover: a connection says which job it is of, so it is told there alone."""
+def test_waiting_readers_keep_their_job_in_the_queue_and_plans_their_epoch() -> None:
+    """The messages of a takeover name a job only in its connection."""
     old, other, job = node(), ReaderId(2), (1001 << 64) + 5
     for reader in (READER, other):
         old.handle(ev.DatasetDeclared(reader, DATASET, EXTENTS), 0.0)

@@ -35,7 +35,7 @@ def fill(core: Node, number: int, now: float) -> None:
 
 
 def checks(core: Node, start: float, end: float) -> list[tuple[float, ExtentId]]:
-    """What is verified from `start` to `end`, and when; each check ends at once."""
+    """The checks from `start` to `end`: time and extent. Each check ends at once."""
     found, now = [], start
     while max(now, due := core.next_deadline()) < end:
         now = max(now, due)
@@ -46,7 +46,7 @@ def checks(core: Node, start: float, end: float) -> list[tuple[float, ExtentId]]
     return found
 
 
-def test_a_small_tier_is_read_once_a_round_and_not_without_end() -> None:
+def test_a_small_tier_is_verified_once_a_round() -> None:
     core = node(FIRST)
     core.handle(recovered(FIRST, 1, 2, 3), 0.0)
     found = checks(core, 0.0, 3 * ROUND_S)
@@ -55,7 +55,7 @@ def test_a_small_tier_is_read_once_a_round_and_not_without_end() -> None:
     assert core.status().tiers[0].scrubbed_bytes == 9 * SIZE
 
 
-def test_what_nobody_could_look_at_is_not_counted_and_comes_again() -> None:
+def test_a_copy_that_could_not_be_read_is_not_counted_and_is_verified_later() -> None:
     core = node(FIRST)
     core.handle(recovered(FIRST, 1), 0.0)
     assert core.handle(ev.Tick(), 0.0) == [cmd.Verify(extent(1), FIRST)]
@@ -71,7 +71,7 @@ def test_bytes_are_read_at_the_rate() -> None:
     assert [at for at, _ in checks(core, 0.0, 100.0)] == [0.0, SIZE / RATE, 2 * SIZE / RATE]
 
 
-def test_a_tier_that_takes_longer_than_a_round_is_read_on_and_on() -> None:
+def test_a_tier_that_takes_longer_than_a_round_is_verified_without_a_pause() -> None:
     core = node(FIRST)
     count = int(1.5 * ROUND_S * RATE / SIZE)
     core.handle(recovered(FIRST, *range(count)), 0.0)
@@ -109,7 +109,7 @@ def test_each_tier_has_its_rounds_and_ram_has_none() -> None:
     assert sorted(each for at, each in found if at >= 200 + ROUND_S) == [extent(3), extent(4)]
 
 
-def test_what_was_evicted_is_left_out_and_a_lost_tier_is_gone_on_with_when_it_is_back() -> None:
+def test_evicted_copies_are_left_out_and_a_lost_tier_is_verified_again_when_it_is_back() -> None:
     core = node(FIRST)
     core.handle(recovered(FIRST, 1, 2, 3), 0.0)
     (command,) = core.handle(ev.Tick(), 0.0)

@@ -1,4 +1,4 @@
-"""A job that comes later gets its share of a cache that another job's readers hold, at rest or reading on."""
+"""A job that comes later gets its share of a cache that another job's readers hold, idle or reading on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def daemon(
 
 @contextmanager
 def another_job(data: Path, how: str) -> Iterator[None]:
-    """It has read all of its data, which fills the cache, and holds it."""
+    """Run a job that has read all of its data, which fills the cache, and holds it."""
     command = [sys.executable, "-c", _FIRST, str(data), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as job:
         assert job.stdout is not None
@@ -69,7 +69,7 @@ def another_job(data: Path, how: str) -> Iterator[None]:
     [("at rest", False), ("reading", False), ("at rest", True)],
     ids=["at rest", "reading", "at rest, from before a restart"],
 )
-def test_what_another_job_holds_of_the_whole_cache_is_asked_back(
+def test_a_job_that_holds_the_whole_cache_gives_another_its_share(
     daemon: Daemon, tmp_path: Path, how: str, restarted: bool
 ) -> None:
     body = np.frombuffer((tmp_path / "second" / "0.bin").read_bytes(), np.uint8).reshape(-1, RECORD)
@@ -87,7 +87,7 @@ def test_what_another_job_holds_of_the_whole_cache_is_asked_back(
                 found = next(each for each in control.list() if each.dataset.uri.endswith("second"))
             return found.kept_bytes >= EXTENTS // 4 * EXTENT
 
-        wait_until(read_on)  # it waits for room that only another job can give
+        wait_until(read_on)  # it waits for room that only another job can free
     dataset.close()
 
 

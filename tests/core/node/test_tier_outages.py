@@ -211,7 +211,7 @@ def test_a_plan_whose_extents_fit_only_a_lost_tier_holds_no_other_plan_up() -> N
     assert tell(node, TierBack(NVME), Passed(1, 1)) == [StartFill(B, NVME)], "within the window only"
 
 
-def test_a_quota_counts_nothing_that_lies_in_a_lost_tier() -> None:
+def test_a_quota_counts_no_copies_in_a_lost_tier() -> None:
     node = Node([TierSpec(NVME, 4 * SIZE), TierSpec(NVME1, 4 * SIZE)], NodeSettings(lookahead_bytes=SIZE))
     tell(node, DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), 1000, 2 * SIZE), Prefetched(1, DATASET))
     fill(node, A, tier=NVME)

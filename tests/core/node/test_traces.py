@@ -21,7 +21,7 @@ def _extents(count: int) -> list[ExtentId]:
 
 
 def _run(node: Node, event: Event) -> int:
-    """Obey every command at once; the bytes that were fetched from the source."""
+    """Carry out every command at once; the bytes that were fetched from the source."""
     fetched = 0
     todo = [event]
     while todo:
@@ -87,7 +87,7 @@ def test_declared_reads_without_a_plan_reach_the_bound_too() -> None:
     assert abs(_steady_hit_rate(node, extents, planned=False) - 0.5) <= 0.02
 
 
-def test_an_epoch_of_what_fits_exactly_is_fetched_once() -> None:
+def test_a_dataset_that_fits_exactly_is_fetched_once() -> None:
     extents = _extents(50)
     node = _node(extents, 1.0)
     node.handle(DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents)), 0.0)

@@ -1,4 +1,4 @@
-"""A dataset of 10^9 samples in 10^5 extents costs its order nothing to speak of, wherever a run goes on."""
+"""The order of 10^9 samples in 10^5 extents costs little time and memory, also after a resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def extent_first() -> np.ndarray:
 def test_the_first_batch_after_a_resume_comes_at_once_and_in_little_memory(
     extent_first: np.ndarray, window: int, share: float
 ) -> None:
-    """What a rank does: build the epoch's order, plan its extents, compute the slab of its first batch."""
+    """A rank builds the epoch's order, plans its extents, and computes the slab of its first batch."""
     low, high = 5 * BATCH // RANKS, 6 * BATCH // RANKS
     tracemalloc.start()
     began = time.thread_time()

@@ -87,7 +87,7 @@ def test_the_last_step_has_equal_shapes_and_each_real_sample_once(
     rows = batch // parts if order.spec.last == "pad" else -(-order.tail_samples // parts)
     assert shapes == {(accumulate, rows)}
     assert rows >= 1
-    if order.spec.last == "short":  # as DistributedSampler, and as torch's short batch on one rank
+    if order.spec.last == "short":  # like DistributedSampler, and like torch's short batch on one rank
         assert order.full_steps * batch + parts * rows == -(-samples // parts) * parts
     micros = [pair for tail in tails for pair in zip(*tail, strict=True)]
     real = [sample for row, valid in micros for sample in row[:valid].tolist()]
@@ -140,10 +140,10 @@ def test_the_plan_holds_what_the_slots_touch(counts: list[int], batch: int, data
         assert touched <= planned
         assert np.all(np.diff(plan.first_step) >= 0)
         assert plan.last_step.size == 0 or plan.last_step.max() < order.steps
-        if shuffle:  # at both its ends an interval is a step that really reads from that block
+        if shuffle:  # the first and last step of an interval really read from that block
             steps = {step for _, step in touched}
             assert {*plan.first_step.tolist(), *plan.last_step.tolist()} <= steps
-        else:  # exact, but for steps in between that pass the extent by
+        else:  # exact, except for steps in between that do not read the extent
             ends = {
                 *zip(plan.extent, plan.first_step, strict=True),
                 *zip(plan.extent, plan.last_step, strict=True),
@@ -202,7 +202,7 @@ def test_a_subset_is_an_order_over_its_ordinals() -> None:
 
 
 def test_an_order_is_one_fixed_function_forever() -> None:
-    """Saved states name positions: a change of these numbers breaks every resume."""
+    """Saved states name positions, so a change of these numbers breaks every resume."""
     order = EpochOrder(OrderSpec(42, 8, 2, 2), np.arange(9) * 5, 3)
     assert order.slots(1, 3, 0, 8).tolist() == [[28, 27, 20, 29, 5, 6, 7, 33], [23, 24, 37, 38, 8, 32, 1, 3]]
     assert sample_key(42, 3, 17) == 16615176219843533918

@@ -1,4 +1,4 @@
-"""Intervals answer as a search does, also where they are divided instead."""
+"""Intervals give the result of a search, also where they divide instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures: closed-form counts, their inverse, proportions, and components that are gone through in turn."""
+"""Mixtures: closed-form counts, their inverse, proportions, and repeated components."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ MIXES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, m
 
 @settings(max_examples=50, deadline=None)
 @given(MIXES, st.integers(1, 200))
-def test_each_component_is_gone_through_exactly_once_in_each_of_its_epochs(
+def test_each_component_is_read_exactly_once_in_each_of_its_epochs(
     parts: list[tuple[int, int]], slots: int
 ) -> None:
     shares, sizes = [share for share, _ in parts], [size for _, size in parts]

@@ -58,7 +58,7 @@ def test_small_domains_get_every_permutation_equally_often(size: int, count: int
 
 
 def _chi_square(cells: np.ndarray, expected: float) -> float:
-    """In standard deviations from its mean."""
+    """The chi-square statistic, in standard deviations from its mean."""
     freedom = cells.size - 1
     return float((((cells - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 

@@ -1,4 +1,4 @@
-"""The rate that a throttling source is asked at, and what a source that is down costs: with a virtual clock."""
+"""The rate at which a throttling source is asked, and the cost of a source that is down, under a virtual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cachesvc.sources.resilient import RATE_POLL_S, Resilience, Resilient
 from tests.support.clock import Clock
 
 LATE_S = 0.005
-"""A thread that sleeps wakes up to so much later than it wanted."""
+"""The most by which a sleeping thread wakes up late."""
 
 
 @dataclass
@@ -46,13 +46,13 @@ class Bucket:
         return True
 
     def closed_s(self, now: float) -> float:
-        """What it says, as Retry-After, to whom it refuses."""
+        """The Retry-After of a refusal."""
         return self.retry_after_s
 
 
 @dataclass
 class Quota:
-    """A source that allows `rate` requests a second on average, whenever they come in a window of `window_s`."""
+    """A source that allows `rate` requests a second on average, at any time in a window of `window_s`."""
 
     rate: float
     window_s: float
@@ -90,8 +90,9 @@ def simulate(
     seed: int = 1,
     runs: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[list[float], list[float]]:
-    """When requests came to the source, and when it served one: closed loops with the line and the retries of
-    `Resilient`; `runs` as `Process`. Answers are refused or not when they are sent, and known later."""
+    """The times of requests at the source, and of those that it served. Clients are closed loops with the queue and the
+    retries of `Resilient`; `runs` as in `Process`. A request is refused or not when it is sent, and its client knows
+    later."""
     chance = random.Random(seed)
     processes = [Process(*runs) for _ in range(clients)]
     asked: list[float] = []
@@ -137,12 +138,12 @@ def simulate(
 
 
 def often(*values: float) -> list[object]:
-    """Of what takes a while, more of the same: for `make chaos`."""
+    """Slow parameters, for `make chaos`."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def share(times: list[float], start: float, end: float, rate: float) -> float:
-    """Of `rate`, between two moments."""
+    """The rate of `times` between two moments, as a part of `rate`."""
     return sum(start <= at < end for at in times) / (end - start) / rate
 
 
@@ -168,8 +169,8 @@ def test_clients_settle_at_what_the_source_allows(
 
 @pytest.mark.parametrize("latency_s", [0.002, 0.005, 0.02])
 def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> None:
-    """All who stood in line once looked at the same moments, asked at once when their turn had come sooner than they
-    were told, and were refused: the rate was halved, and took 20 s to come back."""
+    """A regression: all places in the queue looked at the same moments, asked at once when their turn had come early, and
+    were refused. The rate was halved, and took 20 s to come back."""
     rate = 40
     for seed in range(20):
         asked, served = simulate(Bucket(rate, 4), 2, 64, 30, latency_s, seed)
@@ -180,11 +181,11 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
 @pytest.mark.parametrize("retry_after_s", [0.5, *often(1, 2), 5, *often(10), 30])
 @pytest.mark.parametrize(("rate", "clients", "latency_s"), [(40, 2, 0.03), (40, 1, 0.005), (300, 2, 0.01)])
 @pytest.mark.parametrize("burst_s", [0.1, 1.0])
-def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
+def test_a_source_that_sends_retry_after_is_used_fully(
     rate: int, clients: int, latency_s: float, retry_after_s: float, burst_s: float
 ) -> None:
-    """Once one refusal of many answers stopped all, and the rate grew meanwhile, or while those who were refused twice
-    stayed away: a storm, 30 s of it, and so on."""
+    """A regression: one refusal among many answers stopped all requests, and the rate grew meanwhile, or while clients that
+    were refused twice stayed away. Then many were refused, for 30 s, and so on."""
     for seed in range(2):
         source = Bucket(rate, rate * burst_s, retry_after_s)
         asked, served = simulate(source, clients, 64, 120, latency_s, seed)
@@ -198,7 +199,7 @@ def test_a_source_that_says_when_to_come_back_is_used_all_the_same(
 @pytest.mark.parametrize("window_s", [1, *often(5, 10), 60])
 @pytest.mark.parametrize(("rate", "latency_s"), [(40, 0.01), (100, 0.1), (300, 0.01)])
 def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float) -> None:
-    """Each window's refusals are some in a row; once they were up to a fifth of what was asked."""
+    """Each window has a few refusals in a row. Before, they were up to a fifth of the requests."""
     for seed in range(2):
         asked, served = simulate(Quota(rate, window_s), 2, 64, 240, latency_s, seed)
         assert share(asked, 120, 240, rate) <= 1.1, seed
@@ -212,8 +213,8 @@ def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float)
     [(20, 5), (10, 10), (20, 10), (3, 60), (5, 60), pytest.param(3, 300, marks=pytest.mark.slow)],
 )
 def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, clients: int) -> None:
-    """Each client was refused eight times a window, and the rate grew over seconds: 100 requests were gone long before
-    the window was, and up to 1.21 times as many were asked for."""
+    """A regression: each client was refused eight times a window, and the rate grew over seconds. A quota of 100 requests
+    was used up long before its window ended, and up to 1.21 times as many were asked for."""
     for seed in range(2):
         asked, served = simulate(Quota(rate, window_s), clients, 16, 16 * window_s, 0.05, seed)
         start, end = 8 * window_s, 16 * window_s
@@ -225,16 +226,16 @@ def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, cli
 
 
 @pytest.mark.parametrize("burst", [1, 2])
-def test_a_source_that_bears_no_burst_is_used_by_one_pace(burst: int) -> None:
-    """Clients that know nothing of each other find it busy: four were served 0.63 of two at once, 0.2 of one."""
+def test_a_source_without_burst_capacity_is_used_by_one_pace(burst: int) -> None:
+    """Several paces share such a source badly: with a burst of two, four were served 0.63 of the rate, with one, 0.2."""
     for seed in range(4):
         asked, served = simulate(Bucket(20, burst), 1, 64, 90, 0.02, seed)
         assert share(served, 20, 90, 20) >= 0.85, seed
         assert share(asked, 20, 90, 20) <= 1.1, seed
 
 
-def test_a_first_guess_that_was_too_low_is_mended_by_what_was_served_until_the_pause() -> None:
-    """The guess was cut by half though more had been served: 0.6 of the quota for 20 s."""
+def test_a_first_guess_that_was_too_low_is_corrected_by_what_was_served_until_the_pause() -> None:
+    """A regression: the guess was cut by half though more had been served, so 0.6 of the quota was used for 20 s."""
     for seed in range(4):
         asked, served = simulate(Quota(20, 1), 1, 100, 27, 0.02, seed)
         assert share(served, 7, 27, 20) >= 0.85, seed
@@ -257,8 +258,8 @@ def test_a_quota_that_was_forgotten_slows_no_first_guess() -> None:
     assert pace.rate(now + 2) == pytest.approx(2 * pace.rate(now + 1))
 
 
-def test_a_first_guess_that_nobody_uses_does_not_grow() -> None:
-    """It doubled every second while all who were refused stayed away, and was then cut by half each 30 s."""
+def test_an_unused_first_guess_does_not_grow() -> None:
+    """A regression: it doubled every second while refused clients stayed away, and was then cut by half every 30 s."""
     for seed in range(10, 20):
         asked, served = simulate(Bucket(40, 40, 30), 1, 64, 180, 0.005, seed)
         assert share(served, 100, 180, 40) >= 0.85, seed
@@ -268,7 +269,7 @@ def test_a_first_guess_that_nobody_uses_does_not_grow() -> None:
 @pytest.mark.parametrize("latency_s", [0.1, 0.5, 1.0, 2.0, 5.0])
 @pytest.mark.parametrize("threads", [64, *often(256)])
 def test_late_answers_do_not_cut_the_rate_down_to_nothing(latency_s: float, threads: int) -> None:
-    """A refusal that comes late says nothing of the rate since: once each of them cut it, down to a fiftieth."""
+    """A late refusal says nothing about the current rate. Before, each of them cut it, down to a fiftieth."""
     rate = 100
     possible = min(1.0, 2 * threads / latency_s / rate)
     asked, served = simulate(Bucket(rate, 10), 2, threads, 120, latency_s)
@@ -277,8 +278,8 @@ def test_late_answers_do_not_cut_the_rate_down_to_nothing(latency_s: float, thre
 
 
 @pytest.mark.parametrize("runs", [(0.05, 0.5), (0.1, 1.0), (0.2, 2.0), (0.5, 5.0)])
-def test_processes_that_seldom_have_a_core_still_get_on(runs: tuple[float, float]) -> None:
-    """They ask in bursts whenever they have one: what the source allows at once is served each time."""
+def test_processes_that_seldom_have_a_core_make_progress(runs: tuple[float, float]) -> None:
+    """They ask in bursts whenever they have a core; the source serves a burst each time."""
     rate, burst = 100, 10
     asked, served = simulate(Bucket(rate, burst), 2, 64, 180, 0.01, runs=runs)
     for start in range(20, 180, 40):
@@ -286,7 +287,7 @@ def test_processes_that_seldom_have_a_core_still_get_on(runs: tuple[float, float
         assert share(asked, start, start + 40, rate) <= 1.1, start
 
 
-def test_a_cut_holds_up_all_who_stand_in_line() -> None:
+def test_a_cut_delays_the_whole_queue() -> None:
     pace = Pace()
     for number in range(100):
         pace.accepted(0.0, number / 100)
@@ -294,15 +295,17 @@ def test_a_cut_holds_up_all_who_stand_in_line() -> None:
     assert pace.rate(1.0) == pytest.approx(100)
     places = [pace.join(1.0) for _ in range(500)]
     waited_s = pace.wait_s(places[-1], 1.0)
-    for number in range(300):  # from here on everything is refused
+    for number in range(300):  # from here on every request is refused
         pace.refused(1.0 + number / 100, 1.01 + number / 100, 0.0)
     assert pace.rate(4.0) < 60
     assert pace.wait_s(places[-1], 4.0) > waited_s - 3 + 1
 
 
 @given(st.floats(0.001, 100), st.integers(1, 64), st.data())
-def test_everybody_in_line_gets_a_turn_in_bounded_time(served: float, line: int, data: st.DataObject) -> None:
-    """Whatever is answered meanwhile, the last place is due after a place's worth of the least rate each."""
+def test_each_place_in_the_queue_is_served_in_bounded_time(
+    served: float, line: int, data: st.DataObject
+) -> None:
+    """With any answers, each place takes at most the time that the least rate gives it."""
     pace = Pace()
     pace.accepted(0.0, served)
     pace.refused(0.0, 0.1 + served, 0.0)
@@ -334,7 +337,7 @@ def test_without_refusals_there_is_no_limit_and_after_a_minute_it_is_forgotten()
     assert pace.rate(1.6 + pace.FORGET_S + 1) == math.inf
 
 
-def test_a_first_guess_does_not_count_the_time_in_which_nobody_asked() -> None:
+def test_a_first_guess_does_not_count_idle_time() -> None:
     pace = Pace()
     for sent_at in (1.0, 601.0):
         for number in range(60):
@@ -370,7 +373,7 @@ def test_a_source_that_is_down_costs_one_probe_an_interval() -> None:
     while now < 64:
         if not breaker.ask(now):
             probes.append(now)
-            assert breaker.ask(now) > 0  # nobody else goes
+            assert breaker.ask(now) > 0  # no other request is sent
             breaker.failed(now + 0.1)
         now += 0.05
     assert len(probes) <= 4 + 60 / breaker.LIMIT_S
@@ -389,7 +392,7 @@ def test_a_source_that_answers_now_and_then_is_not_down(answers: list[bool]) -> 
 
 
 class Dead:
-    """A source that refuses connections until `until`; sixteen ask it at once."""
+    """A source that refuses connections until `until`."""
 
     def __init__(self, clock: Clock, until: float) -> None:
         self.clock, self.until, self.calls = clock, until, 0

@@ -113,7 +113,7 @@ def test_an_error_of_one_copy_is_not_the_tiers() -> None:
     assert not list(play(breaker, suspected, 500.0))
 
 
-def test_a_canary_that_cannot_be_read_is_written_anew_before_the_tier_is_given_up() -> None:
+def test_a_canary_that_cannot_be_read_is_written_anew_before_the_tier_is_lost() -> None:
     disk: Disk = lambda _, probe: (0.01, "gone" if probe is Probe.CANARY else "")  # noqa: E731
     assert not list(play(Breaker(LIMITS, 0.0), disk, 500.0))
 

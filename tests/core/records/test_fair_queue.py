@@ -1,4 +1,4 @@
-"""Nobody's scan stalls another job beyond its share of the fills."""
+"""The fair queue: a scan does not delay another job beyond its share of the fills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = 10
 
 @given(st.lists(st.integers(0, 4) | st.sampled_from(["serve", "drop"]), max_size=60))
 def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int | str]) -> None:
-    """A number: that owner asks; else one is served, or is there for nothing."""
+    """Run operations: a number appends for that owner; otherwise the first item is served or dropped."""
     turns: FairQueue[tuple[int, int]] = FairQueue()
     asked, done, passed_over = Counter[int](), Counter[int](), defaultdict[int, Counter[int]](Counter)
     for move in moves:
@@ -40,7 +40,7 @@ def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int |
         assert number == done[owner]
         done[owner] += 1
         if move == "drop":
-            if asked[owner] == done[owner]:  # who asks again later comes behind the others
+            if asked[owner] == done[owner]:  # an owner that asks again later joins behind the others
                 passed_over.pop(owner, None)
             continue
         passed_over.pop(owner, None)
@@ -52,7 +52,7 @@ def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int |
 
 
 def fills_in_order(node: Node, start: list[Event]) -> list[int]:
-    """Which job each fill was for (the first byte of its extent), as every fill is done at once."""
+    """The job of each fill (the first byte of its extent), as every fill is done at once."""
     order: list[int] = []
     waiting = [command for event in start for command in node.handle(event, 0.0)]
     while waiting:
@@ -82,7 +82,7 @@ def jobs(counts: list[int]) -> list[tuple[tuple[ExtentId, int], ...]]:
 def test_a_scan_of_three_hundred_demands_delays_other_jobs_by_their_share(
     slots: int, small: list[int], dataset_of: list[int], readers: int
 ) -> None:
-    """Whatever datasets the jobs read, and however many readers the scan has."""
+    """The result does not depend on the datasets of the jobs or on the readers of the scan."""
     extents = jobs([300, *small])
     node = Node([TierSpec(RAM, SIZE * 1000)], NodeSettings(max_fills=slots))
     start: list[Event] = []
@@ -119,7 +119,7 @@ def test_readers_that_name_no_job_are_jobs_of_their_own() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 20), st.randoms(use_true_random=False))
-def test_what_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
+def test_an_extent_that_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
     slots: int, count: int, chance: Random
 ) -> None:
     (extents,) = jobs([200])
@@ -147,8 +147,8 @@ def test_what_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
 
 
 def shares(jobs_of: dict[int, tuple[int, int]], until: int) -> dict[int, int]:
-    """Under a virtual clock: how many extents each job got that it had to wait for. `jobs_of`: job -> (dataset,
-    readers); each reader reads its dataset in an order of its own, eight extents at once, and keeps none."""
+    """The extents that each job waited for and got, under a virtual clock. `jobs_of`: job -> (dataset, readers). Each
+    reader reads its dataset in an order of its own, eight extents at once, and holds none."""
     node = Node([TierSpec(RAM, SIZE * 120)], NodeSettings(max_fills=4, lookahead_bytes=SIZE * 60))
     clock, source = Clock(), SimulatedSource(SourceSpec(), seed=1)
     catalogs = {d: each for d, each in enumerate(jobs([4000] * (1 + max(d for d, _ in jobs_of.values()))))}
@@ -197,8 +197,8 @@ def shares(jobs_of: dict[int, tuple[int, int]], until: int) -> dict[int, int]:
 @pytest.mark.parametrize(
     "jobs_of",
     [
-        {1: (0, 1), 2: (0, 1), 3: (1, 1)},  # two on one dataset, one on another
-        {1: (0, 6), 2: (0, 1), 3: (1, 1)},  # one of them with six times the readers
+        {1: (0, 1), 2: (0, 1), 3: (1, 1)},  # two jobs on one dataset, one on another
+        {1: (0, 6), 2: (0, 1), 3: (1, 1)},  # one of them with six times as many readers
         {1: (0, 6), 2: (0, 1)},
     ],
 )

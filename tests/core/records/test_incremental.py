@@ -1,4 +1,4 @@
-"""What is done to a large dataset a step at a time: as if it were done at once, whatever comes between two steps."""
+"""Incremental work on a large dataset has the result of a single step, whatever comes between two steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SIZE = 10
 def node_of(
     ram: int, claim_step: int, extents: Sequence[ExtentId] = EXTENTS, resident: int = 10, ahead: int = 2
 ) -> Node:
-    """A node with a declared dataset, of which some is resident; room is counted in extents."""
+    """A node with a declared dataset, part of which is resident; room is counted in extents."""
     node = Node(
         [TierSpec(RAM, SIZE * ram)], NodeSettings(lookahead_bytes=ahead * SIZE, claim_step=claim_step)
     )
@@ -59,7 +59,7 @@ def tell(node: Node, *events: Event) -> list[Command]:
 
 
 def to_the_end(node: Node) -> list[Command]:
-    """All steps that are left."""
+    """Do all steps that are left; their commands."""
     out = []
     while node.work:
         assert node.next_deadline() == 0.0
@@ -67,56 +67,56 @@ def to_the_end(node: Node) -> list[Command]:
     return out
 
 
-def shelved(node: Node) -> int:
-    """How many copies could be evicted."""
+def listed(node: Node) -> int:
+    """The number of copies on eviction lists."""
     return sum(
         copy.eviction_list is not None for entry in node.copies.entries.values() for copy in entry.copies
     )
 
 
-def test_a_pin_and_its_end_take_steps_and_end_as_if_they_were_done_at_once() -> None:
+def test_a_pin_and_its_end_in_steps_have_the_result_of_a_single_step() -> None:
     at_once, node = node_of(10, 100), node_of(10, 3)
     tell(at_once, Pinned(DATASET))
     tell(node, Pinned(DATASET, gradual=True))
     assert not node.claims.settled(DATASET)
-    assert shelved(node) == 10
+    assert listed(node) == 10
     tell(node, Tick())
-    assert shelved(node) == 7, "three extents a step"
+    assert listed(node) == 7, "three extents a step"
     to_the_end(node)
     assert node.claims.settled(DATASET)
-    assert (node.status(), shelved(node)) == (at_once.status(), 0)
+    assert (node.status(), listed(node)) == (at_once.status(), 0)
     tell(node, Unpinned(DATASET), Tick())
-    assert shelved(node) == 3
+    assert listed(node) == 3
     to_the_end(node)
-    assert shelved(node) == 10
+    assert listed(node) == 10
 
 
-def test_a_pin_that_is_not_gradual_is_done_at_once_though_a_claim_is_under_way() -> None:
+def test_a_pin_that_is_not_gradual_is_done_at_once_during_a_claim() -> None:
     node = node_of(10, 3)
     claim = DatasetDeclared(1, OTHER, tuple((extent, SIZE) for extent in EXTENTS), gradual=True)
     tell(node, JobEnded(1))
     to_the_end(node)
     tell(node, claim, Pinned(OTHER))
     assert node.claims.settled(OTHER)
-    assert shelved(node) == 0
+    assert listed(node) == 0
 
 
-def test_a_pin_in_the_middle_of_a_claim_and_of_an_unpin_holds_everything() -> None:
+def test_a_pin_during_a_claim_or_an_unpin_pins_everything() -> None:
     node = node_of(10, 3)
     claim = DatasetDeclared(7, DATASET, tuple((extent, SIZE) for extent in EXTENTS), gradual=True)
     tell(node, JobEnded(1), Tick(), claim, Pinned(DATASET, gradual=True), Tick())
     to_the_end(node)
-    assert shelved(node) == 0
+    assert listed(node) == 0
     tell(node, Unpinned(DATASET), Tick(), Tick(), Pinned(DATASET, gradual=True), Tick())
     to_the_end(node)
-    assert shelved(node) == 0
+    assert listed(node) == 0
     tell(node, Unpinned(DATASET), JobEnded(7))
     to_the_end(node)
     assert node.status().datasets == ()
     assert node.status().tiers[0].kept_bytes == 0
 
 
-def test_an_eviction_in_steps_leaves_what_is_read_and_what_is_pinned_meanwhile() -> None:
+def test_an_eviction_in_steps_leaves_extents_that_are_read_or_pinned_meanwhile() -> None:
     node = node_of(10, 3)
     early = tell(node, EvictAsked(DATASET))
     assert not node.claims.evicted(DATASET)
@@ -132,7 +132,7 @@ def test_an_eviction_in_steps_leaves_what_is_read_and_what_is_pinned_meanwhile()
     assert to_the_end(node) == [], "pinned"
 
 
-def test_an_eviction_of_what_no_job_declares_takes_steps_too_and_a_second_begins_anew() -> None:
+def test_an_eviction_of_an_undeclared_dataset_takes_steps_and_a_second_begins_anew() -> None:
     node = node_of(10, 3)
     tell(node, JobEnded(1))
     to_the_end(node)
@@ -158,7 +158,7 @@ def scheduled(node: Node, number: int) -> Schedule:
     return found
 
 
-def test_a_long_plan_is_scheduled_in_steps_as_it_would_be_at_once_and_enters_nothing_before() -> None:
+def test_a_long_plan_is_scheduled_in_steps_and_enters_nothing_before() -> None:
     many = [ExtentId(number.to_bytes(16, "little")) for number in range(400)]
     order = random.Random(3).sample(many, len(many))
     entries = tuple((extent, step // 4, step // 4 + 8) for step, extent in enumerate(order))
@@ -215,7 +215,8 @@ def test_the_end_of_a_long_plan_gives_up_its_window_in_steps() -> None:
 
 
 def at_mid_plan(claim_step: int, ahead: int) -> Node:
-    """All is resident; a plan of one extent a step has a window of `ahead`, and jumps to its eighth step."""
+    """A node on which all is resident, and a plan of one extent a step with a window of `ahead` jumps to its eighth
+    step."""
     node = node_of(10, claim_step, ahead=ahead)
     tell(node, Planned(1, 1, tuple((extent, step, step) for step, extent in enumerate(EXTENTS))))
     tell(node, Passed(1, 8))
@@ -223,17 +224,17 @@ def at_mid_plan(claim_step: int, ahead: int) -> Node:
 
 
 def needed(node: Node) -> set[ExtentId]:
-    """What plans protect."""
+    """The extents that plans protect."""
     return {entry.id for entry in node.copies.entries.values() if entry.needs}
 
 
 def touched(node: Node) -> list[tuple[int, int]]:
-    """Of each epoch, what was touched and hit."""
+    """The touched extents and hits of each epoch."""
     return [(each.touched, each.hits) for each in node.counters(DATASET).epochs]
 
 
 @pytest.mark.parametrize("ahead", [1, 6], ids=["before the window", "in the window"])
-def test_a_cursor_that_moves_far_takes_steps_and_ends_as_if_it_were_done_at_once(ahead: int) -> None:
+def test_a_cursor_that_moves_far_takes_steps_and_has_the_result_of_a_single_step(ahead: int) -> None:
     at_once, node = at_mid_plan(100, ahead), at_mid_plan(3, ahead)
     assert touched(node) == [(3, 3)], "three extents a step"
     assert not needed(node) & {EXTENTS[8], EXTENTS[9]}, "entered before what was passed is left"
@@ -243,7 +244,7 @@ def test_a_cursor_that_moves_far_takes_steps_and_ends_as_if_it_were_done_at_once
     assert EXTENTS[8] in needed(node)
 
 
-def test_a_cursor_that_moves_on_while_it_is_followed_is_followed_to_its_end() -> None:
+def test_a_cursor_that_moves_on_during_the_steps_is_followed_to_its_end() -> None:
     node = at_mid_plan(2, 6)
     tell(node, Tick(), Passed(1, 9))
     to_the_end(node)
@@ -256,7 +257,7 @@ def test_a_cursor_that_moves_on_while_it_is_followed_is_followed_to_its_end() ->
 
 
 @pytest.mark.parametrize("another", [False, True], ids=["ended", "replaced"])
-def test_a_plan_that_ends_while_its_cursor_is_followed_has_its_epoch_counted_in_full(another: bool) -> None:
+def test_a_plan_that_ends_during_the_steps_has_its_epoch_counted_in_full(another: bool) -> None:
     node = at_mid_plan(3, 6)
     tell(node, Planned(1, 1, ((EXTENTS[0], 0, 0),)) if another else PlanEnded(1))
     to_the_end(node)
@@ -265,7 +266,7 @@ def test_a_plan_that_ends_while_its_cursor_is_followed_has_its_epoch_counted_in_
     assert not node.plans.ending
 
 
-def test_neither_an_opening_nor_a_short_plan_waits_for_long_ones() -> None:
+def test_neither_an_opening_nor_a_short_plan_waits_for_long_plans() -> None:
     queue, done = IncrementalWork(1), list[str]()
 
     def work(name: str, count: int) -> Iterator[None]:

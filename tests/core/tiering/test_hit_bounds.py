@@ -1,4 +1,4 @@
-"""What each of several claims can have at best."""
+"""The best hit rate of each of several claims."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def test_bounds_fill_the_cache_and_never_more(found: list[Claimed], capacity: fl
     kept = sum(rate * each.size_bytes for rate, each in zip(rates, found, strict=True))
     pinned = sum(each.pinned_bytes for each in found)
     whole = sum(each.size_bytes for each in found)
-    rounding = len(found) * math.ulp(
-        whole
-    )  # of a sum: more than a millionth of a capacity that is next to nothing
+    rounding = len(found) * math.ulp(whole)  # an absolute tolerance, for capacities near zero
     assert kept == pytest.approx(max(pinned, min(capacity, whole)), rel=1e-6, abs=rounding)
     for rate, each in zip(rates, found, strict=True):
         assert rate * each.size_bytes >= each.pinned_bytes * (1 - 1e-9)
@@ -48,7 +46,7 @@ def _extents(first: int, count: int) -> tuple[tuple[ExtentId, int], ...]:
     return tuple((ExtentId(number.to_bytes(16, "big")), 10) for number in range(first, first + count))
 
 
-def test_the_node_tells_the_bound_under_quotas_and_pins() -> None:
+def test_the_node_reports_the_bound_under_quotas_and_pins() -> None:
     node = Node([TierSpec(RAM, 500)])
     one, other = DatasetId("one"), DatasetId("other")
     node.handle(DatasetDeclared(1, one, _extents(0, 100), 1000, 100), 0.0)

@@ -1,4 +1,4 @@
-"""The part of the cache that claims and plans leave to readers without a plan, LRU in itself."""
+"""The share of the cache for readers without a plan, which is LRU in itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRAINER, VISITOR = ReaderId(1), ReaderId(2)
 
 
 class Served:
-    """A node whose fills and evictions are done at once; `fills` counts each extent's."""
+    """A node whose fills and evictions are done at once; `fills` counts the fills of each extent."""
 
     def __init__(self, share: float, node: Node | None = None) -> None:
         self.node = node or Node([TierSpec(RAM, CAPACITY * SIZE)], NodeSettings(unplanned_share=share))
@@ -64,14 +64,14 @@ class Served:
         return entry is not None and entry.kept
 
     def read(self, reader: ReaderId, extent: ExtentId) -> bool:
-        """Whether it was there."""
+        """Read an extent; whether it was resident."""
         before = self.fills[extent]
         self.tell(Demanded(reader, 1, extent, True, SIZE))
         self.tell(Released(reader, extent))
         return self.fills[extent] == before
 
     def train(self, chance: random.Random, between: Iterable[ExtentId] = ()) -> tuple[int, int]:
-        """An epoch of a shuffled plan, with reads by the visitor between its steps; the hits of either."""
+        """Run an epoch of a shuffled plan, with reads of the visitor between its steps; the hits of both."""
         order = chance.sample(TRAINED, len(TRAINED))
         visits = iter(between)
         self.tell(Planned(1, 1, tuple((extent, step, step) for step, extent in enumerate(order))))
@@ -91,7 +91,7 @@ def visits(chance: random.Random) -> list[ExtentId]:
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.5), (0.05, 0.95, 0.95)])
-def test_what_is_read_again_without_a_plan_stays_beside_a_job_that_streams(
+def test_extents_read_again_without_a_plan_stay_beside_a_job_that_streams(
     share: float, least: float, most: float
 ) -> None:
     chance = random.Random(5)
@@ -102,14 +102,14 @@ def test_what_is_read_again_without_a_plan_stays_beside_a_job_that_streams(
     hits = 0
     for epoch in range(len(reads) // 400):
         _, visited = served.train(chance, reads[epoch * 400 : (epoch + 1) * 400])
-        hits += visited if epoch >= 3 else 0  # until then it is kept of its share of the cache
+        hits += visited if epoch >= 3 else 0  # earlier, its extents are still kept copies of its share
     assert least <= hits / (len(reads) - 3 * 400) <= most
 
 
 @pytest.mark.parametrize(("plans", "span"), [(1, 5), (1, 40), (4, 5), (4, 20)])
 @pytest.mark.parametrize("users", [1, 4])
 def test_plans_that_read_much_side_by_side_leave_the_share_alone(plans: int, span: int, users: int) -> None:
-    """Ranks ahead of their look-ahead demand what their plans have not entered: that is no read without a plan."""
+    """Ranks ahead of their look-ahead demand rows that are not entered: these are not reads without a plan."""
     served, chance = Served(0.1), random.Random(4)
     served.declare(TRAINER, TRAINED)
     orders = {}
@@ -129,7 +129,9 @@ def test_plans_that_read_much_side_by_side_leave_the_share_alone(plans: int, spa
 
 
 @pytest.mark.parametrize(("share", "left"), [(0.0, 0), (0.1, 10)])
-def test_what_a_job_without_a_plan_used_last_is_there_when_it_comes_back(share: float, left: int) -> None:
+def test_extents_that_a_job_without_a_plan_used_last_are_there_when_it_comes_back(
+    share: float, left: int
+) -> None:
     served, chance = Served(share), random.Random(7)
     served.declare(VISITOR, LOOKED_AT)
     used = chance.sample(LOOKED_AT, len(LOOKED_AT))
@@ -145,7 +147,7 @@ def test_what_a_job_without_a_plan_used_last_is_there_when_it_comes_back(share: 
     assert still >= set(streamed[len(streamed) - left :])
 
 
-def test_a_job_that_ends_takes_nothing_from_who_still_reads() -> None:
+def test_a_job_that_ends_takes_nothing_from_readers_that_go_on() -> None:
     served, ended = Served(0.1), ReaderId(3)
     served.declare(ended, TRAINED[100:])
     for extent in TRAINED[100:160]:
@@ -159,8 +161,8 @@ def test_a_job_that_ends_takes_nothing_from_who_still_reads() -> None:
 
 
 @pytest.mark.parametrize("taken", ["held", "pinned"])
-def test_it_is_a_share_of_what_is_free_to_give(taken: str) -> None:
-    """The look-ahead of a plan goes on beside memory that is held, or kept for a pin."""
+def test_the_share_is_a_part_of_what_is_neither_held_nor_pinned(taken: str) -> None:
+    """The look-ahead of a plan goes on beside memory that is held or pinned."""
     served, other = Served(0.4), ReaderId(3)
     if taken == "held":
         for extent in LOOKED_AT[100:170]:
@@ -175,7 +177,7 @@ def test_it_is_a_share_of_what_is_free_to_give(taken: str) -> None:
     assert hits >= len(TRAINED) - WINDOW_EXTENTS
 
 
-def test_a_reader_that_has_no_other_room_takes_of_it_all_the_same() -> None:
+def test_a_reader_without_other_room_takes_from_the_share() -> None:
     tiny = Node([TierSpec(RAM, 4 * SIZE)], NodeSettings(unplanned_share=0.5))
     served = Served(0.5, tiny)
     for extent in LOOKED_AT[:2]:
@@ -187,7 +189,7 @@ def test_a_reader_that_has_no_other_room_takes_of_it_all_the_same() -> None:
     assert served.fills[TRAINED[0]] == 1
 
 
-def test_it_costs_a_planned_job_no_more_hits_than_it_holds() -> None:
+def test_the_share_costs_a_planned_job_no_more_hits_than_its_size() -> None:
     def hits(share: float) -> int:
         served, chance = Served(share), random.Random(3)
         served.declare(TRAINER, TRAINED)
@@ -201,7 +203,7 @@ def test_it_costs_a_planned_job_no_more_hits_than_it_holds() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_what_fits_beside_it_is_kept_whole_and_without_a_window(share: float) -> None:
+def test_a_dataset_that_fits_beside_the_share_is_kept_whole_without_a_window(share: float) -> None:
     served = Served(share)
     whole = TRAINED[: round(CAPACITY * (1 - share))]
     served.declare(TRAINER, whole)

@@ -42,7 +42,7 @@ class Builder:
 
     def end(self, at: int = 0) -> None:
         build, answered = self.under_way.pop(at)
-        answered(jobs.JobProgress(0, 1, 2))
+        answered(jobs.BuildProgress(0, 1, 2))
         answered(jobs.JobDone(0, dataset=build.uris[0]))
 
     @property

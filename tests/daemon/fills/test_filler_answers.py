@@ -21,7 +21,7 @@ DONE = jobs.JobDone(1, message="m", dataset="0" * 32)
 
 def test_valid_answers_have_their_declared_types() -> None:
     assert jobs.is_well_typed(DONE)
-    assert jobs.is_well_typed(jobs.JobProgress(1, 2, 3))
+    assert jobs.is_well_typed(jobs.BuildProgress(1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_valid_answers_have_their_declared_types() -> None:
     [
         replace(DONE, number="1"), replace(DONE, code=None), replace(DONE, code=True), replace(DONE, digests=7),  # type: ignore[arg-type]
         replace(DONE, retry="yes"), replace(DONE, source_bytes=1.5), replace(DONE, dataset=["x"]),  # type: ignore[arg-type]
-        jobs.JobProgress(1, "a", 2), jobs.PeerPaused(["x"]),  # type: ignore[arg-type]
+        jobs.BuildProgress(1, "a", 2), jobs.PeerPaused(["x"]),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_answers_with_other_types_are_rejected(wrong: jobs.Answer | jobs.PeerPaused) -> None:

@@ -86,6 +86,23 @@ def test_the_exit_code_of_a_filler_is_reported(pool: Pool, number: signal.Signal
         assert f"(exit code -{int(number)})" in pool.of("under way").message
 
 
+@pytest.mark.parametrize(("number", "together", "crashed"), [
+    (signal.SIGABRT, 1, True), (signal.SIGSEGV, 1, True), (signal.SIGKILL, 1, False), (signal.SIGABRT, 2, False),
+])  # fmt: skip
+def test_a_filler_that_crashes_over_one_job_says_so(
+    tmp_path: Path, number: signal.Signals, together: int, crashed: bool
+) -> None:
+    with a_pool(tmp_path, 1) as pool, opened(pool.inside) as memory:
+        (pid,) = pool.pids()
+        os.kill(pid, signal.SIGSTOP)
+        for job in range(together):
+            pool.verify(job, memory, RAM)
+        os.kill(pid, number)
+        os.kill(pid, signal.SIGCONT)
+        answers = [pool.of(job) for job in range(together)]
+        assert {(each.retry, each.lost, each.crashed) for each in answers} == {(True, True, crashed)}
+
+
 def test_a_filler_that_is_killed_before_its_start_ends(pool: Pool) -> None:
     forks = pool.fillers._forks
     os.kill(server(pool).pid, signal.SIGSTOP)

@@ -170,7 +170,7 @@ def test_only_the_place_of_a_batch_crosses_the_pipe(link: MemoryLink, context: s
     batches = loader(link, multiprocessing_context=context, num_workers=1)
     reading = iter(batches)
     first = next(reading)
-    arena = batches._supply._engine._dataset.arena  # type: ignore[union-attr]
+    arena = batches._source._engine._dataset.arena  # type: ignore[union-attr]
     assert not first.is_shared(), "torch would have shared it by its own means"
     assert (arena._states != FREE).any()
     assert [rows(batch) for batch in (first, *reading)] == in_process(link)
@@ -198,7 +198,7 @@ def test_abandoned_iterations_free_their_slots(link: MemoryLink) -> None:
     assert whole == in_process(link)
     reading = iter(batches)
     handed = [next(reading) for _ in range(2)]
-    arena = batches._supply._engine._dataset.arena  # type: ignore[union-attr]
+    arena = batches._source._engine._dataset.arena  # type: ignore[union-attr]
     at_home = [slot for slot in range(len(arena._states)) if arena._states[slot] == FREE]
     assert len(handed) == 2
     assert at_home, "every slot was lost to the abandoned iterations"
@@ -244,7 +244,7 @@ def test_a_killed_worker_raises_torchs_error_and_the_next_iteration_works(
     reading = iter(batches)
     kept = next(reading)
     before = rows(kept)
-    victim = batches._supply._engine._batches._workers[0]  # type: ignore[union-attr]
+    victim = batches._source._engine._batches._workers[0]  # type: ignore[union-attr]
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         for _ in reading:
@@ -305,7 +305,7 @@ def test_a_worker_that_dies_during_a_request_raises_torchs_error(
     batches = loader(link)
     reading = iter(batches)
     next(reading)
-    victim = batches._supply._engine._batches._workers[0]  # type: ignore[union-attr]
+    victim = batches._source._engine._batches._workers[0]  # type: ignore[union-attr]
 
     def kill() -> None:
         os.kill(victim.pid, signal.SIGKILL)
@@ -410,7 +410,7 @@ def test_workers_that_die_within_a_message_are_noticed_at_once(link: MemoryLink,
     reading = iter(batches)
     next(reading)
     time.sleep(0.5)  # both workers fill the pipe, which holds less than a batch
-    for worker in batches._supply._engine._batches._workers:  # type: ignore[union-attr]
+    for worker in batches._source._engine._batches._workers:  # type: ignore[union-attr]
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"DataLoader worker.*is killed by signal: Killed") as raised:
         list(reading)
