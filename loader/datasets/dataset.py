@@ -153,7 +153,7 @@ class Dataset(TorchDataset[Any]):
         place = place_of(index, len(self), "sample")
         return self.take_ids(self.ids_of(np.asarray([place], np.int64)))[0]
 
-    if TYPE_CHECKING:  # Python iterates by index; a type checker wants this method
+    if TYPE_CHECKING:  # Python iterates by index; a type checker looks for this method
 
         def __iter__(self) -> Iterator[Any]: ...
 

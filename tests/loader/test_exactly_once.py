@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest

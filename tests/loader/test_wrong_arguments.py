@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torch.utils.data import Dataset as TorchDataset
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack

@@ -359,7 +359,8 @@ PARTED: dict[str, Callable[[Dataset, Dataset], Any]] = {
     "some beside": lambda a, b: StackDataset(Subset(a, range(30, 9, -1)), Subset(b, range(30, 9, -1))),
     "held": lambda a, b: HoldsDataset(HoldsDataset(ConcatDataset([a, b]))),
     "behind and beside": lambda a, b: StackDataset(
-        ConcatDataset([a.take(4), b.take(6)]), ConcatDataset([a, b]).datasets[1].take(10)  # type: ignore[attr-defined]
+        ConcatDataset([a.take(4), b.take(6)]),
+        ConcatDataset([a, b]).datasets[1].take(10),  # type: ignore[attr-defined]
     ),
 }
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
