@@ -25,7 +25,7 @@ lint: $(VENV)/.ready
 test: lint suite
 
 suite: $(VENV)/.ready
-	$(PY) -m pytest -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest --ignore tests/compat -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
 LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready
@@ -36,7 +36,7 @@ chaos: $(VENV)/.ready
 .venv-compat/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
 	python3 -m venv .venv-compat
 	.venv-compat/bin/python -m pip install -q --no-compile --disable-pip-version-check \
-		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' transformers
+		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' pytorch-lightning transformers
 	touch $@
 
 compat: .venv-compat/.ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -38,6 +39,7 @@ class TransitionsTaken(Mapping[tuple[Phase, CopyEvent], Phase]):
         return len(TRANSITIONS)
 
 
+@pytest.mark.slow
 def test_random_walks_take_every_transition_of_a_copy_and_no_other() -> None:
     class Recorded(NodeMachine):
         transitions = TransitionsTaken()

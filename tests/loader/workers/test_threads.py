@@ -134,14 +134,14 @@ class CountingMaker:
 
 
 def test_threads_make_at_most_prefetch_factor_batches_ahead() -> None:
-    asked = CountingMaker()
-    engine = ThreadEngine(lambda: asked.make, workers=2, ahead=4)
+    maker = CountingMaker()
+    engine = ThreadEngine(lambda: maker.make, workers=2, ahead=4)
     engine.start(0, 10, 30)
-    asked.wait(4)
+    maker.wait(4)
     assert engine.fetch((0, 10)) == 10
-    asked.wait(5)
+    maker.wait(5)
     engine.stop()  # joins the threads, so the count is final
-    assert sorted(asked.turns) == [10, 11, 12, 13, 14]
+    assert sorted(maker.turns) == [10, 11, 12, 13, 14]
 
 
 def broken(sample: torch.Tensor) -> torch.Tensor:

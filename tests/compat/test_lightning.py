@@ -17,6 +17,8 @@ COUNT, BATCH, RANKS = 100, 5, 2
 EPOCH = COUNT // RANKS
 """Samples of one rank in an epoch."""
 
+pytest.importorskip("pytorch_lightning", reason="no Lightning here: `make compat` installs it")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -32,7 +34,7 @@ def train(data: str, out: Path, sampler: str, checkpoint: str = "", limit: str =
         [
             sys.executable,
             "-m",
-            "tests.support.training.lightning_job",
+            "tests.compat.lightning_job",
             data,
             str(out),
             sampler,
