@@ -24,7 +24,7 @@ from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.ram import RamTier
 from testbed import WAIT_S
-from testbed.node import Daemon, open_files
+from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
 EXTENT = 4096
@@ -111,9 +111,7 @@ def test_more_extents_than_open_files_leave_room_for_readers(tmp_path: Path) -> 
         with pytest.raises(DaemonUnavailable, match="32 readers, as many as its limit of open files allows"):
             connect()
         assert connected >= 3 * READERS
-        assert len(open_files(daemon.pid)) <= OPEN_FILES_LEAST - READERS, (
-            "other callers still find a descriptor"
-        )
+        assert daemon.open_files() <= OPEN_FILES_LEAST - READERS, "other callers still find a descriptor"
         assert "Too many open files" not in daemon.log
 
 
