@@ -93,9 +93,10 @@ def run(command: list[str], env: Mapping[str, str], stdout: int | None = None) -
         try:
             printed, _ = process.communicate(timeout=LIMIT_S)
         except BaseException as error:
-            for each in (*psutil.Process(process.pid).children(recursive=True), process):
+            for each in psutil.Process(process.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     each.kill()
+            process.kill()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             console.print(f"{' '.join(command[2:4])} did not end within {LIMIT_S:.0f} s")

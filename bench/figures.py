@@ -29,7 +29,7 @@ KIND_TITLES = {
     "images": "Warm, JPEGs of 500 x 375 decoded by Pillow and cut to 224 x 224, batch 32, on two cores",
     "rows": "Warm, as many samples as ImageNet has, 128 bytes each, batch 256; only loaders that take little memory",
 }
-LIMITS = {"varied": "a plain join of slices", DECODED_KIND: "the decoder alone"}
+LIMITS: dict[str, str] = {"varied": "a plain join of slices", DECODED_KIND: "the decoder alone"}
 
 
 def grids(results: Results) -> list[Grid]:

@@ -10,6 +10,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def rate(batches: Iterator[object], samples: int) -> float:
     return samples / (time.perf_counter() - started)
 
 
-def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.ndarray], None]) -> Figure:
+def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.ndarray], object]) -> Figure:
     """Alternate runs of ours and the limit, which reads in the order that ours delivered."""
     order: list[np.ndarray] = []
     for _ in batches:
@@ -96,7 +97,7 @@ def compare(name: str, asked: float, batches: DataLoader, limit: Callable[[np.nd
 
 def measure(bucket: str, folder: Path) -> list[Figure]:
     """Measure the four kinds of data, and the cost of the stall clock."""
-    common = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
+    common: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "drop_last": True}
     records = open_dataset(f"{bucket}/records/", format="records", record_bytes=RECORD_BYTES)
     flat = np.memmap(folder / "records" / "records.bin", np.uint8, "r").reshape(-1, RECORD_BYTES)
     first = compare(

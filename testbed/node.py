@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from testbed import WAIT_S
 
 READY_S = WAIT_S
+_D = TypeVar("_D", bound="Daemon")
 
 
 def open_files(pid: int) -> list[str]:
@@ -48,9 +50,10 @@ class Daemon:
         self._credentials = dict(credentials or {})
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self: _D) -> _D:
         self.root.mkdir(parents=True, exist_ok=True)
-        return self.start()
+        self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

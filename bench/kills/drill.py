@@ -142,9 +142,12 @@ class _Processes:
         self._until(lambda: all(run.serving for run in self._runs))
         done = 0
         while done < kills:
-            pause_ends = time.monotonic() + self._draw.uniform(0, PAUSE_S)
-            self._until(lambda ends=pause_ends: time.monotonic() >= ends)
+            self._pause()
             done += self._kill_one()
+
+    def _pause(self) -> None:
+        ends = time.monotonic() + self._draw.uniform(0, PAUSE_S)
+        self._until(lambda: time.monotonic() >= ends)
 
     def _end(self) -> None:
         self._stop.touch()
@@ -157,7 +160,7 @@ class _Processes:
         """The result of the drill."""
         audits = [run.audit for run in self._runs]
         torn = sum(run.torn for run in self._runs)
-        found = [fault for each in (*self._runs, self._node) for fault in each.faults]
+        found = [fault for run in self._runs for fault in run.faults] + self._node.faults
         found += [fault for audit in audits for fault in audit.faults] + differing(audits)
         return Report(
             self._clock,
@@ -187,8 +190,8 @@ class _Processes:
         """Poll all processes until `reached`. Raises TimeoutError, naming the stuck runs, after `STUCK_S`."""
         deadline = time.monotonic() + STUCK_S
         while True:
-            for each in (*self._runs, self._node, self._orphans):
-                each.poll()
+            for poll in (*(run.poll for run in self._runs), self._node.poll, self._orphans.poll):
+                poll()
             if reached():
                 return
             if time.monotonic() > deadline:

@@ -11,6 +11,7 @@ import psutil
 
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
+from cachesvc.core.model import DatasetId
 from testbed.node import Daemon, open_files
 
 TOKEN = "CACHESVC_KILLS"
@@ -103,7 +104,7 @@ def in_daemon(daemon: Daemon) -> Iterator[str]:
 
 def _counted(control: Control) -> Iterator[str]:
     try:
-        busy = sum(control.evict(row.dataset.id).busy_bytes for row in control.list())
+        busy = sum(control.evict(DatasetId(row.dataset.id)).busy_bytes for row in control.list())
         status = control.status()
     except CacheError as error:
         yield f"no status: {error}"

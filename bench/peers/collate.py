@@ -34,7 +34,7 @@ def decoded(samples: Sequence[bytes]) -> torch.Tensor:
     return stacked([pictures.decoded(one) for one in samples])
 
 
-def collate_of(job: Job) -> Callable[[Sequence[Any]], Any]:
+def collate_of(job: Job) -> Callable[[list[Any]], Any]:
     """The collation of this job's batches."""
     if job.kind in corpus.DTYPE:
         return default_collate if job.peer == UNTUNED else stacked

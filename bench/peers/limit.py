@@ -55,7 +55,7 @@ class _Joined:
 
     def __init__(self, job: Job) -> None:
         flat, bounds = corpus.uneven(job.corpus, job.kind)
-        self._memory, self._bounds, self._sizes = memoryview(flat), bounds, np.diff(bounds)
+        self._memory, self._bounds, self._sizes = flat.data, bounds, np.diff(bounds)
         self._job, self._draw = job, np.random.default_rng(0)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -84,7 +84,7 @@ def _loader(job: Job) -> Any:
 class _Column:
     """Collates the one column of the rows."""
 
-    def __init__(self, collate_fn: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate = collate_fn
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> Any:

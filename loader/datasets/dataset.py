@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -152,6 +152,10 @@ class Dataset(TorchDataset[Any]):
         `select` or `take`), and the errors of reading."""
         place = place_of(index, len(self), "sample")
         return self.take_ids(self.ids_of(np.asarray([place], np.int64)))[0]
+
+    if TYPE_CHECKING:  # Python iterates by index; a type checker looks for this method
+
+        def __iter__(self) -> Iterator[Any]: ...
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples in the order given, read in one pass. Raises as `[]` does."""

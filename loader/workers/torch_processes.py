@@ -156,7 +156,7 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
     def __next__(self) -> Any:
         """Return the next batch. torch marks each batch for its profiler even when none runs, which takes a tenth
         of a small batch's time."""
-        profiled: bool = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        profiled: bool = torch.autograd._profiler_enabled()
         return super().__next__() if profiled else self._next_data()  # type: ignore[no-untyped-call]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:

@@ -225,7 +225,7 @@ def _truth(tree, row) -> bool:  # type: ignore[no-untyped-def]
 @given(_ROWS, _TREE)
 def test_search_agrees_with_python(rows, tree) -> None:  # type: ignore[no-untyped-def]
     words = ["cat", "dog", "ox"]
-    columns = {
+    columns: dict[str, NumberValues | TextValues] = {
         "word": TextValues(
             np.asarray([-1 if word is None else words.index(word) for word, _ in rows]), words
         ),

@@ -43,7 +43,7 @@ class Wrong:
     opening: dict[str, Any] = field(default_factory=dict)
 
 
-RECORDS = {"format": "records", "record_bytes": 4096}
+RECORDS: dict[str, Any] = {"format": "records", "record_bytes": 4096}
 CASES = {
     "outside the allowlist": Wrong("s3://elsewhere/data/", NotAllowed, "s3://elsewhere"),
     "a missing bucket": Wrong("s3://no-such-bucket-here/data/", NotFound, "no-such-bucket-here"),

@@ -39,4 +39,5 @@ def main(data: str, out: str, checkpoint: str, stop: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    data, out, checkpoint, stop = sys.argv[1:]
+    main(data, out, checkpoint, int(stop))

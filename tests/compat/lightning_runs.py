@@ -95,7 +95,7 @@ def fabric(
     own = loader_of(data)
     if state is not None:
         own.load_state_dict(state)
-    batches = run.setup_dataloaders(own, use_distributed_sampler=theirs)
+    batches: Any = run.setup_dataloaders(own, use_distributed_sampler=theirs)
     seen, steps = list[int](), 0
     for _ in range(own.epoch, EPOCHS):
         for rows in batches:

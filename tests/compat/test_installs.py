@@ -56,7 +56,7 @@ def test_a_client_prefetches_and_sees_what_is_resident(python: Path, tmp_path: P
     data.mkdir()
     (data / "0.bin").write_bytes(os.urandom(1 << 20))
     with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", f"{data}/"]) as daemon:
-        client = [python, "-m", "cachesvc"]
+        client: list[str | Path] = [python, "-m", "cachesvc"]
         options = ["--format", "records", "--record-bytes", "1024"]
         filled = ran(tmp_path, *client, "prefetch", data, *options, env=daemon.env)
         assert filled.returncode == 0, filled.stderr

@@ -67,7 +67,7 @@ def counted(found: EvalPrediction) -> dict[str, float]:
 
 def first(data: Dataset, folder: Path) -> Seen:
     """Run uninterrupted, and until an interruption in mid-epoch."""
-    seen = {}
+    seen: Seen = {}
     for name in ("override", "train_dataset"):
         own = [loader_of(data) if name == "override" else None for _ in range(2)]
         whole = Recording(data, folder / f"whole {name}", own[0])

@@ -14,6 +14,7 @@ import pytest
 
 from cachesvc.client.control import Control
 from cachesvc.core.errors import DaemonUnavailable
+from cachesvc.core.model import DatasetId
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from testbed.servers import Fault, Proxy, SeaweedFS
@@ -37,7 +38,7 @@ from tests.support.waiting import wait_until
 
 BATCH = 64
 STEPS = SAMPLES // BATCH
-SHUFFLED = {"batch_size": BATCH, "shuffle": True, "window": 2 * EXTENT}
+SHUFFLED: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "window": 2 * EXTENT}
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, reco
     def empty() -> bool:
         with Control(node.daemon.socket_dir) as control:
             for known in control.list():
-                assert control.evict(known.dataset.id).busy_bytes == 0
+                assert control.evict(DatasetId(known.dataset.id)).busy_bytes == 0
         return bool(node.ram().used_bytes == 0)
 
     wait_until(empty)  # running fills end first
@@ -215,7 +216,7 @@ def test_four_ranks_with_two_workers_each_cost_the_source_each_byte_once(
 def test_the_first_batch_waits_for_its_window_only(
     tmp_path: Path, node: Node, records: Records, monkeypatch: pytest.MonkeyPatch, shuffle: bool
 ) -> None:
-    loading = {"batch_size": BATCH, "shuffle": shuffle, "window": 2 * EXTENT}
+    loading: dict[str, Any] = {"batch_size": BATCH, "shuffle": shuffle, "window": 2 * EXTENT}
     datasets.write_files(tmp_path / "same", objects(records.rows))
     monkeypatch.setenv("CACHESVC", "off")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -45,6 +45,9 @@ def test_an_opening_survives_three_deaths_of_the_builder(
     def builders() -> list[int]:
         return [filler.process.pid for filler in fillers._living if filler.builds]
 
+    def gone(pid: int) -> bool:
+        return pid not in builders()
+
     def begun() -> bool:
         return builders() != [] and all(builders())
 
@@ -59,7 +62,7 @@ def test_an_opening_survives_three_deaths_of_the_builder(
             loop.run_until(begun)
             (victim,) = builders()
             os.kill(victim, signal.SIGKILL)
-            loop.run_until(lambda gone=victim: gone not in builders())
+            loop.run_until(partial(gone, victim))
         held.unlink()
         loop.run_until(lambda: any(isinstance(answer, jobs.JobDone) for answer in answers))
         done = answers[-1]

@@ -6,6 +6,7 @@ import json
 import struct
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.catalog_reader import compiled
 from tests.support.datasets import write_files
 
 SEEDED = sorted(TARGETS)
-_MDS = {
+_MDS: dict[str, Any] = {
     "version": 2,
     "shards": [
         {
@@ -84,7 +85,7 @@ json_values = st.recursive(
 @given(
     st.sampled_from([("version",), ("shards",), *(("shards", 0, key) for key in _MDS["shards"][0])]),
     json_values,
-)  # type: ignore[index, attr-defined]
+)
 def test_an_mds_index_with_any_value_anywhere(path: tuple[str | int, ...], value: object) -> None:
     index = json.loads(json.dumps(_MDS))
     place = index

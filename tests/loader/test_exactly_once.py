@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
         steps: list[set[int]] = []
         iterators = [iter(loader) for loader in loaders]
         for _ in range(stop):
-            got = [next(iterator, None) for iterator in iterators]
+            got: list[Any] = [next(iterator, None) for iterator in iterators]
             if got[0] is None:
                 break
             steps.append({n for b, loader in zip(got, loaders, strict=True) for n in rows(b)[: loader.valid]})

@@ -39,9 +39,16 @@ def rows(batches: Any) -> list[list[int]]:
     return [torch.as_tensor(batch).flatten().tolist() for batch in batches]
 
 
-def ranks(link: MemoryLink, world: int, **given: Any) -> list[DataLoader[Any]]:
+class Loader(DataLoader[Any]):
+    """A loader whose samplers have the attributes that torch's annotations leave out."""
+
+    sampler: Any
+    batch_sampler: Any
+
+
+def ranks(link: MemoryLink, world: int, **given: Any) -> list[Loader]:
     given = {"shuffle": True, "batch_size": 5, **given}
-    return [DataLoader(in_memory(link), rank=rank, world_size=world, **given) for rank in range(world)]
+    return [Loader(in_memory(link), rank=rank, world_size=world, **given) for rank in range(world)]
 
 
 def jumbled(data: Dataset) -> Subset[Any]:
@@ -159,7 +166,7 @@ def test_types_show_that_a_loader_is_sharded_and_whether_it_shuffles(link: Memor
         assert isinstance(sampler, DistributedSampler)
         assert (sampler.rank, sampler.num_replicas) == (2, 3)
         assert sampler.total_size == 3 * sampler.num_samples == 3 * len(sampler)
-        assert sampler.data_source is sampler.dataset is loader.dataset
+        assert sampler.data_source is sampler.dataset is loader.dataset  # type: ignore[comparison-overlap]
         assert (batches.batch_size, batches.drop_last, batches.sampler) == (5, True, sampler)
 
 
@@ -177,10 +184,10 @@ class Mesh:
 
 def test_the_rank_of_a_sampler_is_the_loaders(link: MemoryLink, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = rows(ranks(link, 2)[1])
-    meshed = DataLoader(in_memory(link), 5, shuffle=True, mesh=Mesh())
+    meshed = Loader(in_memory(link), 5, shuffle=True, mesh=Mesh())
     assert list(meshed.batch_sampler) == wanted
-    started = DataLoader(in_memory(link), 5, shuffle=True)
-    alone = DataLoader(in_memory(link), 5, shuffle=True, shard=False)
+    started = Loader(in_memory(link), 5, shuffle=True)
+    alone = Loader(in_memory(link), 5, shuffle=True, shard=False)
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     assert list(started.batch_sampler) == wanted
@@ -199,7 +206,7 @@ def test_a_loader_that_torch_alone_runs_keeps_torchs_samplers(link: MemoryLink) 
 def test_no_index_names_a_sample_of_a_mixture_or_a_pack_to_another_loader(
     link: MemoryLink, made: Callable[[Dataset], Any]
 ) -> None:
-    loader = DataLoader(made(in_memory(link)), 4, shuffle=True)
+    loader = Loader(made(in_memory(link)), 4, shuffle=True)
     assert len(loader.batch_sampler) == len(loader)
     for sampler in (loader.sampler, loader.batch_sampler):
         with pytest.raises(InvalidInput, match="iterate this one, after load_state_dict"):
@@ -248,7 +255,8 @@ def test_a_copied_loader_has_samplers_of_its_own(link: MemoryLink) -> None:
 
 def test_a_batch_sampler_rebuilt_to_predict_has_each_sample_once(link: MemoryLink) -> None:
     """Lightning does so, with `drop_last=False`, whatever the loader does with samples that fill no batch."""
-    for world, given in itertools.product((1, 2, 7), ({"drop_last": True}, {}, {"global_batch_size": 70})):
+    cases: list[dict[str, Any]] = [{"drop_last": True}, {}, {"global_batch_size": 70}]
+    for world, given in itertools.product((1, 2, 7), cases):
         if given.get("global_batch_size", 70) % (5 * world):
             continue
         seen: list[int] = []

@@ -386,7 +386,7 @@ def test_a_copy_of_a_loader_continues_independently(
     third = copied(first)
     assert begun + rows(reading) == rows(second) == whole[3:]
     assert third.state_dict()["step"] == 5
-    third.sampler.set_epoch(7)  # type: ignore[union-attr]
+    third.sampler.set_epoch(7)  # type: ignore[attr-defined]
     assert (first.epoch, second.epoch, third.epoch) == (1, 1, 7)
     first.batch_sampler.sampler.set_epoch(4)  # type: ignore[union-attr]
     assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)

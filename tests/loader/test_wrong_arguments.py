@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from loader import DataLoader, Dataset, mix, open_dataset, pack
@@ -77,7 +78,7 @@ def test_the_largest_size_is_answered_in_one_typed_line_or_fits(data: Path, name
 
 @pytest.mark.usefixtures("way")
 def test_numpys_integers_are_sizes_and_text_must_be_text(data: Path) -> None:
-    assert len(open_dataset(data, format="records", record_bytes=np.int64(4096))) == RECORDS  # type: ignore[arg-type]
+    assert len(open_dataset(data, format="records", record_bytes=np.int64(4096))) == RECORDS
     with pytest.raises(InvalidInput, match=r"dtype=.*as text"):
         open_dataset(data, format="records", dtype=np.uint16)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"out=torch\.int64: give it as text, 'int64'"):
@@ -196,7 +197,7 @@ def test_senseless_arguments_of_a_loader_are_refused(
 
 def test_numpys_integers_make_a_loader_whose_state_is_plain(numbers: Dataset) -> None:
     made = {"seed": np.uint64(2**64 - 1), "global_batch_size": np.int32(4), "window": np.int64(4096)}
-    batches = DataLoader(numbers, batch_size=2, rank=np.int64(0), world_size=np.int64(2), **made)  # type: ignore[arg-type]
+    batches = DataLoader(numbers, batch_size=2, rank=np.int64(0), world_size=np.int64(2), **made)
     state = batches.state_dict()
     assert (state["seed"], state["global_batch"]) == (2**64 - 1, 4)
     assert {type(value) for value in state.values()} <= {int, str, bool}
@@ -204,7 +205,8 @@ def test_numpys_integers_make_a_loader_whose_state_is_plain(numbers: Dataset) ->
 
 
 def test_an_index_is_a_whole_number_as_for_lists(numbers: Dataset) -> None:
-    assert [int(numbers[at]) for at in (1, np.int64(-1), np.uint8(2), torch.tensor(3))] == [
+    indices: tuple[Any, ...] = (1, np.int64(-1), np.uint8(2), torch.tensor(3))
+    assert [int(numbers[at]) for at in indices] == [
         1,
         RECORDS - 1,
         2,
@@ -238,7 +240,7 @@ def test_a_selection_is_of_indices_that_exist(numbers: Dataset, ids: Any, says: 
 
 def test_an_empty_selection_and_a_part_are_datasets(numbers: Dataset) -> None:
     assert len(numbers.select([])) == len(numbers.take(0)) == 0
-    assert [int(numbers.take(np.int64(2))[at]) for at in (0, 1)] == [0, 1]  # type: ignore[arg-type]
+    assert [int(numbers.take(np.int64(2))[at]) for at in (0, 1)] == [0, 1]
     assert [len(part) for part in numbers.take(0).split({"x": 0.5, "y": 0.5}).values()] == [0, 0]
     with pytest.raises(InvalidInput, match="take=-1"):
         numbers.take(-1)
@@ -250,7 +252,8 @@ def test_an_empty_part_is_warned_of_and_has_no_samples(numbers: Dataset) -> None
     ):
         val = numbers.take(7).split({"train": 0.98, "val": 0.02})["val"]
     assert list(DataLoader(val, batch_size=2)) == []
-    for empty in (val, Subset(numbers, []), ConcatDataset([val, val])):
+    parts: tuple[TorchDataset[Any], ...] = (val, Subset(numbers, []), ConcatDataset([val, val]))
+    for empty in parts:
         with pytest.raises(InvalidInput, match="has no samples to shuffle") as refused:
             DataLoader(empty, batch_size=2, shuffle=True)
         assert "\n" not in str(refused.value)
@@ -306,6 +309,6 @@ def test_wrong_shares_lengths_and_types_are_refused(numbers: Dataset, says: str)
 
 
 def test_numpys_and_torchs_numbers_are_shares(numbers: Dataset) -> None:
-    assert len(numbers.split({"x": np.float32(0.5)})["x"]) == RECORDS // 2  # type: ignore[dict-item]
-    assert len(mix({numbers: 1}, size=np.int64(5))) == 5  # type: ignore[arg-type]
+    assert len(numbers.split({"x": np.float32(0.5)})["x"]) == RECORDS // 2
+    assert len(mix({numbers: 1}, size=np.int64(5))) == 5
     assert len(mix({numbers: torch.tensor(2.0)})) == RECORDS  # type: ignore[dict-item]

@@ -271,7 +271,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
 
 
 def test_every_error_stands_in_the_table_with_its_code() -> None:
-    kinds = [CacheError, *CacheError.__subclasses__()]
+    kinds: list[type[CacheError]] = [CacheError, *CacheError.__subclasses__()]
     assert [kind for kind in kinds if f"| {kind.code} | `{kind.__name__}` |" not in TEXT] == []
 
 

@@ -58,7 +58,7 @@ def mount(tmp_path: Path) -> Iterator[FaultyMount]:
 
 def opened(daemon: Daemon, folder: Path) -> DatasetId:
     """Retry like a user would after an error that says that the source is unavailable."""
-    said = []
+    said: list[str] = []
     with Control(daemon.socket_dir) as control:
         while len(said) < 20:
             try:

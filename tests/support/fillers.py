@@ -25,7 +25,10 @@ class Loop:
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self.watch, self.unwatch = self._callbacks.__setitem__, self._callbacks.pop
+        self.watch = self._callbacks.__setitem__
+
+    def unwatch(self, fd: int) -> None:
+        del self._callbacks[fd]
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -36,7 +37,7 @@ os._exit(0)
 """
 
 
-def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) -> object:
+def as_user(uid: int, work: Callable[[], object], groups: tuple[int, ...] = ()) -> Any:
     """Pickle `work`, call it as user `uid`, and return its result; a CacheError as [class name, text]."""
     # By value: by name, the other process would import the test module and all that it needs.
     cloudpickle.register_pickle_by_value(sys.modules[work.__module__])

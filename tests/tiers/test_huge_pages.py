@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import re
+from collections.abc import Iterator
 from math import lcm
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def kernel_collapses() -> bool:
 
 
 @pytest.fixture
-def tier():
+def tier() -> Iterator[RamTier]:
     tier = RamTier()
     yield tier
     tier.close()

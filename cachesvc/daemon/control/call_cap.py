@@ -25,7 +25,7 @@ CALLS_PER_USER = 96
 """Less than half: one user can call both with its token and without."""
 
 
-class CallCap(grpc.ServerInterceptor):  # type: ignore[misc,type-arg]
+class CallCap(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Counts the calls of every method of the server, health and reflection too."""
 
     def __init__(self, caller: Callable[[int], Peer | None]) -> None:

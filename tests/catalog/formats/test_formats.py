@@ -44,6 +44,7 @@ def test_image_folder_gives_bytes_classes_and_bounded_extents(tmp_path: Path) ->
     assert catalog.classes == ("cat", "dog", "eel")
     assert catalog.extent_sizes.max() <= SMALL
     assert catalog.stored_bytes == sum(map(len, files.values()))
+    assert catalog.labels is not None
     for sample, (body,) in enumerate(samples_of(catalog)):
         key = catalog.key(sample)
         assert files[key] == body

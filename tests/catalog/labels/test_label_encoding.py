@@ -60,7 +60,8 @@ def test_numbers_that_are_not_all_whole_are_targets(
     catalog = opened(tmp_path, table(cells), 3)
     assert targets(catalog) == numbers
     assert catalog.labels is not None
-    assert (catalog.labels.dtype, catalog.classes) == ("float64", ())
+    assert catalog.labels.dtype == "float64"
+    assert catalog.classes == ()
     check_catalog(catalog)
 
 

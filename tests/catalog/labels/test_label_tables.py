@@ -316,6 +316,7 @@ def test_a_row_labels_only_the_file_that_it_names(tmp_path: Path) -> None:
         tmp_path / "d", files | {"labels.csv": b"file,label\n,none\nv1,cat\nv1.0/x,dog\nb.jpg, cat \n"}
     )
     catalog = compiled(tmp_path / "d")
+    assert catalog.labels is not None
     classes = {catalog.key(i): (*catalog.classes, "")[catalog.labels[i]] for i in range(catalog.samples)}
     assert classes == {"bare": "", "v1.jpg": "cat", "v1.0/x": "dog", "b.jpg": "cat"}
     assert catalog.classes == ("cat", "dog")
@@ -326,6 +327,7 @@ def test_an_ambiguous_stem_labels_only_a_file_of_that_exact_name(tmp_path: Path)
     table = b"file,label\nx,cat\ny,dog\n0,eel\n"
     write_files(tmp_path / "d", files | {"labels.csv": table})
     catalog = compiled(tmp_path / "d")
+    assert catalog.labels is not None
     labelled = {catalog.key(i): catalog.classes[catalog.labels[i]] for i in catalog.find("label >= 0")}
     assert labelled == {"y": "dog", "0.e0": "eel"}
     assert any("1 of 3 rows name no file here, 'x'" in note for note in catalog.notes)

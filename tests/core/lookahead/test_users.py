@@ -39,7 +39,7 @@ class Users:
         self.clock = Clock()
         self.alice, self.bob = users
         self.log: list[object] = []
-        self.data = [[ExtentId(at.to_bytes(16)) for at in range(n, n + 300)] for n in (0, 1000)]
+        self.data = [[ExtentId(at.to_bytes(16, "big")) for at in range(n, n + 300)] for n in (0, 1000)]
         for number, extents in enumerate(self.data):
             job, name = 10_000 + number, DatasetId(str(number))
             self.send(DatasetDeclared(job, name, tuple((each, SIZE) for each in extents), users[number]))

@@ -45,5 +45,5 @@ def test_random_walks_take_every_transition_of_a_copy_and_no_other() -> None:
         transitions = TransitionsTaken()
 
     walks = settings(SETTINGS, max_examples=300, derandomize=True, database=None)
-    run_state_machine_as_test(Recorded, settings=walks)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Recorded, settings=walks)
     assert Recorded.transitions.taken == TRANSITIONS.keys()

@@ -69,11 +69,11 @@ class ChangingHands(NodeMachine):
         )
         self.send(ev.Recovered(NVME, {extent: SIZES[extent] for extent in sorted(self.stored[NVME])}))
         self.send(ev.Recovered(RAM, dict(reversed(found))))
-        for name, dataset in old.policy.shares.datasets.items():
+        for known, dataset in old.policy.shares.datasets.items():
             for job in sorted(dataset.jobs):
-                self.send(ev.DatasetDeclared(job, name, DATASETS[name]))
+                self.send(ev.DatasetDeclared(job, known, DATASETS[known]))
             if dataset.pinned:
-                self.send(ev.Pinned(name))
+                self.send(ev.Pinned(known))
         for event in protecting_first(self.node, told):
             self.send(event)
         assert {p.number for p in self.node.plans.plans.values()} == set(old.plans.plans)
@@ -221,11 +221,10 @@ def test_waiting_readers_keep_their_job_in_the_queue_and_plans_their_epoch() -> 
     assert [event.job for event in told if isinstance(event, ev.Demanded)] == [job, job]
     extents = tuple(extent for extent, _ in EXTENTS)
     known = Known(DATASET, extents, (10, 10, 10), {extent: at for at, extent in enumerate(extents)})
+    datasets: dict[int, Known] = {READER: known, other: known}
     state = takeover_pb2.TakeoverState()
-    takeover_state.write_events(state, told, {READER: known, other: known}.get)
-    found = list(
-        takeover_state.read_events(state, {READER: known, other: known}.get, lambda _: job, lambda _: 1000)
-    )
+    takeover_state.write_events(state, told, datasets.get)
+    found = list(takeover_state.read_events(state, datasets.get, lambda _: job, lambda _: 1000))
     assert sorted(found, key=repr) == sorted(told, key=repr)
 
 

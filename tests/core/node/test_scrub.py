@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
-from cachesvc.core.model import RAM, ExtentId, ReaderId, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.scrub import ROUND_S
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
@@ -118,7 +118,7 @@ def test_evicted_copies_are_left_out_and_a_lost_tier_is_verified_again_when_it_i
     assert checks(core, 1.0, 60.0) == []
     core.handle(ev.TierBack(FIRST), 60.0)
     (two, three) = {extent(1), extent(2), extent(3)} - {command.extent}
-    for evict in core.handle(ev.EvictAsked("", (two,)), 60.0):
+    for evict in core.handle(ev.EvictAsked(DatasetId(""), (two,)), 60.0):
         assert isinstance(evict, cmd.Evict)
         core.handle(ev.Evicted(evict.extent, evict.tier), 60.0)
     found = checks(core, 61.0, ROUND_S)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, sample_key, subset_first
+from cachesvc.core.order.epoch_order import EpochOrder, Last, OrderSpec, Plan, sample_key, subset_first
 
 
 @st.composite
@@ -129,7 +129,7 @@ def _planned(plan: Plan) -> set[tuple[int, int]]:
 def test_the_plan_holds_what_the_slots_touch(counts: list[int], batch: int, data: st.DataObject) -> None:
     shuffle = data.draw(st.booleans())
     nodes, window = data.draw(st.integers(1, min(3, batch))), data.draw(st.integers(0, 4))
-    last = data.draw(st.sampled_from(["drop", "pad", "short"]))
+    last: Last = data.draw(st.sampled_from(["drop", "pad", "short"]))
     world, accumulate = _cut(data, batch)
     extent_first = np.concatenate(([0], np.cumsum(counts)))
     order = EpochOrder(OrderSpec(1, batch, window, nodes, shuffle, last), extent_first, 0)
@@ -177,7 +177,7 @@ def test_epochs_and_seeds_give_unrelated_orders() -> None:
         for seed in range(3)
         for epoch in range(3)
     ]
-    correlations = np.corrcoef(np.stack(found))[np.triu_indices(9, 1)]
+    correlations = np.asarray(np.corrcoef(np.stack(found)))[np.triu_indices(9, 1)]
     assert np.abs(correlations).max() < 0.05
 
 

@@ -212,7 +212,7 @@ def test_a_quota_is_used_up_evenly(rate: int, latency_s: float, window_s: float)
     ("rate", "window_s"),
     [(20, 5), (10, 10), (20, 10), (3, 60), (5, 60), pytest.param(3, 300, marks=pytest.mark.slow)],
 )
-def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: float, clients: int) -> None:
+def test_a_small_quota_is_used_up_evenly_by_many(rate: int, window_s: int, clients: int) -> None:
     """A regression: each client was refused eight times a window, and the rate grew over seconds. A quota of 100 requests
     was used up long before its window ended, and up to 1.21 times as many were asked for."""
     for seed in range(2):

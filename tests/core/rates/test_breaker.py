@@ -40,8 +40,11 @@ def test_a_disk_with_errors_is_left_alone_at_once() -> None:
 
 
 def test_a_disk_that_answers_in_5_s_or_never_is_left_alone_within_30_s() -> None:
+    def disk(took_s: float) -> Disk:
+        return lambda now, _: (took_s if now > 100 else 0.0, "")
+
     for took_s in (5.0, 8.0, 20.0, 1e9):
-        assert first(Breaker(LIMITS, 0.0), lambda now, _, t=took_s: (t if now > 100 else 0.0, "")) < 130
+        assert first(Breaker(LIMITS, 0.0), disk(took_s)) < 130
 
 
 def test_writes_that_hang_while_reads_work_are_found_by_the_call_that_is_stuck() -> None:
@@ -52,11 +55,13 @@ def test_writes_that_hang_while_reads_work_are_found_by_the_call_that_is_stuck()
 
 
 def test_writes_that_take_5_s_while_reads_are_quick_are_found_by_the_call_that_is_slow() -> None:
+    def disk(took_s: float) -> Disk:
+        return lambda _, probe: (0.001 if probe is Probe.CANARY else took_s, "")
+
     for took_s in (3.1, 5.0, 8.0, 1e9):
         breaker = Breaker(LIMITS, 0.0)
         breaker.doubt()  # of a call that began `slow_s` before
-        disk: Disk = lambda _, probe, t=took_s: (0.001 if probe is Probe.CANARY else t, "")  # noqa: E731
-        assert first(breaker, disk) < 30 - LIMITS.slow_s - LIMITS.probe_s
+        assert first(breaker, disk(took_s)) < 30 - LIMITS.slow_s - LIMITS.probe_s
 
 
 def test_a_read_that_was_under_way_says_nothing_about_writes() -> None:
@@ -98,7 +103,7 @@ def test_a_doubt_that_was_wrong_costs_one_write() -> None:
     breaker = Breaker(LIMITS, 0.0)
     breaker.doubt()
     probes: list[Probe] = []
-    assert not list(play(breaker, lambda _, probe: (probes.append(probe) or 0.01, ""), 60.0))  # type: ignore[func-returns-value]
+    assert not list(play(breaker, lambda _, probe: (probes.append(probe) or 0.01, ""), 60.0))
     assert probes.pop(0) is Probe.WRITE
     assert set(probes) == {Probe.CANARY}
 

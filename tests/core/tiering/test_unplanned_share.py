@@ -169,7 +169,7 @@ def test_the_share_is_a_part_of_what_is_neither_held_nor_pinned(taken: str) -> N
             served.tell(HoldReported(other, extent, SIZE))
     else:
         served.declare(other, LOOKED_AT[100:170])
-        served.tell(Pinned(DatasetId(f"of {other}"), 0), Prefetched(other, DatasetId(f"of {other}")))
+        served.tell(Pinned(DatasetId(f"of {other}")), Prefetched(other, DatasetId(f"of {other}")))
     for extent in LOOKED_AT[:60]:
         served.read(VISITOR, extent)
     served.declare(TRAINER, TRAINED)

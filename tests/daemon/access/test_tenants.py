@@ -125,7 +125,7 @@ def test_a_tenant_uses_its_own_data_and_sees_nothing_of_another_tenant(daemon: D
     alices, bobs = as_user(ALICE, opened("alice")), as_user(BOB, opened("bob"))
     assert isinstance(alices, str)
     assert isinstance(bobs, str)
-    assert len(as_user(ALICE, lambda: read_all(here, alices))) == 4  # type: ignore[arg-type]
+    assert len(as_user(ALICE, lambda: read_all(here, alices))) == 4
     assert as_user(BOB + 1, opened("bob"), groups=(ML,)) == bobs  # by group
     for wanted in ([f"{data}/alice/"], [f"{data}/*/*.bin"], [f"{data}/bob/", f"{data}/alice/"], [f"{data}/"]):
 
@@ -133,14 +133,13 @@ def test_a_tenant_uses_its_own_data_and_sees_nothing_of_another_tenant(daemon: D
             with Control(here) as control:
                 return control.open_dataset(uris, RECORDS).id
 
-        kind, message = as_user(BOB, open_it)  # type: ignore[misc]
+        kind, message = as_user(BOB, open_it)
         assert kind == "NotAllowed"
         assert f"({data}/bob, ".replace("(/", "(file:///") in message
         assert "alice" not in message.replace(wanted[-1], "")
-    never = "1" * 32
-    for verb in ("pin", "evict", "verify", "prefetch", "read"):
 
-        def use(dataset: str, verb: str = verb) -> object:
+    def use(verb: str, dataset: str) -> Callable[[], object]:
+        def work() -> object:
             with Control(here) as control:
                 if verb == "pin":
                     control.pin(DatasetId(dataset), True)
@@ -152,9 +151,13 @@ def test_a_tenant_uses_its_own_data_and_sees_nothing_of_another_tenant(daemon: D
                     list(getattr(control, verb)(DatasetId(dataset)))
             return "done"
 
-        refused = as_user(BOB, lambda use=use: use(alices))
-        nothing = as_user(BOB, lambda use=use: use(never))
-        assert refused[0] in ("NotFound", "InvalidInput")  # type: ignore[index]
+        return work
+
+    never = "1" * 32
+    for verb in ("pin", "evict", "verify", "prefetch", "read"):
+        refused = as_user(BOB, use(verb, alices))
+        nothing = as_user(BOB, use(verb, never))
+        assert refused[0] in ("NotFound", "InvalidInput")
         assert json.dumps(refused).replace(alices, never) == json.dumps(
             nothing
         )  # the words are those for a missing dataset
@@ -292,15 +295,7 @@ def test_another_user_cannot_write_through_a_granted_descriptor(daemon: Daemon, 
             assert isinstance(answer, Granted)
             fd, path = answer.fd, f"/proc/self/fd/{answer.fd}"
             origins.add(answer.origin)
-            attempts: list[Callable[[], object]] = [
-                lambda fd=fd: os.pwrite(fd, b"x", 0),
-                lambda fd=fd: os.ftruncate(fd, 0),
-                lambda fd=fd: mmap.mmap(fd, 4096, prot=mmap.PROT_WRITE),
-                lambda path=path: os.open(path, os.O_WRONLY | os.O_TRUNC),
-                lambda path=path: os.pwrite(os.open(path, os.O_RDWR), b"x", 0),
-                lambda fd=fd: os.fchmod(fd, 0o666),
-                lambda path=path: os.unlink(os.readlink(path)),
-            ]
+            attempts = attempts_to_write(fd, path)
             assert [refused(attempt) for attempt in attempts] == [True] * len(attempts), answer
         return sorted(origins)
 
@@ -308,6 +303,18 @@ def test_another_user_cannot_write_through_a_granted_descriptor(daemon: Daemon, 
     with Control(here) as control:
         *_, last = control.verify(dataset)
         assert (last.checked_extents, last.corrupt_extents) == (4, 0)
+
+
+def attempts_to_write(fd: int, path: str) -> list[Callable[[], object]]:
+    return [
+        lambda: os.pwrite(fd, b"x", 0),
+        lambda: os.ftruncate(fd, 0),
+        lambda: mmap.mmap(fd, 4096, prot=mmap.PROT_WRITE),
+        lambda: os.open(path, os.O_WRONLY | os.O_TRUNC),
+        lambda: os.pwrite(os.open(path, os.O_RDWR), b"x", 0),
+        lambda: os.fchmod(fd, 0o666),
+        lambda: os.unlink(os.readlink(path)),
+    ]
 
 
 def refused(attempt: Callable[[], object]) -> bool:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from typing import Any
 
 import grpc
 import pytest
@@ -67,8 +68,9 @@ def hoarded(daemon: Daemon, method: str, who: CallerIdentity | None) -> Iterator
         address = f"unix:{daemon.socket_dir}/cachesvc.sock"
         channels = [stack.enter_context(grpc.insecure_channel(address, options)) for _ in range(CONNECTIONS)]
         for number in range(CALLS):
-            open_one = channels[number % CONNECTIONS].stream_stream(method)
-            open_one(nothing(), metadata=metadata).add_done_callback(ended)
+            open_one = channels[number % CONNECTIONS].stream_stream(method, None, None)
+            call: Any = open_one(nothing(), metadata=metadata)
+            call.add_done_callback(ended)
         for _ in range(CALLS - CALLS_PER_USER):
             assert counted.acquire(timeout=60)
         yield refused
@@ -101,7 +103,7 @@ def answered(daemon: Daemon, who: CallerIdentity) -> bool:
     """Tell whether as many calls at once as one user may have are answered."""
 
     def ask(_: int) -> bool:
-        call = channel.unary_unary("/cachesvc.v1.Cache/Status")
+        call = channel.unary_unary("/cachesvc.v1.Cache/Status", None, None)
         try:
             return bool(call(b"", metadata=who.metadata(), timeout=20))
         except grpc.RpcError:
@@ -132,7 +134,7 @@ def test_more_openings_at_once_than_one_users_cap_all_succeed(daemon: Daemon) ->
 def test_a_call_without_its_message_is_a_typed_error(daemon: Daemon, body: bytes | None) -> None:
     with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
         for method in ("Status", "Prefetch"):
-            call = channel.stream_stream(f"/cachesvc.v1.Cache/{method}")
+            call = channel.stream_stream(f"/cachesvc.v1.Cache/{method}", None, None)
             with pytest.raises(grpc.RpcError) as caught:
                 list(call(iter([] if body is None else [body]), timeout=20))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -27,7 +27,12 @@ def test_a_connection_without_calls_is_closed_and_the_next_call_connects_again()
         with grpc.insecure_channel(f"unix:{folder}/s") as channel:
             ask = health_pb2_grpc.HealthStub(channel).Check
             gone = threading.Semaphore(0)
-            channel.subscribe(lambda state: state is grpc.ChannelConnectivity.IDLE and gone.release())
+
+            def changed(state: grpc.ChannelConnectivity) -> None:
+                if state is grpc.ChannelConnectivity.IDLE:
+                    gone.release()
+
+            channel.subscribe(changed)
             gone.acquire()  # the initial state
             for _ in range(2):
                 ask(health_pb2.HealthCheckRequest(), timeout=WAIT_S)

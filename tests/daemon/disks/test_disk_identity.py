@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
-from cachesvc.tiers.nvme import open_nvme
+from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.probe import Room
 from testbed.node import open_files
 from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, flip, lost, mounted, node, sample, stored
@@ -57,6 +58,11 @@ def opened(directory: Path) -> Disk:
     disk.open()
     disk.take()
     return disk
+
+
+def tier_of(disk: Disk) -> NvmeTier:
+    assert disk.tier is not None
+    return disk.tier
 
 
 # The tier and its successor.
@@ -109,7 +115,7 @@ def test_a_link_that_leads_to_another_disk_is_another_directory(tmp_path: Path) 
 def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     disk = opened(directory)
-    old = disk.tier
+    old = tier_of(disk)
     put(old, 1)
     made_anew(directory)
     with pytest.raises(TierFailed):
@@ -122,11 +128,11 @@ def test_the_directory_that_the_path_names_now_is_locked_and_listed(directory: P
     assert found.tier is disk.tier
     assert found.extents == {}
     assert found.room.total_bytes > 0
-    put(disk.tier, 2)
+    put(tier_of(disk), 2)
     disk.probe(thorough=False)
     assert disk.take() is None
     old.close()
-    disk.tier.close()
+    tier_of(disk).close()
     assert not locked(directory)
     assert len(os.listdir("/proc/self/fd")) <= before
 
@@ -150,7 +156,7 @@ def test_a_directory_that_another_daemon_locked_is_not_used_until_its_release(di
 
 def test_a_directory_that_comes_back_is_the_tiers_own_again(directory: Path) -> None:
     disk = opened(directory)
-    put(disk.tier, 1)
+    put(tier_of(disk), 1)
     moved = directory.parent / "moved"
     directory.rename(moved)
     with pytest.raises(CacheError):
@@ -162,7 +168,7 @@ def test_a_directory_that_comes_back_is_the_tiers_own_again(directory: Path) -> 
     assert disk.revive().total_bytes > 0
     assert disk.take() is None
     assert files(directory)[0] == extent(1).hex()
-    disk.tier.close()
+    tier_of(disk).close()
 
 
 def test_where_a_disk_was_unmounted_the_directory_below_is_not_used(tmp_path: Path) -> None:
@@ -183,10 +189,10 @@ def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Real directories and threads; the clock is moved by hand."""
-    now, calls, heard = [0.0], threading.Condition(), []
-    posted: list = []
+    now, calls, heard = [0.0], threading.Condition(), list[str]()
+    posted: list[Callable[[], None]] = []
 
-    def post(call) -> None:
+    def post(call: Callable[[], None]) -> None:
         with calls:
             posted.append(call)
             calls.notify()
@@ -219,7 +225,7 @@ def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost
     assert "not the directory that this daemon locked" in heard[0]
     for _ in range(3):
         probe()
-    said = [record.why for record in caplog.records if record.message == "a tier stays lost"]
+    said = [vars(record)["why"] for record in caplog.records if record.message == "a tier stays lost"]
     assert len(said) == 1
     assert "another cachesvc daemon" in said[0]
     other.close()
@@ -285,7 +291,7 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
         wait_until(lambda: not lost(found), BACK_S)
         assert "not the directory that this daemon locked" in found.daemon.log
         assert locked(directory)
-        assert found.tier().used_bytes <= EXTENTS * EXTENT  # type: ignore[attr-defined]
+        assert found.tier().used_bytes <= EXTENTS * EXTENT
         found.fill()
         assert found.read() == EXTENTS
         wait_until(lambda: len(stored(directory)) == EXTENTS)  # readers do not wait for commits
@@ -321,7 +327,7 @@ def test_a_disk_mounted_over_it_is_used_and_the_old_extents_return_after_unmount
         try:
             wait_until(lambda: lost(found), LOST_S)
             wait_until(lambda: not lost(found), BACK_S)
-            assert found.tier().budget_bytes < 8 << 20  # type: ignore[attr-defined]
+            assert found.tier().budget_bytes < 8 << 20
             found.fill()
             assert found.read() == EXTENTS
             wait_until(lambda: len(stored(directory)) == EXTENTS)
@@ -330,5 +336,5 @@ def test_a_disk_mounted_over_it_is_used_and_the_old_extents_return_after_unmount
         wait_until(lambda: lost(found), LOST_S)
         wait_until(lambda: not lost(found), BACK_S)
         assert found.read() == EXTENTS, "each verified before its first grant"
-        assert found.tier().corrupt_extents == 1  # type: ignore[attr-defined]
+        assert found.tier().corrupt_extents == 1
         grants.close()

@@ -37,4 +37,4 @@ def test_reads_beside_a_disk_that_hangs_go_elsewhere_within_seconds(tmp_path: Pa
         found.control.evict(found.dataset)
         found.fill()
         assert not lost(found)
-        assert found.tier().used_bytes >= (EXTENTS - 16) * EXTENT  # type: ignore[attr-defined]
+        assert found.tier().used_bytes >= (EXTENTS - 16) * EXTENT

@@ -156,7 +156,7 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_does_not_block_the_next_one(
         assert old is not None
         disk.behave("hang")
         try:
-            wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
+            wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)
             wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
             old.terminate()
             wait_until(lambda: found.daemon.log.endswith(" sockets and memory now\n"), CLOSE_S + STOP_S + 5.0)
@@ -237,7 +237,7 @@ def test_a_disk_that_works_later_is_used_with_its_extents(tmp_path: Path, data: 
         wait_until(lambda: not any(tiers_lost(found)), BACK_S)
         assert len(stored(disk.backing)) >= EXTENTS - 1, "nothing of it was evicted"
         assert found.read() == EXTENTS, "each verified before its first grant"
-        assert found.tier().corrupt_extents == 1  # type: ignore[attr-defined]
+        assert found.tier().corrupt_extents == 1
 
 
 @contextlib.contextmanager
@@ -275,7 +275,7 @@ def test_a_lost_tier_is_handed_over_as_lost(tmp_path: Path, data: bytes, fault: 
     with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
         disk.behave(fault)
         try:
-            wait_until(lambda: found.tier("nvme1").lost, LOST_S)  # type: ignore[attr-defined]
+            wait_until(lambda: found.tier("nvme1").lost, LOST_S)
             with reading(found) as took:
                 found.daemon.take_over()
             assert max(took) < STANDSTILL_S
@@ -295,6 +295,6 @@ def test_a_takeover_while_a_new_directory_is_being_probed(tmp_path: Path, data: 
         shutil.rmtree(path)
         path.mkdir()
         wait_until(lambda: (path / "cachesvc/v1/extents").is_dir(), LOST_S)  # the successor is locked
-        assert found.tier().lost  # type: ignore[attr-defined]
+        assert found.tier().lost
         assert found.daemon.take_over().wait(LOST_S) == 0
-        wait_until(lambda: not found.tier().lost, BACK_S)  # type: ignore[attr-defined]
+        wait_until(lambda: not found.tier().lost, BACK_S)

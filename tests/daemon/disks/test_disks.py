@@ -21,6 +21,7 @@ import pytest
 from cachesvc.__main__ import run
 from cachesvc.client.control import Control
 from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.core.model import DatasetId
 from cachesvc.daemon.disks.budgets import SHARE_SPARE
 from testbed.node import Daemon
 from tests.support.faults.disks import (
@@ -78,11 +79,11 @@ def test_the_scrub_finds_every_flipped_bit_before_a_reader_does(tmp_path: Path, 
         for path in chance.sample(stored(nvme), 5):
             flip(path, chance.randrange(EXTENT))
         found.daemon.start()  # a round of the scrub begins
-        wait_until(lambda: found.tier().corrupt_extents == 5)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier().corrupt_extents == 5)
         found.fill()
         wait_until(lambda: {p: hashlib.sha256(p.read_bytes()).digest() for p in stored(nvme)} == whole)
         assert found.read() == EXTENTS
-        assert found.tier().scrubbed_bytes > 0  # type: ignore[attr-defined]
+        assert found.tier().scrubbed_bytes > 0
 
 
 def test_after_a_restart_no_flipped_bit_is_read(tmp_path: Path, data: bytes) -> None:
@@ -97,7 +98,7 @@ def test_after_a_restart_no_flipped_bit_is_read(tmp_path: Path, data: bytes) -> 
             flip(path, chance.randrange(path.stat().st_size))  # its footer too
         found.daemon.start()
         assert found.read() == EXTENTS
-        assert found.tier().corrupt_extents == 5  # type: ignore[attr-defined]
+        assert found.tier().corrupt_extents == 5
 
 
 def test_a_directory_that_disappears_is_lost_and_the_other_one_is_not(tmp_path: Path, data: bytes) -> None:
@@ -107,9 +108,9 @@ def test_a_directory_that_disappears_is_lost_and_the_other_one_is_not(tmp_path: 
     with node(tmp_path, data, f"{first}=32MiB", f"{second}=32MiB") as found:
         found.fill()
         first.rename(tmp_path / "gone")
-        wait_until(lambda: found.tier("nvme0").lost)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier("nvme0").lost)
         assert found.read() == EXTENTS
-        assert not found.tier("nvme1").lost  # type: ignore[attr-defined]
+        assert not found.tier("nvme1").lost
 
 
 @pytest.mark.slow
@@ -119,10 +120,10 @@ def test_a_directory_that_comes_back_is_used_again_with_its_extents(tmp_path: Pa
     with node(tmp_path, data, f"{nvme}=32MiB") as found:
         found.fill()
         nvme.rename(tmp_path / "gone")
-        wait_until(lambda: found.tier().lost)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier().lost)
         assert found.read() == 0
         (tmp_path / "gone").rename(nvme)
-        wait_until(lambda: not found.tier().lost)  # type: ignore[attr-defined]
+        wait_until(lambda: not found.tier().lost)
         assert found.read() == EXTENTS
 
 
@@ -130,7 +131,7 @@ def test_a_disk_that_answers_with_eio_is_lost(tmp_path: Path, data: bytes) -> No
     with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
         found.fill()
         disk.behave("eio")
-        wait_until(lambda: found.tier().lost)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier().lost)
         assert found.read() == EXTENTS
 
 
@@ -248,7 +249,7 @@ def test_a_disk_that_takes_nothing_any_more_fails_no_read(
     with disk_in_trouble(tmp_path, data, trouble) as (found, _):
         wait_until(lambda: lost(found) == broken, LOST_S)
         assert found.read() == EXTENTS
-        assert broken or found.tier().full  # type: ignore[attr-defined]
+        assert broken or found.tier().full
 
 
 @pytest.mark.slow
@@ -294,7 +295,7 @@ def test_evicted_bytes_are_free_when_evict_answers(tmp_path: Path, data: bytes) 
             found.fill()
             evicted = found.control.evict(found.dataset)
             assert (evicted.evicted_bytes, evicted.busy_bytes) == (len(data), 0), call
-            assert found.tier().used_bytes == 0, call  # type: ignore[attr-defined]
+            assert found.tier().used_bytes == 0, call
         disk.behave("")
         assert stored(disk.path) == []
 
@@ -346,7 +347,7 @@ def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: 
         (tmp_path / f"pinned{number}").mkdir()
         (tmp_path / f"pinned{number}/0.bin").write_bytes(data[:EXTENT])
 
-    def pin(socket: str, numbers: range) -> list[str]:
+    def pin(socket: str, numbers: range) -> list[DatasetId]:
         with Control(socket) as control:
             ids = [control.open_dataset([f"{tmp_path}/pinned{each}/"], RECORDS).id for each in numbers]
             for dataset in ids:
@@ -371,14 +372,14 @@ def test_the_budget_shrinks_for_files_of_others_and_grows_back(tmp_path: Path, d
         node(tmp_path, data, f"{disk}=80%") as found,
     ):
         found.fill()
-        before = found.tier().budget_bytes  # type: ignore[attr-defined]
+        before = found.tier().budget_bytes
         theirs = os.urandom(5 << 20)
         (disk / "others").write_bytes(theirs)
         wait_until(
             lambda: len(stored(disk)) * EXTENT <= 3 << 20 and found.tier().budget_bytes < 3 << 20, 20.0
-        )  # type: ignore[attr-defined]
+        )
         room = os.statvfs(disk)
         assert room.f_bavail >= SHARE_SPARE * room.f_blocks
         assert (disk / "others").read_bytes() == theirs
         (disk / "others").unlink()
-        wait_until(lambda: found.tier().budget_bytes >= before * 0.95)  # type: ignore[attr-defined]
+        wait_until(lambda: found.tier().budget_bytes >= before * 0.95)

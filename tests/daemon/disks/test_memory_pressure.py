@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ MIB = 1 << 20
 NEVER = 9223372036854771712
 
 
-def tree(root: Path, files: dict[str, object]) -> list[Memory]:
+def tree(root: Path, files: Mapping[str, object]) -> list[Memory]:
     datasets.write_files(root, {name: str(body).encode() for name, body in files.items()})
     return memories(root / "proc", root / "cg")
 
@@ -152,7 +152,8 @@ def test_a_trainer_that_grows_is_not_killed(
         finally:
             hog.kill()
             hog.wait()
-            hog.stdout.close()
+            if hog.stdout:
+                hog.stdout.close()
         assert daemon.process
         assert daemon.process.poll() is None
         grants = DaemonGrants(daemon.socket_dir, dataset)

@@ -75,14 +75,14 @@ def test_a_disk_that_troubles_the_scrub_delays_no_other_disk(tmp_path: Path, fau
         scrubbed = scrubbed_bytes(found, "nvme1")
         disk.behave(fault)
         assert slowest(found, here, LOST_S if hangs else 12.0) < SOON_S
-        assert not found.tier("nvme0").lost  # type: ignore[attr-defined]
-        assert found.tier("nvme1").lost == hangs  # type: ignore[attr-defined]
+        assert not found.tier("nvme0").lost
+        assert found.tier("nvme1").lost == hangs
         assert scrubbed_bytes(found, "nvme0") > 0
         assert hangs or scrubbed_bytes(found, "nvme1") > scrubbed
         disk.behave("")
-        wait_until(lambda: not found.tier("nvme1").lost, AGAIN_S)  # type: ignore[attr-defined]
+        wait_until(lambda: not found.tier("nvme1").lost, AGAIN_S)
         assert found.read() == EXTENTS
 
 
 def scrubbed_bytes(found: Node, tier: str) -> int:
-    return int(found.tier(tier).scrubbed_bytes)  # type: ignore[attr-defined]
+    return int(found.tier(tier).scrubbed_bytes)

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import pytest
 
@@ -32,7 +34,10 @@ REPLACED_S = 10.0
 """New fillers start in a second, or in several on a busy machine; the disk itself hangs forever."""
 
 
-def timed(call: Callable[[], bytes]) -> tuple[float, bytes]:
+T = TypeVar("T")
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
     began = time.perf_counter()
     found = call()
     return time.perf_counter() - began, found
@@ -89,10 +94,10 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
             if fault != "enospc":  # a full disk is not lost, and the first fill meets the error
                 wait_until(lambda: any(tier.lost for tier in control.status().tiers), LOST_S)
             control.evict(dataset)
-            ours, theirs = [], []
+            ours, theirs = list[float](), list[float]()
             for index in range(EXTENTS):  # alternately, so that both run under the same load
                 for call, times in ((granted, ours), (read, theirs)):
-                    took_s, found = timed(lambda call=call, index=index: call(index))  # type: ignore[misc]
+                    took_s, found = timed(partial(call, index))
                     assert found == body[index * EXTENT : (index + 1) * EXTENT]
                     times.append(took_s)
             grants.close()
@@ -115,8 +120,8 @@ def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_s
     pieces = {body[at : at + SMALL] for at in range(0, len(body), SMALL)}
     with ThreadPoolExecutor(8) as pool:
         for at in range(0, len(body), SMALL):
-            key, small = f"small/{at:08}", body[at : at + SMALL]
-            pool.submit(client.put_object, Bucket=bucket, Key=key, Body=small)
+            key, piece = f"small/{at:08}", body[at : at + SMALL]
+            pool.submit(client.put_object, Bucket=bucket, Key=key, Body=piece)
     options = ["--extent-bytes", str(SHARD), "--allow", f"s3://{bucket}/"]
     options += ["--ram", str(len(body) if disks == 1 else 0)]
     (tmp_path / "second").mkdir()
@@ -167,9 +172,7 @@ def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_s
                 for each in under_way:
                     assert each.result()[0] - began < STALLED_S + REPLACED_S
                 wait_until(lambda: lost() == ["nvme0"], LOST_S)
-            ours = [
-                timed(lambda index=index: grant(other, index)[1].encode())[0] for index in range(1, SHARDS)
-            ]  # type: ignore[misc]
+            ours = [timed(partial(grant, other, index))[0] for index in range(1, SHARDS)]
             source = open_s3(S3Settings(endpoint=proxy.endpoint))
             version, into = source.head(f"s3://{bucket}/other/0.bin"), memoryview(bytearray(SHARD))
             theirs = []

@@ -114,7 +114,7 @@ def test_a_commit_that_ends_while_its_copy_is_opened_is_checked_as_committed() -
         bench.open, bench.late = opened, False  # type: ignore[method-assign]
         return opened(wanted)[0], None
 
-    bench.open = last  # type: ignore[method-assign]
+    bench.open = last  # type: ignore[method-assign, assignment]
     bench.verify(0, HOARDER)
     assert not bench.over
     bench.end()

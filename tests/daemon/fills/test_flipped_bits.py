@@ -18,9 +18,11 @@ from cachesvc.catalog.build import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
+from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from loader import DataLoader, open_dataset
+from loader.workers.engines import WorkerType
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.proxy import Fault
@@ -114,7 +116,7 @@ class Node:
     def all_right(self, version: str) -> int:
         """Check every resident extent against its checksums; return their number."""
         with Control(self.daemon.socket_dir) as control:
-            *_, last = control.verify(version)
+            *_, last = control.verify(DatasetId(version))
         assert last.corrupt_extents == 0
         return last.extents
 
@@ -152,7 +154,7 @@ def flipper(seed: int, *directories: Path) -> Iterator[Flipper]:
 
 @pytest.mark.parametrize("worker_type", ["process", "thread"])
 def test_records_are_right_while_bits_flip_under_their_readers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_type: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_type: WorkerType
 ) -> None:
     count = 8
     body = np.random.default_rng(5).bytes(count * OBJECT_BYTES)
@@ -317,4 +319,4 @@ def test_a_million_samples_are_right_while_one_block_in_a_hundred_flips(
 
 
 def digest(data: bytes | np.ndarray) -> bytes:
-    return hashlib.sha256(data).digest()
+    return hashlib.sha256(data if isinstance(data, bytes) else data.data).digest()

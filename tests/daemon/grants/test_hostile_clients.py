@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -188,7 +189,7 @@ def test_any_bytes_as_a_grpc_request(
     daemon: Daemon, undisturbed: DaemonGrants, method: str, body: bytes
 ) -> None:
     with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
-        call = channel.unary_stream(f"/cachesvc.v1.Cache/{method}")
+        call = channel.unary_stream(f"/cachesvc.v1.Cache/{method}", None, None)
         with contextlib.suppress(grpc.RpcError):
             list(call(body, timeout=20))
 
@@ -205,7 +206,7 @@ def test_a_message_above_the_limit_is_refused(daemon: Daemon, undisturbed: Daemo
     with grpc.insecure_channel(
         f"unix:{daemon.socket_dir}/cachesvc.sock", [("grpc.max_send_message_length", -1)]
     ) as channel:
-        call = channel.unary_unary("/cachesvc.v1.Cache/Status")
+        call = channel.unary_unary("/cachesvc.v1.Cache/Status", None, None)
         with pytest.raises(grpc.RpcError) as caught:
             call(bytes(MAX_MESSAGE_BYTES + 1), timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -237,7 +238,7 @@ def test_many_callers_with_the_largest_messages_cost_bounded_memory(daemon: Daem
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock", options) as channel:
             try:
-                list(channel.unary_stream(f"/cachesvc.v1.Cache/{method}")(body, timeout=100))
+                list(channel.unary_stream(f"/cachesvc.v1.Cache/{method}", None, None)(body, timeout=100))
             except grpc.RpcError as error:
                 return bool(error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND))
         return method == "Status"
@@ -272,7 +273,7 @@ def test_calls_beyond_the_limits_are_refused_and_end_with_their_callers(
         channels = [stack.enter_context(grpc.insecure_channel(address, local)) for _ in range(16)]
         for number in range(2 * CONTROL_THREADS + 128):
             method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-            call = channels[number % 16].stream_stream(method)(said_nothing())
+            call: Any = channels[number % 16].stream_stream(method, None, None)(said_nothing())
             call.add_done_callback(ended)
         for _ in range(128):
             assert refused.acquire(timeout=60)
@@ -349,7 +350,7 @@ def test_any_values_in_a_grpc_request_are_answered_or_a_typed_error(
 ) -> None:
     method, body = data.draw(calls(str(daemon.root.parent / "data"), dataset))
     with grpc.insecure_channel(f"unix:{daemon.socket_dir}/cachesvc.sock") as channel:
-        call = channel.unary_stream(f"/cachesvc.v1.Cache/{method}")(body, timeout=20)
+        call = channel.unary_stream(f"/cachesvc.v1.Cache/{method}", None, None)(body, timeout=20)
         with contextlib.suppress(grpc.RpcError):
             list(call)
         if call.code() is not grpc.StatusCode.OK:

@@ -18,6 +18,7 @@ from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.model import DatasetId
 from loader import DataLoader, Dataset, open_dataset
 from loader.reading.reader import ExtentReader
+from loader.workers.engines import WorkerType
 from testbed.node import Daemon
 from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.training.loader_fakes import MemoryGrants, compiled
@@ -75,7 +76,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
-    tmp_path: Path, environment: Callable[..., Daemon], workers: int, kind: str
+    tmp_path: Path, environment: Callable[..., Daemon], workers: int, kind: WorkerType
 ) -> None:
     (tmp_path / "nvme").mkdir()
     with environment(tmp_path / "nvme") as daemon, Control(daemon.socket_dir) as control:

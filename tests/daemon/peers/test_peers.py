@@ -25,7 +25,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import ExtentId
+from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.fills.peer_client import PeerClient
 from cachesvc.daemon.peers.sharer import MAX_CALLS
@@ -72,7 +72,7 @@ def listening(address: str) -> None:
     wait_until(connects)
 
 
-def fill(daemon: Daemon, data: Path) -> tuple[str, pb.PrefetchReply]:
+def fill(daemon: Daemon, data: Path) -> tuple[DatasetId, pb.PrefetchReply]:
     with Control(daemon.socket_dir) as control:
         dataset = control.open_dataset([f"{data}/"], OPTIONS).id
         return dataset, list(control.prefetch(dataset))[-1]
@@ -83,7 +83,7 @@ def read(daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[b
     monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
     dataset = open_dataset(f"{data}/", format="records", record_bytes=RECORD)
     batches = DataLoader(dataset, batch_size=16)
-    found = b"".join(bytes(memoryview(np.asarray(batch))) for batch in batches)
+    found = b"".join(np.asarray(batch).tobytes() for batch in batches)
     waited = batches.stats().wait_by_cause_s
     dataset.close()
     return found, waited

@@ -35,7 +35,9 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 def server(pool: Pool) -> psutil.Process:
-    return psutil.Process(pool.pids()[0]).parent()
+    found = psutil.Process(pool.pids()[0]).parent()
+    assert found is not None
+    return found
 
 
 def test_fillers_are_replaced_when_the_fork_server_dies(pool: Pool) -> None:
@@ -235,4 +237,5 @@ def test_a_dead_filler_leaves_no_descriptor(pool: Pool) -> None:
             life(number)
         assert len(os.listdir("/proc/self/fd")) == before
         (parent,) = {psutil.Process(pid).parent() for pid in pool.pids()}
+        assert parent is not None
         assert len(parent.children()) == 3, "and no zombie"

@@ -212,7 +212,7 @@ def test_a_bad_sample_has_its_key_in_any_wrapped_dataset(tmp_path: Path) -> None
         bodies = {f"{part}/{n}.json": b"[1]" if (part, n) != ("b", 2) else b"[1" for n in range(4)}
         datasets.write_files(tmp_path / part, bodies)
         parts.append(in_memory(compiled(tmp_path / part, tmp_path, format="files", labels="none")))
-    both = ConcatDataset(parts)
+    both: ConcatDataset[Any] = ConcatDataset(parts)
     around: list[Any] = [
         mix({parts[0]: 0.5, parts[1]: 0.5}),
         mix({parts[0]: 0.5, parts[1].where("key >= 'b/2'"): 0.5}),

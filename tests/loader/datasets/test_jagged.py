@@ -51,7 +51,7 @@ def wanted(blobs: Blobs, loader: DataLoader) -> list[bytes]:
 @pytest.mark.parametrize(("limit", "room"), [(1 << 30, 999), (20_000, 999), (9000, 4), (0, 4)])
 def test_ranges_are_joined_from_extents_of_any_kind(blobs: Blobs, origin: str, limit: int, room: int) -> None:
     link, files = blobs
-    opened = OpenedDataset(link)
+    opened = OpenedDataset(link)  # type: ignore[arg-type]
     catalog = opened.catalog
     grants = MemoryGrants(catalog.extent, origin, room)
     reader = ExtentReader(catalog, grants, limit)
@@ -76,8 +76,13 @@ def test_ranges_are_joined_from_extents_of_any_kind(blobs: Blobs, origin: str, l
 def test_batches_are_the_same_with_any_workers(
     blobs: Blobs, form: dict[str, Any], workers: dict[str, Any], last: str
 ) -> None:
-    ends = {"drop": {"last": "drop"}, "pad": {"rank": 0, "world_size": 1, "last": "pad"}, "short": {}}[last]
-    loader = DataLoader(in_memory(blobs[0], **form), 8, shuffle=True, collate_fn=jagged, **ends, **workers)
+    ends: dict[str, dict[str, Any]] = {
+        "drop": {"last": "drop"},
+        "pad": {"rank": 0, "world_size": 1, "last": "pad"},
+        "short": {},
+    }
+    given = ends[last] | workers
+    loader = DataLoader(in_memory(blobs[0], **form), 8, shuffle=True, collate_fn=jagged, **given)
     seen: list[int] = []
     for batch in loader:
         assert parts(batch) == wanted(blobs, loader)
@@ -99,7 +104,7 @@ def test_one_named_field_is_joined_and_an_absent_one_is_empty(
     assert dataset[1] == (joined[1],)
     assert dataset.samples.stays_bytes
     assert not in_memory(link, fields=("jpg", "cls"), decode=None).samples.stays_bytes
-    twice = ConcatDataset([dataset, dataset])
+    twice: ConcatDataset[Any] = ConcatDataset([dataset, dataset])
     loaders = [DataLoader(given, 6, collate_fn=jagged, **workers) for given in (dataset, twice)]
     loaders += [TorchDataLoader(dataset, 6, collate_fn=jagged, **workers)]  # type: ignore[list-item]
     for loader, wanted in zip(loaders, (joined, joined * 2, joined), strict=True):

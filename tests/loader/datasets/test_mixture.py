@@ -131,17 +131,17 @@ def test_a_repeated_sample_is_augmented_anew_and_equally_at_any_scale(root: Path
         ),
         (lambda root: mix({numbers(root)[0]: 1, notes(root): 1}), "differ"),
         (lambda root: mix({pack(text(root), 8): 1, pack(text(root), 9): 1}), "differ"),
-        (lambda root: mix({numbers(root)[0]: 1}, by="taste"), "taste"),
+        (lambda root: mix({numbers(root)[0]: 1}, by="taste"), "taste"),  # type: ignore[arg-type]
         (lambda root: mix({numbers(root)[0]: 1}, size=0), "size"),
         (lambda root: mix({numbers(root)[0]: 1}, by="repeat", size="first"), "size"),
         (lambda root: mix({numbers(root)[0]: 1.5}, by="choose"), "whole samples.* 1.5"),
         (
-            lambda root: mix(one := {numbers(root)[0]: 2.0}, by="choose").reweighed(
+            lambda root: mix(one := {numbers(root)[0]: 2.0}, by="choose").reweighed(  # type: ignore[arg-type]
                 dict.fromkeys(one, 0.5), 1
             ),
             "0.5",
         ),
-        (lambda root: mix({mix({numbers(root)[0]: 1}): 1}), "Mixture"),
+        (lambda root: mix({mix({numbers(root)[0]: 1}): 1}), "Mixture"),  # type: ignore[dict-item]
         (lambda root: pack(text(root), 10**6), "1000000"),
         (lambda root: pack(text(root), 0), "0"),
         (lambda root: pack(text(root).take(5), 8), "subset"),

@@ -57,7 +57,7 @@ def digests(
     found: list[str] = []
     iterators = [iter(loader) for loader in loaders]
     while len(found) < stop:
-        batches = [next(iterator, None) for iterator in iterators]
+        batches: list[Any] = [next(iterator, None) for iterator in iterators]
         if batches[0] is None:
             break
         digest = hashlib.sha256()
@@ -102,7 +102,7 @@ def test_packs_hold_whole_documents_in_attention_boundaries(root: Path) -> None:
     assert bounds is not None
     documents = {tuple(stream[a:b]): 0 for a, b in pairwise(bounds.tolist()) if a < b}
     loader = DataLoader(pack(dataset, SEQ), batch_size=8, shuffle=True, window=8192)
-    tokens, ends = [], []
+    tokens, ends = list[int](), list[int]()
     for batch in loader:
         assert batch["tokens"].shape[1] == SEQ
         assert batch["tokens"].dtype == torch.int64

@@ -35,7 +35,7 @@ def stream(home: Path) -> np.ndarray:
 
 
 def open_tokens(home: Path, targets: Any, **more: Any) -> Any:
-    given = {"format": "tokens", "dtype": "uint16", "seq_len": SEQ, "overlap": 1} | more
+    given: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": SEQ, "overlap": 1} | more
     return open_dataset(home / "t.bin", targets=targets, **given)
 
 

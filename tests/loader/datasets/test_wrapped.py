@@ -70,7 +70,9 @@ class Rows(IterableDataset[int]):
 def test_transforms_of_every_part_are_keyed_by_epoch_and_seed(links: list[MemoryLink], workers: int) -> None:
     def draws(seed: int) -> list[dict[int, int]]:
         parts = [in_memory(link, transform=with_noise) for link in links]
-        both = ConcatDataset([parts[0], HoldsDataset(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)])
+        both: ConcatDataset[Any] = ConcatDataset(
+            [parts[0], HoldsDataset(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)]
+        )
         loader = DataLoader(both, batch_size=30, shuffle=True, seed=seed, epochs=2, num_workers=workers)
         pairs = torch.cat(list(loader)).reshape(2, 3 * COUNT, 2).tolist()
         return [dict(epoch) for epoch in pairs]
@@ -97,7 +99,7 @@ class ReadInTurns(HoldsDataset):
 def test_loaders_that_share_a_dataset_use_their_own_seeds(links: list[MemoryLink]) -> None:
     def first(dataset: TorchDataset[Any], seed: int) -> list[list[int]]:
         loader = DataLoader(dataset, batch_size=COUNT, seed=seed, num_workers=1, worker_type="thread")
-        return next(iter(loader)).tolist()  # type: ignore[no-any-return]
+        return next(iter(loader)).tolist()
 
     data = in_memory(links[0], transform=with_noise)
     shared = ReadInTurns(data, threading.Barrier(2))
@@ -121,10 +123,12 @@ OTHERS: dict[str, Callable[[Dataset, Dataset, Dataset], Any]] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_state_belongs_to_all_parts_in_order(links: list[MemoryLink], other: str) -> None:
     a, b, c = map(in_memory, links)
-    loader = DataLoader(ConcatDataset([a, b]), batch_size=8, shuffle=True)
+    loader: DataLoader = DataLoader(ConcatDataset([a, b]), batch_size=8, shuffle=True)
     next(iter(loader))
     state = loader.state_dict()
-    again = DataLoader(ConcatDataset([in_memory(links[0]), in_memory(links[1])]), batch_size=8, shuffle=True)
+    again: DataLoader = DataLoader(
+        ConcatDataset([in_memory(links[0]), in_memory(links[1])]), batch_size=8, shuffle=True
+    )
     again.load_state_dict(state)
     assert len(list(again)) == len(loader) - 1
     with pytest.raises(StateMismatch, match="belongs to"):
@@ -168,7 +172,7 @@ def test_users_subsets_have_different_identities(links: list[MemoryLink], kind: 
 
 
 def test_subsets_of_a_concatenation_have_different_identities(links: list[MemoryLink]) -> None:
-    whole = ConcatDataset([in_memory(links[0]), in_memory(links[1])])
+    whole: ConcatDataset[Any] = ConcatDataset([in_memory(links[0]), in_memory(links[1])])
     halves = random_split(whole, [COUNT, COUNT], torch.Generator().manual_seed(0))
     states = [DataLoader(half, batch_size=8).state_dict() for half in halves]
     with pytest.raises(StateMismatch):
@@ -176,7 +180,7 @@ def test_subsets_of_a_concatenation_have_different_identities(links: list[Memory
 
 
 def test_stats_count_every_part(links: list[MemoryLink]) -> None:
-    loader = DataLoader(ConcatDataset([in_memory(link) for link in links]), batch_size=30)
+    loader: DataLoader = DataLoader(ConcatDataset([in_memory(link) for link in links]), batch_size=30)
     list(loader)
     assert sum(loader.stats().bytes_by_origin.values()) == 3 * COUNT * 8
 
@@ -246,7 +250,7 @@ class HidesAmongOthers(HidesDataset):
         self.parts = parts
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
+    def data(self) -> Any:
         return self.parts["ours" if isinstance(self.parts, dict) else 0]
 
 
@@ -355,7 +359,8 @@ PARTED: dict[str, Callable[[Dataset, Dataset], Any]] = {
     "some beside": lambda a, b: StackDataset(Subset(a, range(30, 9, -1)), Subset(b, range(30, 9, -1))),
     "held": lambda a, b: HoldsDataset(HoldsDataset(ConcatDataset([a, b]))),
     "behind and beside": lambda a, b: StackDataset(
-        ConcatDataset([a.take(4), b.take(6)]), ConcatDataset([a, b]).datasets[1].take(10)
+        ConcatDataset([a.take(4), b.take(6)]),
+        ConcatDataset([a, b]).datasets[1].take(10),  # type: ignore[attr-defined]
     ),
 }
 
@@ -405,7 +410,7 @@ class NamedSamples(OtherDataset):
 
 
 def test_other_datasets_in_a_stack_may_use_any_index(links: list[MemoryLink]) -> None:
-    both = ConcatDataset([in_memory(links[0]), Subset(NamedSamples(), ["a", "b"])])  # type: ignore[list-item]
+    both: ConcatDataset[Any] = ConcatDataset([in_memory(links[0]), Subset(NamedSamples(), ["a", "b"])])  # type: ignore[list-item]
     found = torch.cat(list(DataLoader(both, batch_size=8, shuffle=True)))
     assert sorted(found[:, 0].tolist()) == [-2, -1, *range(COUNT)]
 

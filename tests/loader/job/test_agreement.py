@@ -36,7 +36,7 @@ def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, answers: Queue[A
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo")
     data = in_memory(link)
-    loader = DataLoader(Subset(data, range(SAMPLES)), 4, shuffle=True)  # type: ignore[arg-type]
+    loader = DataLoader(Subset(data, range(SAMPLES)), 4, shuffle=True)
     began = time.monotonic()
     try:
         list(loader)

@@ -54,7 +54,9 @@ def _process(
         "fake", store=distributed.FileStore(store, PROCESSES), rank=rank, world_size=PROCESSES
     )
     mesh = DeviceMesh("cpu", torch.tensor(layout).reshape(SIZES), mesh_dim_names=NAMES)
-    coordinate = dict(zip(NAMES, mesh.get_coordinate(), strict=True))
+    at = mesh.get_coordinate()
+    assert at is not None
+    coordinate = dict(zip(NAMES, at, strict=True))
     answer: Answer = {"rank": rank, "at": coordinate, "digest": "", "samples": [], "read": 0}
     if needed or coordinate["pp"] == 0:
         given = mesh if needed else mesh["dp", "cp", "tp"]

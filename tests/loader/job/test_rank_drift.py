@@ -39,7 +39,7 @@ class Ranks:
             for rank, watch in enumerate(self.watches):
                 found = at(rank, self.now - 100.0)
                 place = None if found is None else (0, found, found)
-                watch.update(self.store, place, self.now + rank * 0.1)  # type: ignore[arg-type]
+                watch.update(self.store, place, self.now + rank * 0.1)
             self.now += 0.5
 
 

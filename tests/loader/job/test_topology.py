@@ -296,7 +296,7 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
 
     def stating(process: int) -> str:
         place = Topology(process, 2, "torchrun", process=process, processes=2)
-        return agree(place, {"seed": 0}, store.clone(), timeout_s=20)
+        return agree(place, {"seed": 0}, store.clone(), timeout_s=20)  # type: ignore[attr-defined]
 
     with ThreadPoolExecutor(2) as processes:
         if before == "both":

@@ -27,11 +27,12 @@ from tests.support.training.loader_fakes import MemoryLink, extent_bytes
 def filled(catalog: Catalog, budget: int, failures: int = 0) -> DirectGrants:
     left = [failures]
 
-    def fill(extent: Extent, fd: int) -> None:
+    def fill(extent: Extent, fd: int) -> str:
         if left[0]:
             left[0] -= 1
             raise SourceUnavailable("the source is busy; try again")
         os.pwrite(fd, extent_bytes(extent), 0)
+        return ""
 
     return DirectGrants(catalog.extent, fill, lambda _: 0.0, budget)
 
@@ -109,12 +110,13 @@ def test_extents_behind_the_cursor_are_evicted_for_read_ahead(
 def test_a_failing_request_releases_no_lease_of_another(sequences: tuple[MemoryLink, np.ndarray]) -> None:
     catalog, slow, left = sequences[0].catalog(), threading.Event(), [1]
 
-    def fill(extent: Extent, fd: int) -> None:
+    def fill(extent: Extent, fd: int) -> str:
         if extent.id == catalog.extent(1).id:
             slow.wait(WAIT_S)
         elif left[0]:
             left[0] -= 1
             raise SourceUnavailable("the source is busy; try again")
+        return ""
 
     direct = DirectGrants(catalog.extent, fill, lambda _: 0.0, 2 * 8192)
     with ThreadPoolExecutor() as others:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Fixed
 from cachesvc.client.keepalive import stop_polling
 from cachesvc.core.errors import (
     OutOfSpace,
@@ -25,6 +27,11 @@ from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_memory
 
 
+def fixed(catalog: Catalog) -> Fixed:
+    assert isinstance(catalog.layout, Fixed)
+    return catalog.layout
+
+
 @pytest.mark.parametrize("origin", ["ram", "nvme"])
 @pytest.mark.parametrize("limit", [1 << 30, 20_000, 0])
 def test_records_that_span_extents_are_read_right_from_memory_and_files(
@@ -32,7 +39,7 @@ def test_records_that_span_extents_are_read_right_from_memory_and_files(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
-    layout = catalog.layout
+    layout = fixed(catalog)
     before = descriptors()
     reader = ExtentReader(catalog, MemoryGrants(catalog.extent, origin), limit)
     rng = np.random.default_rng(0)
@@ -52,7 +59,7 @@ def test_mappings_released_while_threads_read_are_leased_again(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
-    layout = catalog.layout
+    layout = fixed(catalog)
     grants = MemoryGrants(catalog.extent)
     reader, over = ExtentReader(catalog, grants), threading.Event()
 
@@ -85,8 +92,9 @@ def test_unused_mappings_are_released_only_while_memory_is_short(
     grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
     reader = ExtentReader(catalog, grants)
     recalls = Recalls(dict, reader.release_when_unused, reader.release_unused_mappings, lambda: memory[0])
-    slots = catalog.layout.slots(np.arange(64))
-    first, last = reader.spans(slots * catalog.layout.stride_bytes, np.full(64, catalog.layout.record_bytes))
+    layout = fixed(catalog)
+    slots = layout.slots(np.arange(64))
+    first, last = reader.spans(slots * layout.stride_bytes, np.full(64, layout.record_bytes))
 
     def read() -> bool:
         return bool((reader.gather(slots, first, last).view("<u2").reshape(64, -1) == wanted[:64]).all())
@@ -125,7 +133,7 @@ def test_extents_that_cannot_be_mapped_are_read_from_their_descriptors(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
-    layout = catalog.layout
+    layout = fixed(catalog)
     place, asked = mapping.place, itertools.count()
 
     def short(

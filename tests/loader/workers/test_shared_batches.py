@@ -43,7 +43,12 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def loader(link: MemoryLink, **settings: Any) -> DataLoader:
-    given = {"batch_size": 8, "shuffle": True, "num_workers": 2, "multiprocessing_context": "fork"}
+    given: dict[str, Any] = {
+        "batch_size": 8,
+        "shuffle": True,
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+    }
     return DataLoader(in_memory(link), **(given | settings))
 
 
@@ -272,7 +277,7 @@ def call_at_next_send(
 
 
 def test_messages_that_do_not_fit_the_pipe_are_sent_later_in_order() -> None:
-    pipe, got = IndexPipe(multiprocessing.get_context()), []
+    pipe, got = IndexPipe(multiprocessing.get_context()), list[int]()
     for number in range(5_000):
         pipe.put((number, None))
     while len(got) < 5_000:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     rows.tofile(root / "records.bin")
     options = ["--ram", "64MiB", "--extent-bytes", str(EACH * RECORD), "--allow", f"{root}/"]
     with Daemon(root / "node", options) as daemon:
-        daemon.data = str(root / "records.bin")  # type: ignore[attr-defined]
         yield daemon
 
 
@@ -48,7 +48,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def data(node: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dataset]:
     monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
     monkeypatch.setenv("CACHESVC", "require")
-    opened = open_dataset(node.data, format="records", record_bytes=RECORD)  # type: ignore[attr-defined]
+    opened = open_dataset(node.root.parent / "records.bin", format="records", record_bytes=RECORD)
     yield opened
     opened.opened.close()
 
@@ -61,7 +61,7 @@ SAMPLERS: dict[str, Callable[[Dataset], Sampler[int]]] = {
     "in order": lambda data: SequentialSampler(data),
     "shuffled": lambda data: RandomSampler(data, generator=torch.Generator().manual_seed(3)),
     "chosen": lambda data: SubsetRandomSampler(range(0, COUNT, 3), torch.Generator().manual_seed(3)),
-    "a rank's": lambda data: DistributedSampler(data, 3, 1, seed=7),  # type: ignore[arg-type]
+    "a rank's": lambda data: DistributedSampler(data, 3, 1, seed=7),
 }
 
 
@@ -145,10 +145,10 @@ def augmented(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     ],
 )
 def test_transforms_are_keyed_by_epoch_as_in_a_sharded_loader(
-    node: Daemon, data: Dataset, workers: dict[str, object]
+    node: Daemon, data: Dataset, workers: dict[str, Any]
 ) -> None:
-    options = {"format": "records", "record_bytes": RECORD, "transform": augmented}
-    opened = open_dataset(node.data, **options)  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"format": "records", "record_bytes": RECORD, "transform": augmented}
+    opened = open_dataset(node.root.parent / "records.bin", **options)
     shown = Subset(opened, range(0, COUNT, 5))
 
     def drawn(loader: DataLoader) -> dict[int, int]:

@@ -46,7 +46,7 @@ def crc32(data: bytes) -> str:
     ],
 )
 def test_a_bit_that_flips_on_the_way_differs_from_the_stated_checksum(
-    fake: FakeS3, source: S3Source, headers: dict[str, str]
+    fake: FakeS3, source: S3Source, headers: dict[str, Any]
 ) -> None:
     version = put(fake, DATA, FLIPPED, etag="no-md5", **headers)
     with pytest.raises(SourceUnavailable, match="arrived damaged"):

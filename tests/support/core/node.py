@@ -24,11 +24,13 @@ DATASET, OTHER = DatasetId("d"), DatasetId("o")
 SIZE = 10
 
 
-def node_of(ram: int | None = None, nvme: int | None = None, **settings: int) -> Node:
+def node_of(
+    ram: int | None = None, nvme: int | None = None, lookahead_bytes: int | None = SIZE, **settings: int
+) -> Node:
     """A node with budgets counted in extents of 10 bytes and a window of one extent."""
     specs = [(RAM, ram), (NVME, nvme)]
     tiers = [TierSpec(name, SIZE * count) for name, count in specs if count is not None]
-    return Node(tiers, NodeSettings(**{"lookahead_bytes": SIZE, **settings}))
+    return Node(tiers, NodeSettings(lookahead_bytes=lookahead_bytes, **settings))
 
 
 def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:

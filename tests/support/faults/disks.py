@@ -16,6 +16,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
+from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed.node import Daemon
 
 EXTENT = 64 << 10
@@ -40,7 +41,7 @@ class Node:
     def __init__(self, daemon: Daemon, dataset: DatasetId, control: Control, data: bytes) -> None:
         self.daemon, self.dataset, self.control, self.data = daemon, dataset, control, data
 
-    def tier(self, name: str = "nvme0") -> object:
+    def tier(self, name: str = "nvme0") -> pb.TierStatus:
         return next(tier for tier in self.control.status().tiers if tier.name == name)
 
     def fill(self) -> None:
@@ -65,7 +66,7 @@ class Node:
 
 
 def lost(found: Node) -> bool:
-    return bool(found.tier().lost)  # type: ignore[attr-defined]
+    return bool(found.tier().lost)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ class FaultyDisk:
 
 def serve(backing: str, mount: str, fault: str) -> None:
     """Serve until unmounted."""
-    import mfusepy  # type: ignore[import-not-found]
+    import mfusepy
 
     def misbehave(call: str, path: str) -> None:
         while (kind := Path(fault).read_text()) == "hang":
@@ -105,7 +105,7 @@ def serve(backing: str, mount: str, fault: str) -> None:
 
         return run
 
-    class PassThrough(mfusepy.Operations):  # type: ignore[misc]
+    class PassThrough(mfusepy.Operations):
         use_ns = True
 
         @faulty

@@ -25,7 +25,7 @@ RECORD = 4096
 PER_EXTENT = EXTENT // RECORD
 EXTENTS = 8
 SAMPLES = EXTENTS * PER_EXTENT
-RECORDS = {"format": "records", "record_bytes": RECORD}
+RECORDS: dict[str, Any] = {"format": "records", "record_bytes": RECORD}
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def numbers(root: Path, **form: Any) -> list[Dataset]:
 
 def draws(loader: DataLoader, epochs: int) -> list[tuple[int, int, int]]:
     """(component, own epoch, index) of every sample, checked against the sample itself."""
-    mixture, found = loader.dataset, []
+    mixture, found = loader.dataset, list[tuple[int, int, int]]()
+    assert isinstance(mixture, Mixture)
     for _ in range(epochs):
         for batch in loader:
             where = [column.tolist() for column in mixture.locate(loader.indices[: loader.valid])]
