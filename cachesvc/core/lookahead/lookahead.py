@@ -3,7 +3,7 @@
 An absent extent is entered when its fill starts. Where everything fits, a plan fetches its absent extents as far ahead as
 it finds room. Where the data does not fit, the plans of one order together may have only their part of the window fetched
 and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule.py`), so that the source sees an even rate
-over the whole plan. A schedule delays nobody: while a reader waits for a fill, only room and slots limit its plans.
+over the whole plan. A schedule delays no reader: while a reader waits for a fill, only room and slots limit its plans.
 
 Over extents that are resident, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so that one
 event never walks a whole plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, enters

@@ -38,9 +38,9 @@ class Claims:
         job, name = event.job, event.dataset
         dataset = self._shares.datasets.get(name)
         if dataset is None:
-            tally = self._copies.counts.setdefault(name, DemandCounts())
+            counts = self._copies.counts.setdefault(name, DemandCounts())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
-            dataset = DatasetState(name, distinct, tally)
+            dataset = DatasetState(name, distinct, counts)
             self._shares.add(dataset)
         if not dataset.claimed:  # it is new, or the end of its last claim is under way and stops here
             dataset.user = event.user
@@ -134,15 +134,15 @@ class Claims:
 
     def counters(self, name: DatasetId) -> Counters:
         """A dataset's counts since it was first declared; zeros for one that never was."""
-        tally = self._copies.counts.get(name) or DemandCounts()
+        counts = self._copies.counts.get(name) or DemandCounts()
         dataset = self._shares.datasets.get(name)
         return Counters(
             dataset=name,
-            hits=tally.hits,
-            ahead=tally.ahead,
-            misses=tally.misses,
-            refused=tally.refused,
-            source_bytes=tally.source_bytes,
+            hits=counts.hits,
+            ahead=counts.ahead,
+            misses=counts.misses,
+            refused=counts.refused,
+            source_bytes=counts.source_bytes,
             kept_bytes=dataset.kept_bytes if dataset else 0,
             resident_bytes=dataset.ready_bytes if dataset else 0,
             total_bytes=dataset.size_bytes if dataset else 0,

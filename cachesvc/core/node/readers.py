@@ -90,10 +90,10 @@ class Readers:
             return  # its connection has ended
         self.release(ev.Released(grant.reader, grant.extent))
         if entry is not None:
-            tally = self._copies.counts_of(entry, grant.reader)
-            tally.count(grant.counted, -1)
+            counts = self._copies.counts_of(entry, grant.reader)
+            counts.count(grant.counted, -1)
             if not event.again:
-                tally.refused += 1
+                counts.refused += 1
                 self._copies.note_sourced(entry)
         if event.again:
             self.demand(ev.Demanded(grant.reader, grant.request, grant.extent))

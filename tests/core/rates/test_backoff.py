@@ -305,7 +305,7 @@ def test_a_cut_delays_the_whole_queue() -> None:
 def test_each_place_in_the_queue_is_served_in_bounded_time(
     served: float, line: int, data: st.DataObject
 ) -> None:
-    """With any answers, each place takes at most the time that the least rate gives it."""
+    """Each place takes at most the time that the least rate gives it, with any answers."""
     pace = Pace()
     pace.accepted(0.0, served)
     pace.refused(0.0, 0.1 + served, 0.0)
