@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import cold, cores, decoding, latency, nvme, warm
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.peers import corpus
 from bench.peers.peer import UNTUNED, Job, Kind
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from testbed.node import Daemon
 from testbed.servers import ProxyProcess, SeaweedFS

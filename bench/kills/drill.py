@@ -23,7 +23,7 @@ from bench.kills.leftovers import Orphans
 from bench.kills.node import Node
 from bench.kills.run import Run
 from bench.kills.trainer import RECORD, Life
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS

@@ -18,14 +18,13 @@ from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
 from cachesvc.catalog.content_sniffing import look, warning
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.labels.hive_partitions import hive_notes
-from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import Survey, provisional_id
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import DatasetId, Extent, ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.source import Source
 
-__all__ = ["DirectBytes", "Options", "build", "provisional"]
+__all__ = ["DirectBytes", "build", "provisional"]
 
 _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import DirectBytes, Options, build
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.column_file import mapped_columns, write_columns
 from cachesvc.catalog.columns import MappedTexts, TextColumn
 from cachesvc.catalog.listing import BESIDE
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.search import NumberValues, TextValues, select
 from cachesvc.catalog.survey import survey
 from cachesvc.catalog.validation import check_catalog

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from cachesvc.catalog.address_space import AddressSpace
-from cachesvc.catalog.build import DirectBytes, Options, build
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.listing import BESIDE
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.client.control import Control
 from cachesvc.core.errors import InvalidInput

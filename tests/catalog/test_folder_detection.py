@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cachesvc.catalog import kinds
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings

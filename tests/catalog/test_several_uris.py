@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings

@@ -17,7 +17,7 @@ import pyarrow.feather as feather
 import pyarrow.orc as orc
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from tests.support.catalog_reader import Folder, compiled
 from tests.support.datasets import write_files
 from tests.support.folders import BIG, HDF5, IMAGES, TAR, left_out, opened, parquet, refusal

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.expiry import FRESH_S, UNUSED_S, mark_used, remove_unused
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import OutOfSpace

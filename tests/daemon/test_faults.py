@@ -296,7 +296,7 @@ def test_the_most_uris_of_an_opening_fit_into_a_message(daemon: Daemon) -> None:
 
 STREAMS = """
 import sys, threading
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput, SourceUnavailable
 control = Control(sys.argv[1])

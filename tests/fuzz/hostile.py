@@ -19,7 +19,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_hexdigest
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.mds import compile_mds
@@ -27,6 +26,7 @@ from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings

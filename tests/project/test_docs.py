@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 
 from cachesvc.__main__ import run
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.formats.all_formats import FORMATS
+from cachesvc.catalog.options import Options
 from cachesvc.cli import cli
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError
 from testbed import WAIT_S

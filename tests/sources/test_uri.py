@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
 from cachesvc.core.model import ObjectVersion

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from cachesvc.catalog.build import DirectBytes, Options, build
+from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import SourceChanged
 from cachesvc.core.model import ObjectVersion

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotFound
 from tests.support.catalog_reader import compiled
 from tests.support.datasets import tar_bytes, write_files

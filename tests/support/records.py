@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core.model import DatasetId
 from testbed.node import Daemon

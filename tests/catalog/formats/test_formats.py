@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.files import buckets
 from cachesvc.catalog.layout import Fixed
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 from tests.support.catalog_reader import Folder, compiled, samples_of
 from tests.support.datasets import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput
 from loader import DataLoader, open_dataset, pack
 from testbed.node import Daemon

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, mix, open_dataset

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.labels.file_tables import FILE_COLUMNS, LABEL_COLUMNS
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from loader import open_dataset

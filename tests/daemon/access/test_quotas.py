@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.cli.options import Quota
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.caller_token import TOKEN_KEY
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest, MakeJob
 from cachesvc.daemon.fills.pool import OnAnswer

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.catalog.build import DirectBytes, Options, build
+from cachesvc.catalog.build import DirectBytes, build
+from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable, TierFailed

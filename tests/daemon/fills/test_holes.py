@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import CODE_KEY, MAX_MESSAGE_BYTES, Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted

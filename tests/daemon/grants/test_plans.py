@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client import plan_memory as plans
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants

@@ -7,7 +7,7 @@ import re
 import urllib.request
 from pathlib import Path
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.model import DatasetId

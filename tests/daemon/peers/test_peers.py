@@ -19,8 +19,8 @@ import psutil
 import pytest
 import trustme
 
-from cachesvc.catalog.build import Options
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.config import Tls

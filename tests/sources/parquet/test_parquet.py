@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
-from cachesvc.catalog.build import DirectBytes, Options
+from cachesvc.catalog.build import DirectBytes
 from cachesvc.catalog.compiler import Inputs, ListedObject
 from cachesvc.catalog.formats.parquet import compile_parquet
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.parquet.parquet import FOOTER_BYTES, Footer

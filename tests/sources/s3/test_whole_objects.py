@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from cachesvc.catalog.build import Options
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CorruptData, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
