@@ -11,7 +11,7 @@ from cachesvc.catalog import search
 from cachesvc.catalog.address_space import CODECS, aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
-from cachesvc.catalog.layout import Field, Fixed, Indirect, InlineTable, Layout, PerSample
+from cachesvc.catalog.layout import Field, Fixed, Indirect, Layout, Rows, Table
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
 from cachesvc.core.safe_text import redacted
@@ -118,7 +118,7 @@ class Catalog:
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return addresses and lengths of samples, int64[n, F]; length -1 where a field is absent.
 
-        For `Fixed`, F = 1. For `Indirect` and `InlineTable` they are those of the sample's entry in its extent's table,
+        For `Fixed`, F = 1. For `Indirect` and `Table` they are those of the sample's entry in its extent's table,
         F = 1, which `settle` resolves.
         """
         return self.layout.locate(np.asarray(samples, np.int64))
@@ -127,9 +127,9 @@ class Catalog:
         """Return addresses and lengths by the table entries read at `locate`'s addresses.
 
         `pairs` is uint32[n, 2] for `Indirect`, and the result one of rows, int64[n, 1]. It is uint32[n, F, 2] for
-        `InlineTable`, and the result one of fields, int64[n, F]. Raises CorruptData naming a shard with offsets outside it.
+        `Table`, and the result one of fields, int64[n, F]. Raises CorruptData naming a shard with offsets outside it.
         """
-        assert isinstance(self.layout, Indirect | InlineTable), "other layouts need no second step"
+        assert isinstance(self.layout, Indirect | Table), "other layouts need no second step"
         return self.layout.settle(
             np.asarray(samples, np.int64), pairs, lambda extent: self.object(self._extent_object(extent)).uri
         )
@@ -162,7 +162,7 @@ class Catalog:
             return f"{self._shard(int(self.columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
         number = self._extent_object(extent)
-        if isinstance(self.layout, InlineTable):  # one piece per extent, in the order of objects
+        if isinstance(self.layout, Table):  # one piece per extent, in the order of objects
             extent = int(np.searchsorted(self.columns["piece.object"], number))
         return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
 
@@ -249,7 +249,7 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
         )
     if head["kind"] == "rows":
         shape = (samples, len(columns.head["fields"]))
-        return PerSample(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape))
+        return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape))
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
         return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)
@@ -257,7 +257,7 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
         fields = len(columns.head["fields"])
         if not fields:
             raise CorruptData("a table without fields")
-        return InlineTable(columns["extent.start"], columns["extent.first"], columns["extent.size"], fields)
+        return Table(columns["extent.start"], columns["extent.first"], columns["extent.size"], fields)
     raise CorruptData(f"unknown layout {head['kind']!r}")
 
 

@@ -58,7 +58,8 @@ def split_name(path: str) -> tuple[str, str]:
 class Inputs:
     """One dataset to compile.
 
-    `fetch(object, offset, length)` reads headers and sidecars. `strays` are entries whose content is not of the format.
+    `fetch(object, offset, length)` reads headers and sidecars; what a compiler must read whole, it reads from `data`.
+    `strays` are entries whose content is not of the format.
     `found_out`: the format was inferred, not given.
     """
 
@@ -76,7 +77,8 @@ class Inputs:
 class Draft:
     """A compiled dataset that is not written yet.
 
-    `head` and `columns` belong to the layout `kind`. `notes` name the data that was left out, except the entries
+    `head` and `columns` belong to the layout `kind` (`layout.py`). `extent_first[i]` is the first sample of extent i, and
+    the last value the number of samples. `notes` name the data that was left out, except the entries
     `strays`. Labels are the column `label` with `classes`, or the column `label.number`.
     """
 

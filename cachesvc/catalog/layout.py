@@ -1,4 +1,8 @@
-"""Maps sample numbers to addresses: four layouts, which are all that a loader knows of formats."""
+"""Maps sample numbers to addresses: four layouts, which are all that a loader knows of formats.
+
+A draft names one of them (`Draft.kind`: fixed, rows, indirect, table), and has the values of `head` and the columns that
+its class lists here.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ class Field:
 class Fixed:
     """Records of one size: address = slot * stride_bytes, without an entry per record.
 
+    Head: `record_bytes`, `stride_bytes`, `dtype`, `shape`. Columns: `run.first`, `run.slot`, `run.object`.
+
     `stride_bytes` is less than `record_bytes` where sequences overlap. Run r holds samples from `runs_first[r]` on, in
     slots from `runs_slot[r]` on. A record is an array of `dtype` and `shape`.
     """
@@ -51,8 +57,11 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class PerSample:
-    """An address and a length for each sample and field, int64[samples, F]; length -1 where a field is absent."""
+class Rows:
+    """An address and a length for each sample and field, int64[samples, F]; length -1 where a field is absent.
+
+    Columns: `row.address`, `row.length`, a row of F values after another.
+    """
 
     addresses: Ints
     lengths: Ints
@@ -66,7 +75,7 @@ class PerSample:
 class Indirect:
     """MDS shards: an extent starts with u32 count and u32 offsets[count + 1].
 
-    `sizes[c]` is the length of column c of a row, -1 where each row states it.
+    `sizes[c]` is the length of column c of a row, -1 where each row states it. Head: `sizes`.
     """
 
     starts: Ints
@@ -114,7 +123,7 @@ class Indirect:
 
 
 @dataclass(frozen=True, slots=True)
-class InlineTable:
+class Table:
     """Extents that start with a table of u32 (begin, length) pairs, one for each row and field.
 
     The length is `ABSENT` where a row has no value.
@@ -154,4 +163,4 @@ class InlineTable:
         return self.starts[extent][:, None] + begin, length
 
 
-Layout = Fixed | PerSample | Indirect | InlineTable
+Layout = Fixed | Rows | Indirect | Table

@@ -9,7 +9,7 @@ import numpy as np
 from cachesvc.catalog.address_space import CODECS
 from cachesvc.catalog.catalog import PART_COLUMNS, Catalog
 from cachesvc.catalog.columns import Ints, MappedColumns, MappedTexts, check_ascending
-from cachesvc.catalog.layout import Fixed, Indirect, InlineTable, PerSample
+from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import extent_of
 
@@ -35,7 +35,7 @@ def _check_samples(catalog: Catalog) -> None:
             raise CorruptData(f"catalog column {name!r} is of type {dtype}")
         if name.endswith(".end"):
             check_ascending(columns[name], name)
-    if isinstance(layout, PerSample) and catalog.samples:
+    if isinstance(layout, Rows) and catalog.samples:
         lengths = np.maximum(layout.lengths, 0)
         if layout.addresses.min() < 0 or (lengths > catalog.space_bytes - layout.addresses).any():
             raise CorruptData("a sample lies outside the address space")
@@ -46,7 +46,7 @@ def _check_samples(catalog: Catalog) -> None:
     if isinstance(layout, Indirect) and (np.diff(catalog.extent_first) > catalog.extent_sizes // 4 - 2).any():
         raise CorruptData("a shard is too small for the offsets of its samples")
     if (
-        isinstance(layout, InlineTable)
+        isinstance(layout, Table)
         and (np.diff(catalog.extent_first) > catalog.extent_sizes // layout.row_bytes).any()
     ):
         raise CorruptData("an extent is too small for the table of its rows")

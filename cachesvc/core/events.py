@@ -2,6 +2,9 @@
 
 An executor owes an event for each command that starts work (`commands.py`), and `Committed` or `CommitFailed` after a
 `Filled` into an NVMe tier. Until the event comes, the bytes stay reserved.
+
+A `job` is what holds a claim: one reader, prefetch or pin. The readers of one training job are as many of these, with
+one `launch`; `Demanded.job` is a `launch` too.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ class Planned:
 
     `following` is the order of the extents in the next epoch, where that is known: what is kept of a dataset that does not
     fit is chosen to be spread evenly over it. `passed` is the step before which a daemon that this one took over from saw
-    everything consumed. Plans of one `launch`, the ranks of a job, share their epochs, and so do all plans with 0, which
-    name no job. The room to look ahead is shared out by `user` (a uid; -1: none).
+    everything consumed. Plans of one `launch`, the ranks of a training job, share their epochs, and so do all plans with
+    0, which name none. The room to look ahead is shared out by `user` (a uid; -1: none).
     """
 
     plan: int
@@ -90,8 +93,8 @@ class Demanded:
     """A reader needs an extent. The answer is exactly one `Grant`, `Refuse` or `Fail`, unless the reader disconnects.
 
     `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`. `size_bytes` is needed only
-    for an extent that no job has declared. Jobs take turns in the queue, so readers of one `job` share a turn; 0: the job
-    that the reader named before, or, where it named none, a turn of its own.
+    for an extent that no job has declared. Launches take turns in the queue, so the readers of one share a turn; `job` 0:
+    the launch that the reader named before, or, where it named none, a turn of its own.
     """
 
     reader: ReaderId

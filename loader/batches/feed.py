@@ -131,11 +131,11 @@ class Feed(TorchDataset[Any]):
 
     def samples(self, epoch: int) -> int:
         """Return the number of samples of an epoch, dropped ones included."""
-        return self._order_of_length(epoch).samples
+        return self._any_of_its_length(epoch).samples
 
     def steps(self, epoch: int) -> int:
         """Return the number of steps of an epoch."""
-        return self._order_of_length(epoch).steps
+        return self._any_of_its_length(epoch).steps
 
     def turns(self, epoch: int) -> int:
         """Return the number of batches of this rank in an epoch."""
@@ -163,17 +163,17 @@ class Feed(TorchDataset[Any]):
         return min(sys.maxsize, sum(count(first) * (end - first) for first, end in pairwise(bounds)))
 
     def _rows(self, epoch: int) -> int:
-        full, turns = self._order_of_length(epoch).full_steps * self.share.accumulate, self.turns(epoch)
+        full, turns = self._any_of_its_length(epoch).full_steps * self.share.accumulate, self.turns(epoch)
         tail = (len(self.indices(epoch, turn)[0]) for turn in range(full, turns))
         return full * self.share.batch_size + sum(tail)
 
-    def _order_of_length(self, epoch: int) -> EpochOrder | RunOrder:
-        """Return an order that is as long as the epoch's. Only mixtures have epochs of different lengths."""
+    def _any_of_its_length(self, epoch: int) -> EpochOrder | RunOrder:
+        """Return the current order if it is as long as this epoch's, else this epoch's. Lengths differ in mixtures only."""
         return self._order if self._composite is None and self._order is not None else self._order_of(epoch)
 
     def submit(self, epoch: int) -> frozenset[int]:
-        """Tell each dataset's plan holder which extents this rank reads in which steps. Nothing is told where
-        indices do not map to extents. Returns the steps at which an extent is no longer needed."""
+        """Tell each dataset's plan holder which extents this rank reads in which steps, as far as its indices map to
+        extents. Returns the steps at which an extent is no longer needed."""
         order, share = self.order(epoch), self.share
         cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
@@ -208,7 +208,7 @@ class Feed(TorchDataset[Any]):
             self._samples.expect(reader, self._view.ids_of(slab.rows[row]))
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
-        """Return a batch's indices in the dataset, and how many of them, the first ones, are real."""
+        """Return a batch's indices in the dataset, and how many of them are real: those behind them are padding."""
         self.order(epoch)
         slab = self._slab
         if not slab.first <= turn < slab.last:
@@ -243,7 +243,7 @@ class Feed(TorchDataset[Any]):
             self._opened[0].report(report)
 
     def valid(self, epoch: int, turn: int) -> int:
-        """Return how many samples of a batch are real. Full batches cost one comparison."""
+        """Return how many samples of a batch are no padding. Full batches cost one comparison."""
         if turn < self.order(epoch).full_steps * self.share.accumulate:
             return self.share.batch_size
         return self.indices(epoch, turn)[1]

@@ -13,7 +13,7 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, InlineTable
+from cachesvc.catalog.layout import Fixed, Indirect, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import sample_key
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
@@ -92,7 +92,7 @@ class SampleReader:
         """A batch needs no Python call per sample."""
         one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
         plain = one and spec.decode is None and spec.transform is None
-        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, InlineTable))
+        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Table))
         """A sample is one range of bytes, handed out unchanged, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
@@ -221,7 +221,7 @@ class SampleReader:
     def expect(self, reader: ExtentReader, samples: Ints) -> None:
         """Start reading samples that come next; see `ExtentReader.expect`. Does nothing if a table in the extent says
         where samples lie."""
-        if not isinstance(self._layout, (Indirect, InlineTable)):
+        if not isinstance(self._layout, (Indirect, Table)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
@@ -305,7 +305,7 @@ class SampleReader:
             whole = reader.read(addresses[:, 0], lengths[:, 0])
             split = [self._catalog.split(row or b"") for row in whole]
             return [[row[column] for column in columns] for row in split]
-        if isinstance(self._layout, InlineTable):
+        if isinstance(self._layout, Table):
             rows = reader.read(addresses[:, 0], lengths[:, 0])
             table = np.frombuffer(b"".join(row or b"" for row in rows), "<u4")
             addresses, lengths = self._catalog.settle(samples, table.reshape(len(rows), -1, 2))

@@ -1,8 +1,8 @@
 """Plans: their cursors, what their entered rows protect, and what is counted of their epochs.
 
-A plan's entered rows lie between what was passed and what was entered. Entering a row counts a need of its extent, which
-protects its copies; leaving it takes the need back. A cursor that moves far, as in a resume, leaves a backlog of rows that
-is given up in steps between other events. So is a long plan at its end.
+A row is entered when look-ahead reaches it, and left when the plan's cursor, which is what its rank has consumed, passes
+it. Between the two it counts as a need of its extent, which protects the extent's copies. A cursor that moves far, as in a
+resume, leaves a backlog of rows that is given up in steps between other events. So is a long plan at its end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Plans:
         self._windows = windows
         self._pacing = Pacing(copies, work, windows)
         self.plans: dict[int, PlanState] = {}
-        self._jobs = Counter[int]()
-        """How many plans each job has, by the job's number in the readers' queue (`Demanded.job`)."""
+        self._launches = Counter[int]()
+        """How many plans each launch has; a plan without one counts under its own number, as in the readers' queue."""
         self.ending: set[PlanState] = set()
         """Plans that have ended, while their entered rows are given up."""
 
@@ -46,7 +46,7 @@ class Plans:
         self.end(number)
         shared = self._windows.join(number, entries, event.user)
         plan = self.plans[number] = PlanState(number, event.job, entries, shared, event.launch)
-        self._jobs[event.launch or number] += 1
+        self._launches[event.launch or number] += 1
         if (home := self._home(event)) is not None:
             plan.tally, plan.counted_before = epochs.join(event, home, self._policy.shares, self._context.now)
         plan.passed = event.passed
@@ -62,10 +62,10 @@ class Plans:
             self._work.drop((WorkKind.PACE, number))
             self._work.drop((WorkKind.PASS, number))
             self.ending.add(plan)
-            job = plan.launch or number
-            self._jobs[job] -= 1
-            if not self._jobs[job]:
-                del self._jobs[job]
+            launch = plan.launch or number
+            self._launches[launch] -= 1
+            if not self._launches[launch]:
+                del self._launches[launch]
             if plan.tally is not None:
                 plan.tally.running.discard(number)
             retention = plan.window.retention
@@ -73,9 +73,9 @@ class Plans:
             self._work.do((WorkKind.END, plan), self._end(plan), count)
             self._windows.leave(plan)
 
-    def of_job(self, job: int) -> int:
-        """The number of a job's plans."""
-        return self._jobs[job]
+    def count_of(self, launch: int) -> int:
+        """How many plans a launch has."""
+        return self._launches[launch]
 
     def ended(self, event: PlanEnded) -> None:
         """End a plan that its rank gave up or finished."""

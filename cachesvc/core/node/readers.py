@@ -204,7 +204,7 @@ class Readers:
         if reader is None:
             reader = self.readers[reader_id] = ReaderState()
         reader.job = job or reader.job or reader_id
-        self._copies.lease(copy, unplanned=not self._plans.of_job(reader.job))
+        self._copies.lease(copy, unplanned=not self._plans.count_of(reader.job))
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
         self._copies.counts_of(entry, reader_id).count(counted)
@@ -275,7 +275,7 @@ class Readers:
 
     def _start(self, entry: CacheEntry) -> bool:
         """Start the fill of an extent, or refuse its waiters; False when room is coming."""
-        planned = any(self._plans.of_job(self.readers[reader].job) for reader, _ in entry.waiters)
+        planned = any(self._plans.count_of(self.readers[reader].job) for reader, _ in entry.waiters)
         requester = Requester.PLANNED_READER if planned else Requester.UNPLANNED_READER
         placement = self._policy.place(entry, requester)
         if self._copies.carry_out(placement, entry):
