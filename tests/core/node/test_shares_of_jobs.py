@@ -66,7 +66,7 @@ def another_job(data: Path, how: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("how", "restarted"),
-    [("at rest", False), ("reading", False), ("at rest", True)],
+    [pytest.param("at rest", False, marks=pytest.mark.slow), ("reading", False), ("at rest", True)],
     ids=["at rest", "reading", "at rest, from before a restart"],
 )
 def test_a_job_that_holds_the_whole_cache_gives_another_its_share(
