@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -52,11 +54,18 @@ IMPURE_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "so
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as `pure` the tests whose module imports nothing that starts a process or a server, nor torch."""
     for item in items:
-        found = vars(getattr(item, "module", None) or object).values()
-        origins = [getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in found]
-        impure = any(str(origin).startswith(IMPURE_IMPORTS) for origin in origins)
-        if not impure and not IMPURE_FIXTURES & set(getattr(item, "fixturenames", ())):
+        module = getattr(item, "module", None)
+        impure = IMPURE_FIXTURES & set(getattr(item, "fixturenames", ()))
+        if module is not None and not impure and _imports_nothing_impure(module):
             item.add_marker("pure")
+
+
+@functools.cache
+def _imports_nothing_impure(module: ModuleType) -> bool:
+    names = (
+        getattr(each, "__module__", None) or getattr(each, "__name__", "") for each in vars(module).values()
+    )
+    return not any(str(name).startswith(IMPURE_IMPORTS) for name in names)
 
 
 class Audit:

@@ -16,7 +16,7 @@ def test_the_table_in_the_documents_is_current() -> None:
     assert shuffle.grid().markdown().strip() in TRAINING.read_text()
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_full_shuffle_is_as_good_as_numpys_permutation(seed: int) -> None:
     found = shuffle.quality(shuffle.epoch(0, seed=seed))
@@ -25,7 +25,7 @@ def test_a_full_shuffle_is_as_good_as_numpys_permutation(seed: int) -> None:
     assert abs(found.classes - 1) < 0.02
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 4, 16]))
 def test_a_larger_window_shuffles_better_and_a_window_ends_before_the_next_begins(
     seed: int, window: int

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import click
 
-import cachesvc
 from cachesvc.cli import (
     datasets,
     doctor,
@@ -28,7 +27,7 @@ from cachesvc.cli import (
 @click.group(
     epilog=exit_codes.HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(cachesvc.__version__, prog_name="cachesvc")
+@click.version_option(package_name="cachesvc", prog_name="cachesvc")
 def cli() -> None:
     """The data service for training clusters: a cache daemon on every node, filled before the job starts.
 

@@ -45,7 +45,7 @@ def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
     assert max(epoch.peak_ratio for epoch in result.epochs) <= 1.25, "the cold one included"
 
 
-@pytest.mark.parametrize(("f", "ram"), [(0.5, 1.0), (0.8, 0.2)])
+@pytest.mark.parametrize(("f", "ram"), [pytest.param(0.5, 1.0, marks=pytest.mark.slow), (0.8, 0.2)])
 def test_two_thousand_shards_are_kept_at_the_bound_with_an_even_source_rate(f: float, ram: float) -> None:
     work = replace(FULL, epochs=4)
     held_to_the_promise(simulate("keep", checked(spec_of(work, f, ram)), work), work, f)
@@ -64,7 +64,12 @@ def test_eight_epochs_at_each_size_and_split_of_the_cache_hold_the_promise(
 
 @pytest.mark.parametrize(
     ("window", "f", "ram", "most"),
-    [(128, 0.5, 1.0, 0.8), (64, 0.5, 0.2, 0.7), (30, 0.1, 1.0, 1.0), (16, 0.2, 0.1, 0.9)],
+    [
+        pytest.param(128, 0.5, 1.0, 0.8, marks=pytest.mark.slow),
+        (64, 0.5, 0.2, 0.7),
+        pytest.param(30, 0.1, 1.0, 1.0, marks=pytest.mark.slow),
+        (16, 0.2, 0.1, 0.9),
+    ],
 )
 def test_a_shuffle_window_that_the_cache_holds_costs_each_extent_one_fetch_an_epoch(
     window: int, f: float, ram: float, most: float
