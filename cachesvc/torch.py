@@ -1,4 +1,4 @@
-"""What a training script imports: `from cachesvc.torch import DataLoader, open_dataset`."""
+"""The names that a training script imports: `from cachesvc.torch import DataLoader, open_dataset`."""
 
 from loader import DataLoader, Dataset, Jagged, Mixture, Packed, Stats, jagged, mix, open_dataset, pack
 

@@ -9,4 +9,4 @@ ROOT = Path(__file__).resolve().parent.parent
 """Root folder of the repository."""
 
 WAIT_S = 100.0
-"""Time limit of a wait for an event that must come, enough for a machine that is a hundred times slower than idle."""
+"""Time limit of a wait for an event that must come: far longer than it takes on a slow, busy machine."""

@@ -1,4 +1,4 @@
-"""What every test file may ask for: one S3 server a session, a bucket and a proxy of its own a test."""
+"""Fixtures of all tests: one S3 server for the run, a new bucket and proxy for each test; and the `pure` marker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deploy/ says, checked against the linters of each format and against the real commands and settings."""
+"""The files of deploy/, checked against the linters of each format and against the real commands and settings."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def daemon() -> Any:
 
 
 def host_path(mount_path: str) -> str:
-    """Where on the host a directory of the daemon's container lies."""
+    """Return the host's directory that is mounted at a path of the daemon's container."""
     (volume,) = (mount["name"] for mount in daemon()["volumeMounts"] if mount["mountPath"] == mount_path)
     volumes = {each["name"]: each for each in manifest("daemonset")["spec"]["template"]["spec"]["volumes"]}
     return volumes[volume]["hostPath"]["path"]
@@ -221,7 +221,7 @@ def verb_of(command: list[str]) -> str:
 def daemon_settings(
     monkeypatch: pytest.MonkeyPatch, command: list[str], environment: dict[str, str]
 ) -> config.Settings:
-    """What `cachesvc serve` would run with, read by its own options and validated as it would."""
+    """Return the settings that `cachesvc serve` makes of a command line, validated as it validates them."""
     verb, *arguments = command
     serve = cli.commands[verb]
     known = {option.envvar for option in serve.params} | {"CACHESVC_LOG"}

@@ -186,7 +186,7 @@ def test_every_target_of_make_is_documented() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name on a page: its headings, as GitHub spells them."""
+    """Return the anchors of a page: its headings, as GitHub spells them in links."""
     headings = re.findall(
         r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M
     )

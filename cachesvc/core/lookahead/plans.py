@@ -74,7 +74,7 @@ class Plans:
             self._windows.leave(plan)
 
     def count_of(self, launch: int) -> int:
-        """How many plans a launch has."""
+        """Return the number of plans of a launch."""
         return self._launches[launch]
 
     def ended(self, event: PlanEnded) -> None:
