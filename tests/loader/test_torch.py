@@ -28,8 +28,7 @@ from cachesvc.core.errors import (
     StateMismatch,
 )
 from loader import DataLoader, mix
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, float_records, in_memory
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(100 * 4, dtype="<f4").reshape(100, 4))
-    return compiled(root / "r.bin", root, format="records", dtype="(4,)f4")
+    return float_records(tmp_path_factory.mktemp("records"))
 
 
 def test_other_datasets_behave_as_in_torch() -> None:

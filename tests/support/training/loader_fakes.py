@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
@@ -22,6 +24,7 @@ from loader.datasets.dataset import Dataset
 from loader.datasets.samples import SampleSpec
 from loader.reading.direct_access import Access
 from loader.reading.opened_dataset import OpenedDataset
+from tests.support import datasets
 
 
 def extent_bytes(extent: Extent) -> bytes:
@@ -116,3 +119,9 @@ def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
 def in_memory(link: MemoryLink, **form: object) -> Dataset:
     """A dataset of that link."""
     return Dataset(OpenedDataset(link), SampleSpec(**form))  # type: ignore[arg-type]
+
+
+def float_records(root: Path) -> MemoryLink:
+    """A dataset of 100 records of four floats: record n holds 4n to 4n + 3."""
+    datasets.array_file(root / "r.bin", np.arange(100 * 4, dtype="<f4").reshape(100, 4))
+    return compiled(root / "r.bin", root, format="records", dtype="(4,)f4")
