@@ -20,7 +20,9 @@ from cachesvc.core.model import (
     extent_of,
 )
 
-CODECS = ("", "zstd", "parquet")
+CODECS = ("", "zstd", "lz4")
+"""The codecs that every catalog knows by number. Others follow, in its head: they name what is decoded, too."""
+MAX_CODECS = 255
 
 
 def aligned(address: int, multiple: int) -> int:
@@ -43,6 +45,7 @@ class AddressSpace:
 
     def __init__(self, objects: Sequence[ObjectVersion]) -> None:
         self.objects = objects
+        self.codecs = list(CODECS)
         self.end = 0
         self._piece_object, self._piece_offset = array("q"), array("q")
         self._piece_length, self._piece_codec = array("q"), array("B")
@@ -89,7 +92,9 @@ class AddressSpace:
         self._piece_object.append(index)
         self._piece_offset.append(offset)
         self._piece_length.append(length)
-        self._piece_codec.append(CODECS.index(codec))
+        if codec not in self.codecs:
+            self.codecs.append(codec)
+        self._piece_codec.append(self.codecs.index(codec))
         self._piece_stored.append(stored)
         self._piece_tail.append(tail)
 
@@ -121,7 +126,7 @@ class AddressSpace:
                     self.objects[self._piece_object[at]],
                     self._piece_offset[at],
                     self._piece_length[at],
-                    CODECS[self._piece_codec[at]],
+                    self.codecs[self._piece_codec[at]],
                     self._piece_stored[at],
                     self._piece_tail[at],
                 )

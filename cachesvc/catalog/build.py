@@ -126,6 +126,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
         "samples": int(draft.extent_first[-1]),
         "fields": [(field.name, field.encoding) for field in draft.fields],
         "layout": {"kind": draft.kind, **draft.head},
+        "codecs": draft.space.codecs,
         "tags": tags,
         "notes": draft.notes,
     }

@@ -8,17 +8,18 @@ from functools import cached_property
 import numpy as np
 
 from cachesvc.catalog import search
-from cachesvc.catalog.address_space import CODECS, aligned
+from cachesvc.catalog.address_space import aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
-from cachesvc.catalog.layout import Field, Fixed, Indirect, Layout, Rows, Table
+from cachesvc.catalog.layout import Columns, Field, Fixed, Indirect, Layout, Rows
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
 from cachesvc.core.safe_text import redacted
+from cachesvc.sources.columnar.column import Column
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
 """Columns of catalogs whose pieces are decoded from parts of objects."""
-BUILDER_VERSION = 11
+BUILDER_VERSION = 12
 """Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 
 
@@ -93,7 +94,7 @@ class Catalog:
             self.object(int(columns["piece.object"][at])),
             int(columns["piece.offset"][at]),
             int(columns["piece.length"][at]),
-            CODECS[int(columns["piece.codec"][at])],
+            str(columns.head["codecs"][int(columns["piece.codec"][at])]),
             *(int(columns[name][at]) for name in PART_COLUMNS if name in columns),
         )
 
@@ -118,18 +119,19 @@ class Catalog:
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return addresses and lengths of samples, int64[n, F]; length -1 where a field is absent.
 
-        For `Fixed`, F = 1. For `Indirect` and `Table` they are those of the sample's entry in its extent's table,
-        F = 1, which `settle` resolves.
+        For `Fixed`, F = 1. For `Indirect` they are those of the sample's entry in its extent's table, F = 1, which
+        `settle` resolves. Not for `Columns`, whose values lie in several buffers.
         """
+        assert not isinstance(self.layout, Columns), "a value of a column has no address of its own"
         return self.layout.locate(np.asarray(samples, np.int64))
 
     def settle(self, samples: Ints, pairs: np.ndarray) -> tuple[Ints, Ints]:
         """Return addresses and lengths by the table entries read at `locate`'s addresses.
 
-        `pairs` is uint32[n, 2] for `Indirect`, and the result one of rows, int64[n, 1]. It is uint32[n, F, 2] for
-        `Table`, and the result one of fields, int64[n, F]. Raises CorruptData naming a shard with offsets outside it.
+        `pairs` is uint32[n, 2], and the result one of rows, int64[n, 1]. Indirect only. Raises CorruptData naming a
+        shard with offsets outside it.
         """
-        assert isinstance(self.layout, Indirect | Table), "other layouts need no second step"
+        assert isinstance(self.layout, Indirect), "other layouts need no second step"
         return self.layout.settle(
             np.asarray(samples, np.int64), pairs, lambda extent: self.object(self._extent_object(extent)).uri
         )
@@ -162,9 +164,15 @@ class Catalog:
             return f"{self._shard(int(self.columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
         number = self._extent_object(extent)
-        if isinstance(self.layout, Table):  # one piece per extent, in the order of objects
-            extent = int(np.searchsorted(self.columns["piece.object"], number))
+        if isinstance(self.layout, Columns):  # extents are of one object each, in the order of objects
+            extent = int(np.searchsorted(self.extent_objects, number))
         return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
+
+    @cached_property
+    def extent_objects(self) -> Ints:
+        """The object of each extent's first piece."""
+        found: Ints = self.columns["piece.object"][self.columns["extent.piece"][:-1]]
+        return found
 
     def _extent_object(self, extent: int) -> int:
         return int(self.columns["piece.object"][int(self.columns["extent.piece"][extent])])
@@ -253,12 +261,20 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
         return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)
-    if head["kind"] == "table":
-        fields = len(columns.head["fields"])
-        if not fields:
-            raise CorruptData("a table without fields")
-        return Table(columns["extent.start"], columns["extent.first"], columns["extent.size"], fields)
+    if head["kind"] == "columns":
+        return _columns(columns, samples)
     raise CorruptData(f"unknown layout {head['kind']!r}")
+
+
+def _columns(columns: MappedColumns, samples: int) -> Columns:
+    schemas = tuple(
+        tuple(Column.from_json(each) for each in found) for found in columns.head["layout"]["schemas"]
+    )
+    first, schema, address = columns["chunk.first"], columns["chunk.schema"], columns["chunk.address"]
+    check_ascending(first, "chunk.first")
+    if len(first) != len(schema) + 1 or first[0] or first[-1] != samples or not len(schema):
+        raise CorruptData("the chunks of rows are inconsistent")
+    return Columns(first, schema, address.reshape(len(schema), -1), schemas, MappedTexts(columns, "constant"))
 
 
 def _check_space(columns: MappedColumns, samples: int) -> None:

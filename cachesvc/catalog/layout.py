@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.columns import Ints, MappedTexts
 from cachesvc.core.errors import CorruptData
-from cachesvc.sources.parquet.parquet import ABSENT
+from cachesvc.sources.columnar.column import Column
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One named part of a sample. `encoding`: a file extension without dot, an MDS encoding, or for records and tokens a
-    numpy dtype string."""
+    numpy dtype string, for columns Arrow's type."""
 
     name: str
     encoding: str
@@ -123,44 +123,25 @@ class Indirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Extents that start with a table of u32 (begin, length) pairs, one for each row and field.
+class Columns:
+    """Chunks of rows whose values lie in buffers, as Arrow lays them out (`sources/columnar`).
 
-    The length is `ABSENT` where a row has no value.
+    `chunk_first`: the first sample of each chunk, and the number of all. `chunk_schema`: its schema among `schemas`.
+    `chunk_address` [chunks, buffers]: the address of each buffer of the schema's columns, or `NO_BUFFER` or `ALL_NULL`;
+    for a constant column, the number of its value among `constants`. Head: `schemas`. Columns: `chunk.first`,
+    `chunk.schema`, `chunk.address`, `constant`.
     """
 
-    starts: Ints
-    first: Ints
-    extent_sizes: Ints
-    fields: int
+    chunk_first: Ints
+    chunk_schema: Ints
+    chunk_address: Ints
+    schemas: tuple[tuple[Column, ...], ...]
+    constants: MappedTexts
 
-    @property
-    def row_bytes(self) -> int:
-        """Size of a row in the table."""
-        return 8 * self.fields
-
-    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Return addresses and lengths of each sample's row in the table, int64[n, 1]."""
-        extent = np.searchsorted(self.first, samples, "right") - 1
-        addresses = (self.starts[extent] + self.row_bytes * (samples - self.first[extent]))[:, None]
-        return addresses, np.full_like(addresses, self.row_bytes)
-
-    def settle(self, samples: Ints, pairs: np.ndarray, shard: Callable[[int], str]) -> tuple[Ints, Ints]:
-        """Return addresses and lengths of fields, int64[n, F], by their table entries, uint32[n, F, 2].
-
-        Raises CorruptData for values outside the extent; `shard(extent)` is its URI.
-        """
-        extent = np.searchsorted(self.first, samples, "right") - 1
-        begin, length = pairs[:, :, 0].astype(np.int64), pairs[:, :, 1].astype(np.int64)
-        length[length == ABSENT] = -1
-        wrong = (begin + length > self.extent_sizes[extent][:, None]).any(1)
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            raise CorruptData(
-                f"{shard(int(extent[first]))} was decoded to values outside its extent, at sample "
-                f"{int(samples[first])} of the dataset: evict it"
-            )
-        return self.starts[extent][:, None] + begin, length
+    def rows(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Return the chunks of samples and their rows in them, int64[n]."""
+        chunks = np.searchsorted(self.chunk_first, samples, "right") - 1
+        return chunks, samples - self.chunk_first[chunks]
 
 
-Layout = Fixed | Rows | Indirect | Table
+Layout = Fixed | Rows | Indirect | Columns

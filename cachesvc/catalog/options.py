@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cachesvc.catalog.labels.label_encoding import KINDS
 from cachesvc.core.arguments import text, whole_number
+from cachesvc.core.errors import InvalidInput
 
 MAX_NUMBER = 1 << 40
 """Limit of bytes and tokens of a sample or extent: more than memory holds, and too few for sums of int64 to overflow."""
+
+PROJECTED = ("parquet",)
+"""Formats of which only the fields that are asked for are fetched."""
+
+
+def fields_text(names: Iterable[str]) -> str:
+    """Return names as `Options.fields` holds them; the same for any order."""
+    return json.dumps(sorted(set(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +29,8 @@ class Options:
     `format`: "" infers it. `extent_bytes`: a multiple of the page; 0 takes the daemon's setting, else 64 MiB. `dtype`: a
     numpy dtype, with a shape where records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: the origin
     of labels ("folder", "none", or the name of a CSV/JSONL file beside the data; "" infers it), or their kind ("class" or
-    "float"), or both ("truth.csv:float"). `header_bytes`: bytes before the items of each `.bin`; 0 infers them.
+    "float"), or both ("truth.csv:float"). `header_bytes`: bytes before the items of each `.bin`; 0 infers them. `fields`: a
+    JSON list of the fields that are read of formats that store columns apart (`PROJECTED`); "" for all.
 
     Raises InvalidInput for numbers out of range, and for arguments that are not text.
     """
@@ -31,13 +43,25 @@ class Options:
     record_bytes: int = 0
     labels: str = ""
     header_bytes: int = 0
+    fields: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("format", "dtype", "labels"):
+        for name in ("format", "dtype", "labels", "fields"):
             text(name, getattr(self, name))
         for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
             object.__setattr__(self, name, given)  # numpy's integers cannot be written as JSON
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """The fields that are read; () for all."""
+        try:
+            found = json.loads(self.fields) if self.fields else []
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise InvalidInput(f"fields={self.fields!r} is no list of names")
+        return tuple(found)
 
     @property
     def labels_from(self) -> str:

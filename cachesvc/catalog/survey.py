@@ -12,7 +12,7 @@ from cachesvc.catalog.compiler import ListedObject
 from cachesvc.catalog.format_choice import choose
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.listing import check_all_chosen, listing, name_of
-from cachesvc.catalog.options import Options
+from cachesvc.catalog.options import PROJECTED, Options
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, ObjectVersion
 from cachesvc.sources.source import Source
@@ -57,6 +57,7 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     uri = name_of(uris)
     listed = listing(uris, sources)
     choice = choose(uri, listed.entries, listed.zarrs, options)
+    options = options if choice.format in PROJECTED else replace(options, fields="")
     resolved = replace(options, format=choice.format)
     entries = tuple(choice.entries)
     if not entries:

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from cachesvc.catalog.address_space import CODECS
 from cachesvc.catalog.catalog import PART_COLUMNS, Catalog
 from cachesvc.catalog.columns import Ints, MappedColumns, MappedTexts, check_ascending
-from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
+from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import extent_of
+from cachesvc.sources.columnar.column import ALL_NULL
 
 
 def check_catalog(catalog: Catalog) -> None:
@@ -45,11 +45,8 @@ def _check_samples(catalog: Catalog) -> None:
         _check_runs(catalog, layout)
     if isinstance(layout, Indirect) and (np.diff(catalog.extent_first) > catalog.extent_sizes // 4 - 2).any():
         raise CorruptData("a shard is too small for the offsets of its samples")
-    if (
-        isinstance(layout, Table)
-        and (np.diff(catalog.extent_first) > catalog.extent_sizes // layout.row_bytes).any()
-    ):
-        raise CorruptData("an extent is too small for the table of its rows")
+    if isinstance(layout, Columns):
+        _check_chunks(catalog, layout)
 
 
 def _check_runs(catalog: Catalog, layout: Fixed) -> None:
@@ -65,6 +62,26 @@ def _check_runs(catalog: Catalog, layout: Fixed) -> None:
     item = np.dtype(layout.dtype)
     if item.hasobject or math.prod((item.itemsize, *layout.shape)) != layout.record_bytes:
         raise CorruptData("the size of records is not that of their type and shape")
+
+
+def _check_chunks(catalog: Catalog, layout: Columns) -> None:
+    """Raise CorruptData for chunks that name no schema, buffer or constant. Where values lie, their reader checks."""
+    schemas, address = layout.chunk_schema, layout.chunk_address
+    if not 0 <= schemas.min() <= schemas.max() < len(layout.schemas):
+        raise CorruptData("a chunk of rows has no schema")
+    if address.size and (address.min() < ALL_NULL or address.max() > catalog.space_bytes):
+        raise CorruptData("a buffer lies outside the address space")
+    names = {field.name for field in catalog.fields}
+    for number, columns in enumerate(layout.schemas):
+        mine, at = address[schemas == number], 0
+        if sum(column.buffers for column in columns) > address.shape[1]:
+            raise CorruptData("a schema has more buffers than its chunks")
+        if {column.name for column in columns} != names or len(columns) != len(names):
+            raise CorruptData("a schema has other columns than the dataset")
+        for column in columns:
+            if column.kind == "constant" and mine[:, at].max(initial=-1) >= len(layout.constants):
+                raise CorruptData("a chunk of rows names no value of a folder")
+            at += column.buffers
 
 
 def _check_held(catalog: Catalog, begins: Ints, ends: Ints) -> None:
@@ -113,7 +130,9 @@ def _check_pieces(columns: MappedColumns) -> None:
         raise CorruptData("a piece names an object that is not listed")
     sizes = columns["object.size"][objects]
     stored, tails = (columns[name] if name in columns else np.zeros_like(sizes) for name in PART_COLUMNS)
-    wrong = (offsets < 0) | (lengths < 0) | (codecs >= len(CODECS)) | (stored < 0) | (tails < 0)
+    wrong = (
+        (offsets < 0) | (lengths < 0) | (codecs >= len(columns.head["codecs"])) | (stored < 0) | (tails < 0)
+    )
     wrong |= (stored > 0) & ((codecs == 0) | (stored > sizes - offsets) | (tails > sizes))
     if (wrong | ((codecs == 0) & (lengths > sizes - offsets))).any():
         raise CorruptData("a piece lies outside its object")

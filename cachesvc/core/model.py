@@ -53,8 +53,8 @@ class ObjectVersion:
 class Piece:
     """A byte range of one object, `length` bytes from `offset` on, in an extent.
 
-    With a `codec`, a fill decodes them from the `stored` bytes at `offset` and the last `tail` bytes of the object, or,
-    where `stored` is 0, from the whole object.
+    With a `codec`, a fill decodes them from the `stored` bytes at `offset`, or, where `stored` is 0, from the whole object.
+    With a `tail`, these bytes lie somewhere from `offset` on, where the last `tail` bytes of the object say.
     """
 
     object: ObjectVersion
@@ -66,13 +66,14 @@ class Piece:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """The byte ranges of the object that are fetched for this piece, each [begin, end)."""
+        """The byte ranges of the object that are fetched for this piece, each [begin, end). Only the object's tail knows
+        those of a piece with a tail."""
         size = self.object.size_bytes
         if not self.codec:
             return ((self.offset, self.offset + self.length),)
         if not self.stored:
             return ((0, size),)
-        return ((self.offset, self.offset + self.stored), (size - self.tail, size))
+        return ((self.offset, self.offset + self.stored),)
 
     @property
     def stored_bytes(self) -> int:

@@ -25,7 +25,8 @@ from cachesvc.core.errors import (
 from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.buffers import Buffers
-from cachesvc.sources.parquet import parquet
+from cachesvc.sources.parquet import decoding
+from cachesvc.sources.parquet.recipe import CODEC as PARQUET
 from cachesvc.sources.source import Checker, Source
 
 PART_BYTES = 8 << 20
@@ -44,7 +45,7 @@ _SLACK_BYTES = 64 << 10
 """A zstd piece may be stored in twice its decoded size and this."""
 _MAX_FAILED_FIRST = 32
 """Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
-CODECS = ("zstd", "parquet")
+CODECS = ("zstd", "lz4", PARQUET)
 
 OnBytes = Callable[[int, memoryview], None]
 
@@ -109,13 +110,14 @@ class _WholePiece:
     at: int
     piece_index: int
     stored: memoryview | None
+    decoding: decoding.Decoding | None = None
     parts: list[_RangeRead] = field(default_factory=list)
     pending: int = 0
     check: Checker | None = None
 
     def split(self, part_bytes: int) -> list[_RangeRead | _WholePiece]:
         """Return what to request: its ranges, preceded by itself when its checksum is to be requested."""
-        for begin, end in self.piece.ranges:
+        for begin, end in self.piece.ranges if self.decoding is None else self.decoding.ranges:
             for start in range(begin, end, part_bytes):
                 size = min(part_bytes, end - start)
                 self.parts.append(
@@ -186,7 +188,8 @@ class Fetcher:
             self._under_way += 1
         try:
             missing = _MissingPieces(extent)
-            self._drain_all(deque(_parts(extent, self._part_bytes)), FillTarget(into_fd, passing), missing)
+            parts = deque(_parts(extent, self._part_bytes, self._source_of))
+            self._drain_all(parts, FillTarget(into_fd, passing), missing)
             if missing.errors:
                 self._check_source(extent, missing.errors)
             return missing.errors
@@ -304,11 +307,12 @@ class Fetcher:
                 for part in whole.parts:
                     self._read(part, into)
                 whole.check(self._bytes(whole, into))
-        if whole.stored is not None and whole.piece.codec == "parquet":
-            into.write(parquet.decode(whole.piece, whole.stored).data, whole.at)
+        if whole.stored is not None and whole.decoding is not None:
+            into.write(whole.decoding.decode(whole.stored).data, whole.at)
         elif whole.stored is not None:
             with self._buffers.borrowed(_CHUNK_BYTES) as buffer:
-                _decode(whole.piece, whole.stored, whole.at, into, buffer)
+                begin, end = whole.piece.ranges[0]
+                _decode(whole.piece, whole.stored[begin:end], whole.at, into, buffer)
         whole.stored = None
 
     def _bytes(self, whole: _WholePiece, into: FillTarget) -> Iterator[memoryview]:
@@ -323,7 +327,9 @@ class Fetcher:
                 yield view
 
 
-def _parts(extent: Extent, part_bytes: int) -> Iterator[_RangeRead | _WholePiece]:
+def _parts(
+    extent: Extent, part_bytes: int, source_of: Callable[[str], Source]
+) -> Iterator[_RangeRead | _WholePiece]:
     at = 0
     for piece_index, piece in enumerate(extent.pieces):
         version = piece.object
@@ -335,7 +341,9 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_RangeRead | _WholePiece
             if piece.length and not version.size_bytes:
                 raise CorruptData(f"{version.uri} is empty, not {piece.codec}")
             _check_stored(piece)
-            yield from _WholePiece(piece, at, piece_index, _sparse(version.size_bytes)).split(part_bytes)
+            how = decoding.prepare(piece, source_of(version.uri)) if piece.tail else None
+            whole = _WholePiece(piece, at, piece_index, _sparse(version.size_bytes), how)
+            yield from whole.split(part_bytes)
         elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
             yield from _WholePiece(piece, at, piece_index, None).split(part_bytes)
         else:
@@ -347,7 +355,7 @@ def _parts(extent: Extent, part_bytes: int) -> Iterator[_RangeRead | _WholePiece
 
 def _check_stored(piece: Piece) -> None:
     """Raise CorruptData for an encoded piece that is stored in far more bytes than it decodes to: it is held in memory."""
-    most = _MOST_STORED_BYTES if piece.codec == "parquet" else 2 * piece.length + _SLACK_BYTES
+    most = _MOST_STORED_BYTES if piece.tail else 2 * piece.length + _SLACK_BYTES
     if piece.stored_bytes > most:
         raise CorruptData(
             f"{piece.object.uri} takes {piece.stored_bytes:,} bytes as {piece.codec} for {piece.length:,} bytes of data; "
@@ -364,6 +372,9 @@ def _sparse(size: int) -> memoryview:
 def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget, buffer: memoryview) -> None:
     """Decode zstd through the buffer and write. Raises CorruptData at the first byte beyond the announced length."""
     uri, expected, done = piece.object.uri, piece.length, 0
+    if piece.codec == "lz4":
+        into.write(decoding.lz4(uri, stored, expected), at)
+        return
     decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     try:
         with decoder.stream_reader(stored, read_across_frames=True) as reader:

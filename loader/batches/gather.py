@@ -1,6 +1,7 @@
 """Makes batches in one pass over memory, without a Python call per sample.
 
-Records of one size become one tensor (two where tokens have targets); samples that stay bytes become a `Jagged`.
+Records of one size become one tensor (two where tokens have targets), rows of columns a batch of each column; samples
+that stay bytes become a `Jagged`.
 The samples of a whole slab are located at once, so that a batch only indexes arrays.
 """
 
@@ -32,6 +33,8 @@ def gather_method(
     """Return the method that gathers batches of these samples, or None where each sample needs Python."""
     if default_collation and samples.gathers_batches:
         return GatherMethod(samples.locate, samples.gather_batch)
+    if default_collation and samples.collates_columns:
+        return GatherMethod(samples.locate_rows, samples.column_batch)
     if collate is jagged and samples.stays_bytes:
         return GatherMethod(samples.ranges, samples.jagged)
     return None

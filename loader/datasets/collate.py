@@ -80,9 +80,9 @@ def _check_fields(samples: Sequence[Any]) -> None:
 
 
 def _fields(sample: Any) -> frozenset[Any]:
-    """Return the keys of a dict, or the places in a tuple whose value is not None."""
+    """Return the keys of a dict, or the places in a tuple, whose value is not None."""
     if type(sample) is dict:
-        return frozenset(sample)
+        return frozenset(name for name, value in sample.items() if value is not None)
     places = enumerate(sample) if type(sample) is tuple else ()
     return frozenset(f"a value {place}" for place, value in places if value is not None)
 

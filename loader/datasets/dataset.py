@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.catalog.options import Options
+from cachesvc.catalog.options import Options, fields_text
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
@@ -78,6 +78,10 @@ def open_dataset(
     Rank 0 logs which data was left out or has no label. Raises InvalidInput, NotFound, NotAllowed, CorruptData,
     SourceUnavailable, SourceChanged, and DaemonUnavailable where CACHESVC requires a daemon.
     """
+    if fields is not None and not isinstance(fields, Iterable):
+        raise InvalidInput(f"fields={fields!r}: give a name, or several")
+    if fields is not None:
+        fields = (fields,) if isinstance(fields, str) else tuple(fields)
     options = Options(
         format=format or "",
         extent_bytes=extent_bytes,
@@ -87,18 +91,13 @@ def open_dataset(
         record_bytes=record_bytes,
         header_bytes=header_bytes,
         labels=labels,
+        fields=fields_text(fields) if fields is not None else "",
     )
     version = text("version", "" if version is None else version)
-    if fields is not None and not isinstance(fields, Iterable):
-        raise InvalidInput(f"fields={fields!r}: give a name, or several")
     verify = flag("verify", verify)
     rank, processes = rank_hint()
     link = connect(_uris(uri), options, version, processes)
-    if isinstance(fields, str):
-        fields = (fields,)
-    spec = SampleSpec(
-        tuple(fields) if fields is not None else None, decode, transform, out, image_mode, targets
-    )
+    spec = SampleSpec(fields, decode, transform, out, image_mode, targets)
     dataset = Dataset(OpenedDataset(link, verify), spec)
     if rank == 0:
         _log_notes(dataset.catalog.notes)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
-from cachesvc.sources.parquet.nulls import numbers_of
 
 Decoder = Callable[[bytes], Any]
 ImageMode = Literal["RGB", "L"] | None
@@ -45,17 +44,15 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
             "or read its bytes with decode=None"
         )
     if kind in IMAGES:
-        return _image(name, image_mode)
+        return image_decoder(name, image_mode)
     if kind in _MDS_IMAGES:
-        return _raw_image(name, image_mode) if kind == "pil" else _value_list(_image(name, image_mode))
+        return _raw_image(name, image_mode) if kind == "pil" else _value_list(image_decoder(name, image_mode))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("list[") and kind.endswith("]"):
         return _value_list(decoder(name, kind[5:-1], image_mode), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
-    if kind.startswith("array:"):
-        return _array(kind[6:])
     return _PLAIN.get(kind, bytes)
 
 
@@ -75,7 +72,8 @@ def _converted(image: Any, mode: ImageMode) -> Any:
     return image if mode is None or image.mode == mode else image.convert(mode)
 
 
-def _image(name: str, mode: ImageMode) -> Decoder:
+def image_decoder(name: str, mode: ImageMode) -> Decoder:
+    """Return the decoder of a field of image files. Raises InvalidInput where Pillow is not installed."""
     image = _pillow(name)
 
     def decode(raw: bytes) -> Any:
@@ -136,21 +134,6 @@ def _ndarray(encoding: str) -> Decoder:
             shape = np.frombuffer(raw, f"<u{width}", count, at + 1).tolist()
             at += 1 + count * width
         return np.frombuffer(raw, dtype, offset=at).reshape(shape).copy()
-
-    return decode
-
-
-def _array(encoding: str) -> Decoder:
-    """Numbers of one type, for a tensor with its shape and, if given, a transposition. An array with nulls becomes
-    a list with None."""
-    name, *sides = encoding.split(":")
-    dtype: np.dtype[Any] = np.dtype(name)
-    shape, *order = [[int(each) for each in side.split(",") if each] for side in sides] or [[-1]]
-
-    def decode(raw: bytes) -> Any:
-        found = numbers_of(raw, dtype).reshape(shape)
-        found = found.transpose(*order) if order else found
-        return found.tolist() if found.dtype == object else found.copy()
 
     return decode
 

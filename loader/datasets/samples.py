@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,9 +13,12 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, Table
+from cachesvc.catalog.layout import Columns, Fixed, Indirect
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import sample_key
+from loader.datasets.collate import default_collate_into
+from loader.datasets.columns.column_batches import collation_is_torchs, column_batch
+from loader.datasets.columns.column_samples import ColumnSamples
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.jagged import Jagged, offsets_of
@@ -31,6 +34,8 @@ from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
 LABEL = "label"
+_ALL_STORED: tuple[Any, ...] = ()
+"""Stands for the stored values of a row of columns: a null is None, and no field is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ class SampleReader:
         """A batch needs no Python call per sample."""
         one = len(self._columns) == 1 and self._columns[0] >= 0 and not self._with_label
         plain = one and spec.decode is None and spec.transform is None
-        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Table))
+        self.stays_bytes = plain and not isinstance(self._layout, (Fixed, Indirect, Columns))
         """A sample is one range of bytes, handed out unchanged, alone or in a tuple of one."""
         if isinstance(self._layout, Fixed):
             self._dtype = np.dtype(self._layout.dtype)
@@ -100,6 +105,16 @@ class SampleReader:
             native = self._dtype.newbyteorder("=")
             out = spec.out or (DEFAULT_DTYPE if spec.targets else None)
             self._out = output_dtype(out) or (native if native != self._dtype else None)
+        self._column_samples: ColumnSamples | None = None
+        if isinstance(self._layout, Columns):
+            self._column_samples = ColumnSamples(catalog, self._names, spec.decode, spec.image_mode)
+        self.collates_columns = (
+            self._column_samples is not None
+            and spec.decode == "auto"
+            and spec.transform is None
+            and not self._column_samples.has_images
+        )
+        """A batch is made a column at a time."""
         if spec.targets is not None:
             plain = self.gathered and spec.fields is None and not self._with_label
             check_rows(spec.targets, self._layout, plain, catalog.format == "tokens", catalog.uri)
@@ -195,6 +210,40 @@ class SampleReader:
         records = reader.gather(*located, empty)
         return records.view(self._dtype).reshape(len(records), *self._shape)
 
+    def locate_rows(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return what `column_batch` takes: the samples. Their extents are found with their values."""
+        return samples, samples, samples
+
+    def column_batch(
+        self,
+        reader: ExtentReader,
+        located: tuple[Ints, Ints, Ints],
+        empty: Callable[[int], Bytes] | None = None,
+    ) -> Any:
+        """Make a batch of samples of columns under default collation."""
+        samples, columns = located[0], self._column_samples
+        assert columns is not None, "only columns are collated so"
+        name = partial(self._name_in, samples)
+        found = columns.find(reader, samples) if collation_is_torchs() else None
+        if not found:
+            rows = self.iter_samples(reader, samples, (0, 0))
+            return default_collate_into(empty, rows, len(samples), name)
+
+        def collate(values: list[Any]) -> Any:
+            return default_collate_into(empty, values, len(values), name)
+
+        try:
+            batch = [column_batch(columns, each, empty, collate) for each in found]
+        except UnicodeDecodeError:
+            columns.rows(reader, samples)  # raises an error that names the sample
+            raise
+        if self._spec.fields is not None:
+            return batch
+        return batch[0] if len(batch) == 1 else dict(zip(self._names, batch, strict=True))
+
+    def _name_in(self, samples: Ints, place: int) -> str:
+        return self._catalog.key(int(samples[place]))
+
     @property
     def record_bytes(self) -> int:
         """Size of a sample, where all have the same size."""
@@ -221,7 +270,7 @@ class SampleReader:
     def expect(self, reader: ExtentReader, samples: Ints) -> None:
         """Start reading samples that come next; see `ExtentReader.expect`. Does nothing if a table in the extent says
         where samples lie."""
-        if not isinstance(self._layout, (Indirect, Table)):
+        if not isinstance(self._layout, (Indirect, Columns)):
             addresses, lengths = self._catalog.locate(samples)
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
@@ -254,6 +303,8 @@ class SampleReader:
         return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 
     def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+        if self._column_samples is not None:
+            return self._column_rows(self._column_samples, reader, samples, rng_key)
         raw = self._read_fields(reader, samples)
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
@@ -265,6 +316,20 @@ class SampleReader:
                 for row, n in rows
             )
         shaped = ((self._shape_sample(row, n, row), n) for row, n in rows)
+        return (self._call_user(decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
+
+    def _column_rows(
+        self, columns: ColumnSamples, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]
+    ) -> Iterator[Any]:
+        rows: Iterable[tuple[tuple[Any, ...], int]] = zip(
+            columns.rows(reader, samples), samples.tolist(), strict=True
+        )
+        if columns.has_images:
+            rows = ((columns.with_images(row, n), n) for row, n in rows)
+        decode = self._spec.decode
+        if not callable(decode):
+            return (self._shape_sample(row, n, _ALL_STORED) for row, n in rows)
+        shaped = ((self._shape_sample(row, n, _ALL_STORED), n) for row, n in rows)
         return (self._call_user(decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
 
     def _call_user(
@@ -305,10 +370,6 @@ class SampleReader:
             whole = reader.read(addresses[:, 0], lengths[:, 0])
             split = [self._catalog.split(row or b"") for row in whole]
             return [[row[column] for column in columns] for row in split]
-        if isinstance(self._layout, Table):
-            rows = reader.read(addresses[:, 0], lengths[:, 0])
-            table = np.frombuffer(b"".join(row or b"" for row in rows), "<u4")
-            addresses, lengths = self._catalog.settle(samples, table.reshape(len(rows), -1, 2))
         if columns != list(range(addresses.shape[1])):
             addresses, lengths = addresses[:, columns], lengths[:, columns]
         flat = reader.read(np.ascontiguousarray(addresses).ravel(), np.ascontiguousarray(lengths).ravel())
@@ -330,11 +391,13 @@ class SampleReader:
             return values[0], labels[sample].item()  # type: ignore[index]
         if len(values) == 1:
             return values[0]
+        if stored is _ALL_STORED:
+            return dict(zip(self._names, values, strict=True))
         fields = zip(self._names, values, stored, strict=True)
         return {name: value for name, value, held in fields if held is not None}
 
     def _decoders_of(self, spec: SampleSpec) -> list[Decoder] | None:
-        if spec.decode != "auto" or isinstance(self._layout, Fixed):
+        if spec.decode != "auto" or isinstance(self._layout, (Fixed, Columns)):
             return None
         fields = self._catalog.fields
         return [decoder(fields[c].name, fields[c].encoding, spec.image_mode) for c in self._columns if c >= 0]

@@ -262,13 +262,15 @@ def test_files_of_operating_systems_are_neither_samples_nor_classes(tmp_path: Pa
     assert (catalog.samples, catalog.classes, catalog.notes) == (10, ("cat", "dog"), ())
 
 
-def test_hive_partitions_are_neither_columns_nor_classes_and_are_noted(tmp_path: Path) -> None:
+def test_hive_partitions_are_columns_of_parquet_and_noted_elsewhere(tmp_path: Path) -> None:
     parquet(*(tmp_path / "d" / f"year={year}" / "p.parquet" for year in (2020, 2021)))
-    said = "folders such as year=2020 are neither columns nor classes: no sample holds year"
-    assert any(said in note for note in compiled(tmp_path / "d").notes)
     globbed = [str(tmp_path / "d" / f"year={year}" / "p.parquet") for year in (2020, 2021)]
-    assert any(said in note for note in compiled(globbed).notes)
-    assert compiled(tmp_path / "d" / "year=2020").notes == ()
+    for uris in (tmp_path / "d", globbed):
+        catalog = compiled(uris)
+        assert ([field.name for field in catalog.fields], catalog.notes) == (["a", "year"], ())
+        assert catalog.find("year == 2021").tolist() == [2, 3]
+    assert [field.name for field in compiled(tmp_path / "d" / "year=2020").fields] == ["a"]
+    said = "folders such as year=2020 are neither columns nor classes: no sample holds year"
     pictures = opened(
         tmp_path / "e", {f"year={year}/{n}.jpg": b"1" for year in (2020, 2021) for n in range(2)}
     )

@@ -1,7 +1,7 @@
 """Compiles Parquet files from their footers, which describe the row groups; rows are not read.
 
-An extent is as many row groups of one file as fit `extent_bytes`, at least one, decoded while they are filled
-(`sources/parquet`). A sample is a row.
+An extent is as many row groups of one file as fit `extent_bytes`, at least one, decoded to columns while they are filled
+(`sources/parquet`). A sample is a row. Columns of the files are matched by name.
 """
 
 from __future__ import annotations
@@ -9,28 +9,36 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from cachesvc.catalog.address_space import AddressSpace
-from cachesvc.catalog.columns import ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.column_draft import ColumnDraft, readable
 from cachesvc.catalog.kinds import PARQUET
-from cachesvc.catalog.layout import Field
+from cachesvc.catalog.labels.hive_partitions import Partitions
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.parquet.arrow import Leaf
+from cachesvc.sources.columnar.arrow_types import fields_of, united
+from cachesvc.sources.columnar.extent import MAX_BYTES
 from cachesvc.sources.parquet.parquet import (
-    ABSENT,
     END_BYTES,
     FOOTER_BYTES,
     MAGIC,
+    MAX_RUN,
     Footer,
     RowGroup,
+    Run,
     footer_bytes,
+    run_of,
+    sizes_of,
 )
+from cachesvc.sources.parquet.recipe import Recipe, pyarrow_for
 
 _TAIL_BYTES = 64 << 10
 """First read of each file: most footers are smaller."""
 _THREADS = 32
+_KEPT_BYTES = 64 << 20
+"""Footers kept for a second pass, which files with different columns need."""
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
@@ -40,73 +48,109 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 
 def compile_parquet(inputs: Inputs) -> Draft:
     """Compile by the footers. Raises CorruptData naming the file, InvalidInput for features that are not read."""
-    space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
-    fields: tuple[Field, ...] | None = None
-    notes: list[str] = []
-    for at, (entry, footer, tail) in enumerate(_footers(inputs)):
-        uri = entry.object.uri
-        if fields is None:
-            fields = _fields(uri, footer.leaves)
-            notes = [
-                f"column {name} has a type that is not read and is left out" for name in footer.unread.names
-            ]
-        elif fields != _fields(uri, footer.leaves):
-            raise InvalidInput(
-                f"{uri} has other columns than the files before it: {_named(_fields(uri, footer.leaves))}, "
-                f"not {_named(fields)}"
-            )
-        groups = footer.row_groups()
-        if groups and groups[-1].end > entry.object.size_bytes - tail:
-            raise CorruptData(f"{uri}: row groups reach into the footer")
-        for run in _runs(groups, min(inputs.options.extent_bytes, ABSENT)):
-            begin, size = run[0].begin, sum(group.decoded_bytes for group in run)
-            if size > ABSENT:
+    arrow = pyarrow_for(inputs.entries[0].object.uri)
+    footers, partitions = _Footers(inputs), Partitions(inputs.entries)
+    wanted = inputs.options.field_names
+    names = [name for name in wanted if name not in partitions]
+
+    def stored(schema: Any) -> Any:
+        return fields_of(arrow, schema, names) if wanted else schema
+
+    schema = arrow.schema([])
+    for _, footer in footers.read(_THREADS):
+        schema = united(arrow, schema, footer.uri, stored(footer.schema))
+    while True:
+        compiling, known = _Compiling(arrow, inputs, schema, partitions), schema
+        for at, footer in footers.read():
+            schema = united(arrow, schema, footer.uri, stored(footer.schema))
+            if schema.equals(known):
+                compiling.add(at, footer)
+                inputs.progress(at + 1, len(inputs.entries))
+        if schema.equals(known):
+            break
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise InvalidInput(
+            f"fields {missing} are not in {inputs.uri}, which has {_known(footer, partitions)}"
+        )
+    return compiling.draft()
+
+
+def _known(footer: Footer, partitions: Partitions) -> str:
+    return ", ".join([*footer.schema.names, *partitions.names][:50])
+
+
+class _Compiling:
+    """Compiles files to a dataset of one schema."""
+
+    def __init__(self, arrow: Any, inputs: Inputs, schema: Any, partitions: Partitions) -> None:
+        self._inputs = inputs
+        self._read, self._notes = readable(arrow, schema, inputs.uri)
+        self._recipe = Recipe.of(arrow, self._read)
+        self._space, self._firsts = AddressSpace([entry.object for entry in inputs.entries]), array("q")
+        self._rows = ColumnDraft(partitions)
+
+    def add(self, at: int, footer: Footer) -> None:
+        """Add the row groups of a file."""
+        version = self._inputs.entries[at].object
+        columns, tail = self._recipe.columns, footer.size_bytes
+        groups = footer.groups(
+            self._recipe, lambda begin, end: self._inputs.fetch(version, begin, end - begin)
+        )
+        if any(chunk.end > version.size_bytes - tail for each in groups for chunk in each.chunks.values()):
+            raise CorruptData(f"{version.uri}: row groups reach into the footer")
+        for run in _runs(groups, min(self._inputs.options.extent_bytes, MAX_BYTES)):
+            if run.size_bytes > MAX_BYTES:
                 raise InvalidInput(
-                    f"{uri}: row group {run[0].number} takes {size:,} bytes decoded; write groups below 4 GiB"
+                    f"{version.uri}: row group {run.groups[0].number} takes {run.size_bytes:,} bytes decoded; write "
+                    "groups below 4 GiB"
                 )
-            space.add_encoded((at, begin, size), "parquet", run[-1].end - begin, tail)
-            firsts.append(samples)
-            samples += sum(group.rows for group in run)
-        inputs.progress(at + 1, len(inputs.entries))
-    return Draft(
-        kind="table", space=space, fields=fields or (), extent_first=ints([*firsts, samples]), notes=notes
-    )
+            stored = sum(end - begin for begin, end in run.ranges)
+            piece = at, run.groups[0].begin, run.size_bytes
+            start = self._space.add_encoded(piece, self._recipe.codec, stored, tail)
+            self._firsts.append(self._rows.samples)
+            places = [place + start if place >= 0 else place for place in run.addresses(columns)]
+            self._rows.add(run.rows, columns, places, at)
+
+    def draft(self) -> Draft:
+        """Return the draft of all files."""
+        draft = self._rows.draft(self._space, self._firsts, self._read, self._inputs)
+        draft.notes += self._notes
+        return draft
 
 
-def _runs(groups: Sequence[RowGroup], extent_bytes: int) -> Iterator[list[RowGroup]]:
-    run: list[RowGroup] = []
-    size = 0
-    for group in groups:
-        if run and size + group.decoded_bytes > extent_bytes:
-            yield run
-            run, size = [], 0
-        run.append(group)
-        size += group.decoded_bytes
-    if run:
-        yield run
+def _runs(groups: Sequence[RowGroup], extent_bytes: int) -> Iterator[Run]:
+    begin = 0
+    while begin < len(groups):
+        sizes = sizes_of(groups[begin : begin + MAX_RUN])
+        count = max(1, int(sizes.searchsorted(extent_bytes, "right")))
+        yield run_of(groups[begin : begin + count])
+        begin += count
 
 
-def _fields(uri: str, leaves: Sequence[Leaf]) -> tuple[Field, ...]:
-    if not leaves:
-        raise InvalidInput(f"{uri} has no column of bytes, text, numbers or lists of numbers")
-    return tuple(Field(leaf.name, leaf.encoding) for leaf in leaves)
+class _Footers:
+    """The footers of all files. They are fetched in batches and parsed one at a time: a parsed one takes ten times its
+    size until its row groups are known."""
 
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._kept: dict[int, bytes] = {}
+        self._kept_bytes = 0
 
-def _named(fields: Sequence[Field]) -> str:
-    return ", ".join(f"{field.name} {field.encoding}" for field in fields)
+    def read(self, count: int | None = None) -> Iterator[tuple[int, Footer]]:
+        """Yield the index and the footer of the first `count` files, or of all."""
+        entries = self._inputs.entries[:count]
+        with ThreadPoolExecutor(_THREADS, "footers") as pool:
+            for begin in range(0, len(entries), _THREADS):
+                numbers = range(begin, min(begin + _THREADS, len(entries)))
+                for at, footer in zip(numbers, pool.map(self._fetch, numbers), strict=True):
+                    if at not in self._kept and self._kept_bytes + len(footer) <= _KEPT_BYTES:
+                        self._kept[at] = footer
+                        self._kept_bytes += len(footer)
+                    yield at, Footer(entries[at].object.uri, footer)
 
-
-def _footers(inputs: Inputs) -> Iterator[tuple[ListedObject, Footer, int]]:
-    """Yield every file with its footer and the footer's size. Footers are fetched in batches and parsed one at a time.
-
-    A parsed footer takes ten times its size until its row groups are known.
-    """
-    with ThreadPoolExecutor(_THREADS, "footers") as pool:
-        for begin in range(0, len(inputs.entries), _THREADS):
-            batch = inputs.entries[begin : begin + _THREADS]
-            found = pool.map(lambda entry: _footer(inputs, entry.object), batch)
-            for entry, footer in zip(batch, found, strict=True):
-                yield entry, Footer(entry.object.uri, footer), len(footer)
+    def _fetch(self, at: int) -> bytes:
+        return self._kept.get(at) or _footer(self._inputs, self._inputs.entries[at].object)
 
 
 def _footer(inputs: Inputs, version: ObjectVersion) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Indirect, Table
+from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
@@ -22,7 +22,7 @@ KEPT_PEAKS = 10
 
 def memory_needed(catalog: Catalog, size_bytes: int) -> int:
     """The bytes of memory that a filler needs to fill an extent of `size_bytes` from its source."""
-    if isinstance(catalog.layout, Table):
+    if isinstance(catalog.layout, Columns):
         return PARQUET_EXTENTS * size_bytes
     if isinstance(catalog.layout, Indirect):  # a compressed object is held as it is stored
         return size_bytes

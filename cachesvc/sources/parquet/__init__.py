@@ -1,5 +1,5 @@
-"""Decodes row groups of Parquet files into extents.
+"""Decodes row groups of Parquet files into extents of columns.
 
-In: footers and stored bytes of column chunks. Out: row groups to plan extents by, and tables of decoded values. It owns
-no state but the row groups of the last few files.
+In: footers and stored bytes of column chunks. Out: row groups to plan extents by, and extents. It owns the footers of the
+last few files.
 """

@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cachesvc.sources.parquet.arrow import Leaf
-
 _DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
-_PREFIXES, _SPLIT, _DELTA_LENGTHS = "DELTA_BYTE_ARRAY", "BYTE_STREAM_SPLIT", "DELTA_LENGTH_BYTE_ARRAY"
+_PREFIXES, _DELTA_LENGTHS = "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"
 _MAX_COUNT = 1 << 48
 """Of rows, values and bytes: sums stay within int64."""
 
@@ -30,8 +28,15 @@ class ColumnChunk:
 
     @property
     def has_dictionary(self) -> bool:
-        """True if the chunk stores distinct values once, in a dictionary."""
-        return not _DICTIONARIES.isdisjoint(self.encodings)
+        """True if the chunk stores distinct values once, in a dictionary that pyarrow reads as one."""
+        return not _DICTIONARIES.isdisjoint(self.encodings) and not self.is_unbounded
+
+    @property
+    def is_unbounded(self) -> bool:
+        """True if the footer does not bound the decoded size of text or bytes, since values are not stored whole, or
+        pyarrow repeats what a dictionary stores once."""
+        delta = self.encodings & {_PREFIXES, _DELTA_LENGTHS}
+        return _PREFIXES in delta or bool(delta and not _DICTIONARIES.isdisjoint(self.encodings))
 
     @classmethod
     def of(cls, found: Any) -> ColumnChunk:
@@ -49,16 +54,6 @@ class ColumnChunk:
             count(found.total_uncompressed_size),
             frozenset(found.encodings),
         )
-
-    def unbounded_encodings(self, leaf: Leaf) -> list[str]:
-        """Return the encodings whose decoded size the footer does not bound, since they do not store each distinct value
-        whole."""
-        unbounded = {_PREFIXES} if leaf.width else {_PREFIXES, _SPLIT}
-        found = sorted(self.encodings & unbounded)
-        if _DELTA_LENGTHS in self.encodings and self.has_dictionary and not leaf.width:
-            # pyarrow does not read that as a dictionary.
-            found.append(f"dictionary and then {_DELTA_LENGTHS}")
-        return found
 
 
 def count(value: int) -> int:
