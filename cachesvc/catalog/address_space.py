@@ -22,7 +22,6 @@ from cachesvc.core.model import (
 
 CODECS = ("", "zstd", "lz4")
 """The codecs that every catalog knows by number. Others follow, in its head: they name what is decoded, too."""
-MAX_CODECS = 255
 
 
 def aligned(address: int, multiple: int) -> int:
@@ -64,6 +63,16 @@ class AddressSpace:
         for index, offset, length in pieces:
             self._piece(index, offset, length, codec)
             size += length
+        self.end = aligned(self.end, unit(1, size))
+        return self._extent(size)
+
+    def add_packed(self, pieces: Iterable[tuple[tuple[int, int, int], str, int]]) -> int:
+        """Add one extent of pieces, each with its codec and its stored size (0 for a plain one), and return its start
+        address."""
+        given = list(pieces)
+        size = sum(piece[2] for piece, _, _ in given)
+        for piece, codec, stored in given:
+            self._piece(*piece, codec, stored)
         self.end = aligned(self.end, unit(1, size))
         return self._extent(size)
 

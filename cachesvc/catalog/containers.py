@@ -44,12 +44,7 @@ TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHA
 LITDATA = Container("litData", (), (), _TO_SHARDS)
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
 JSON_LIST = Container("a JSON list", (), (), _TO_PARQUET)
-ARROW = Container(
-    "Arrow",
-    ("arrow", "feather", "ipc"),
-    ((0, b"ARROW1"), (0, b"FEA1")),
-    f"{_TO_PARQUET} (datasets.load_from_disk(...).to_parquet('x.parquet'), or pyarrow.parquet.write_table)",
-)
+ARROW = Container("Arrow", (), ((0, b"ARROW1"), (0, b"FEA1")), f"{_NAME}.arrow")
 CONTAINERS = (
     JSONL,
     CSV,

@@ -8,6 +8,7 @@ from functools import lru_cache
 from cachesvc.catalog.compiler import split_name
 from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Container
 
+ARROW = ("arrow", "feather", "ipc")
 PARQUET = ("parquet", "pq", "parq")
 TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
 """Extensions of tars, including compressed ones, which `webdataset` refuses by name."""
@@ -88,7 +89,14 @@ def _kind(extension: str) -> Kind:
     extension = _SHARD_NUMBER.sub("", extension)
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
-    formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "records": ("npy",), ASIDE: ("idx",)}
+    formats = {
+        "mds": ("mds",),
+        "parquet": PARQUET,
+        "arrow": ARROW,
+        "webdataset": TAR,
+        "records": ("npy",),
+        ASIDE: ("idx",),
+    }
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 

@@ -237,8 +237,11 @@ class SampleReader:
         except UnicodeDecodeError:
             columns.rows(reader, samples)  # raises an error that names the sample
             raise
-        if self._spec.fields is not None:
-            return batch
+        if self._spec.fields is not None:  # torch makes tuples of texts then
+            return [
+                tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each
+                for each in batch
+            ]
         return batch[0] if len(batch) == 1 else dict(zip(self._names, batch, strict=True))
 
     def _name_in(self, samples: Ints, place: int) -> str:

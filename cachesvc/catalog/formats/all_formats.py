@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats import files, mds, parquet, records, tokens, webdataset
+from cachesvc.catalog.formats import arrow, files, mds, parquet, records, tokens, webdataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ FORMATS = {
     "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("label_kind",)),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),
+    "arrow": Format(arrow.select, arrow.compile_arrow),
     "records": Format(
         records.select,
         records.compile_records,

@@ -22,9 +22,9 @@ KEPT_PEAKS = 10
 
 def memory_needed(catalog: Catalog, size_bytes: int) -> int:
     """The bytes of memory that a filler needs to fill an extent of `size_bytes` from its source."""
-    if isinstance(catalog.layout, Columns):
+    if catalog.format == "parquet":
         return PARQUET_EXTENTS * size_bytes
-    if isinstance(catalog.layout, Indirect):  # a compressed object is held as it is stored
+    if isinstance(catalog.layout, (Indirect, Columns)):  # what is compressed is held as it is stored
         return size_bytes
     return min(size_bytes, BUFFERS_BYTES)
 

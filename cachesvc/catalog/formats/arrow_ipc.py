@@ -1,0 +1,272 @@
+"""Reads where the buffers of Arrow IPC files and streams lie, from their metadata alone.
+
+https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from cachesvc.core.errors import CorruptData, InvalidInput
+
+MAGIC, FEATHER_1 = b"ARROW1", b"FEA1"
+_MARK = 0xFFFFFFFF
+"""Begins a message since Arrow 0.15; before, its length did."""
+_METADATA_BYTES = 64 << 20
+"""Limit of the metadata of one message: a hundred thousand columns."""
+_WINDOW_BYTES = 64 << 10
+"""The least that is read at once: short batches lie several in it."""
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+_CODECS = ("lz4", "zstd")
+_V4 = 3
+Read = Callable[[int, int], bytes]
+"""Reads [offset, offset + length) of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of an IPC file. `nodes`: (length, nulls) of each field, depth first; `buffers`: (offset in the file, length)
+    of each buffer; `views`: buffers of each column of views; `begin`, `end`: of the body. `codec`: "" for plain buffers.
+    `dictionaries`: the batch of each dictionary that holds for these rows, by id."""
+
+    rows: int
+    nodes: tuple[tuple[int, int], ...]
+    buffers: tuple[tuple[int, int], ...]
+    views: tuple[int, ...]
+    begin: int
+    end: int
+    codec: str
+    dictionaries: dict[int, Batch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class IpcFile:
+    """`schema`: the message of the schema. `ids`: the id of each dictionary-encoded field, depth first."""
+
+    schema: bytes
+    ids: tuple[int, ...]
+    batches: tuple[Batch, ...]
+
+
+def read_ipc(uri: str, size: int, read: Read) -> IpcFile:
+    """Read the metadata of a file or stream of `size` bytes. Raises CorruptData, and InvalidInput for what is not read."""
+    window = _Window(uri, size, read)
+    try:
+        if window.get(0, min(size, len(MAGIC))) == MAGIC:
+            return _File(uri, window).read()
+        if window.get(0, min(size, len(FEATHER_1))) == FEATHER_1:
+            raise InvalidInput(f"{uri} is Feather version 1: write it with pyarrow.feather.write_feather")
+        return _collected(uri, _messages(uri, window, 0))
+    except (struct.error, ValueError, IndexError, OverflowError) as error:
+        raise CorruptData(f"{uri} is no Arrow file: {error}; write it anew") from error
+
+
+class _Window:
+    """Reads a file in windows. Raises ValueError for bytes beyond its end."""
+
+    def __init__(self, uri: str, size: int, read: Read) -> None:
+        self.size, self._read = size, read
+        self._begin, self._held = 0, b""
+
+    def get(self, at: int, length: int) -> bytes:
+        if not 0 <= at <= at + length <= self.size:
+            raise ValueError(f"it ends after {self.size:,} bytes, before {at + length:,}: it was cut")
+        if not self._begin <= at <= at + length <= self._begin + len(self._held):
+            self._begin = at
+            self._held = self._read(at, min(max(length, _WINDOW_BYTES), self.size - at))
+        return self._held[at - self._begin : at - self._begin + length]
+
+
+class _Table:
+    """A table of flatbuffers. Raises ValueError or struct.error for positions outside its data."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        self._vtable = at - self._unpack("<i", at)
+        self._fields = self._unpack("<H", self._vtable)
+
+    @classmethod
+    def root(cls, data: bytes) -> _Table:
+        """Return the outermost table."""
+        return cls(data, struct.unpack_from("<I", data)[0])
+
+    def number(self, slot: int, kind: str, default: int = 0) -> int:
+        """Return a number, of a `struct` type."""
+        at = self._place(slot)
+        return self._unpack(f"<{kind}", at) if at else default
+
+    def table(self, slot: int) -> _Table | None:
+        """Return a table, None where it is absent."""
+        at = self._place(slot)
+        return _Table(self._data, at + self._unpack("<I", at)) if at else None
+
+    def structs(self, slot: int, kind: str) -> list[tuple[int, ...]]:
+        """Return a vector of structs."""
+        begin, count = self._vector(slot)
+        size = struct.calcsize(kind)
+        if begin + count * size > len(self._data):
+            raise ValueError(f"{count:,} entries in {len(self._data):,} bytes of metadata")
+        return list(struct.iter_unpack(kind, self._data[begin : begin + count * size]))
+
+    def tables(self, slot: int) -> Iterator[_Table]:
+        """Yield a vector of tables."""
+        begin, count = self._vector(slot)
+        if begin + 4 * count > len(self._data):
+            raise ValueError(f"{count:,} fields in {len(self._data):,} bytes of metadata")
+        for at in range(begin, begin + 4 * count, 4):
+            yield _Table(self._data, at + self._unpack("<I", at))
+
+    def _vector(self, slot: int) -> tuple[int, int]:
+        at = self._place(slot)
+        if not at:
+            return 0, 0
+        at += self._unpack("<I", at)
+        return at + 4, self._unpack("<I", at)
+
+    def _place(self, slot: int) -> int:
+        if 6 + 2 * slot > self._fields:
+            return 0
+        offset = self._unpack("<H", self._vtable + 4 + 2 * slot)
+        return self._at + offset if offset else 0
+
+    def _unpack(self, kind: str, at: int) -> int:
+        if at < 0:
+            raise ValueError("its metadata points before its beginning")
+        found: int = struct.unpack_from(kind, self._data, at)[0]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message. `raw`: with its prefix. `body`: where its body begins."""
+
+    kind: int
+    header: _Table
+    version: int
+    raw: bytes
+    body: int
+    body_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.body + self.body_bytes
+
+
+def _message(window: _Window, at: int) -> _Message | None:
+    """Return the message at a place, None at the end of a stream."""
+    prefix = window.get(at, min(8, window.size - at))
+    if len(prefix) < 4:
+        _fail("it ends inside a message")
+    first = int.from_bytes(prefix[:4], "little")
+    width, length = (8, int.from_bytes(prefix[4:8], "little")) if first == _MARK else (4, first)
+    if not length:
+        return None
+    if length > _METADATA_BYTES:
+        _fail(f"a message of {length:,} bytes of metadata")
+    raw = window.get(at, width + length)
+    table = _Table.root(raw[width:])
+    header, body_bytes = table.table(2), table.number(3, "q")
+    if header is None or body_bytes < 0:
+        _fail("a message without a header")
+    found = _Message(table.number(1, "B"), header, table.number(0, "h"), raw, at + width + length, body_bytes)
+    if found.end > window.size:
+        _fail(f"a message ends at {found.end:,}, and it has {window.size:,} bytes: it was cut")
+    return found
+
+
+def _fail(why: str) -> NoReturn:
+    raise ValueError(why)
+
+
+def _messages(uri: str, window: _Window, at: int) -> Iterator[_Message]:
+    while at < window.size and (found := _message(window, at)) is not None:
+        yield found
+        at = found.end
+
+
+class _File:
+    """An IPC file, which ends with a footer of blocks."""
+
+    def __init__(self, uri: str, window: _Window) -> None:
+        self._uri, self._window = uri, window
+
+    def read(self) -> IpcFile:
+        end = self._window.size - len(MAGIC) - 4
+        tail = self._window.get(end, len(MAGIC) + 4)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != MAGIC or not 0 < length <= min(end, _METADATA_BYTES):
+            _fail("it does not end with a footer: it was cut")
+        footer = _Table.root(self._window.get(end - length, length))
+        schema = _message(self._window, 8)
+        if schema is None or schema.kind != _SCHEMA:
+            _fail("it does not begin with a schema")
+        return _collected(self._uri, self._blocks(schema, footer))
+
+    def _blocks(self, schema: _Message, footer: _Table) -> Iterator[_Message]:
+        yield schema
+        for slot in (2, 3):
+            for offset, _, _ in footer.structs(slot, "<qi4xq"):
+                found = _message(self._window, offset)
+                if found is None:
+                    _fail("its footer names a place without a message")
+                yield found
+
+
+def _collected(uri: str, messages: Iterator[_Message]) -> IpcFile:
+    schema = next(messages, None)
+    if schema is None or schema.kind != _SCHEMA:
+        raise ValueError("it does not begin with a schema")
+    if schema.header.number(0, "h"):
+        raise InvalidInput(f"{uri} is big-endian, which is not read: write it on a little-endian machine")
+    if schema.version < _V4:
+        raise InvalidInput(f"{uri} is of a version before Arrow 0.8, which is not read: write it anew")
+    batches: list[Batch] = []
+    dictionaries: dict[int, Batch] = {}
+    for each in messages:
+        if each.kind == _BATCH:
+            batches.append(_batch(each, each.header, dict(dictionaries)))
+        elif each.kind == _DICTIONARY:
+            data = each.header.table(1)
+            if data is None:
+                raise ValueError("a dictionary without values")
+            if each.header.number(2, "B"):
+                raise InvalidInput(
+                    f"{uri} has delta dictionaries, which are not read: write it with whole ones"
+                )
+            dictionaries[each.header.number(0, "q")] = _batch(each, data, {})
+        else:
+            raise ValueError(f"a message of kind {each.kind} among the rows")
+    return IpcFile(schema.raw, tuple(_ids(schema.header.tables(1), 0)), tuple(batches))
+
+
+def _batch(message: _Message, table: _Table, dictionaries: dict[int, Batch]) -> Batch:
+    rows, packed = table.number(0, "q"), table.table(3)
+    codec = ""
+    if packed is not None:
+        number = packed.number(0, "B")
+        if number >= len(_CODECS):
+            _fail(f"buffers packed by codec {number}, which no release of Arrow writes")
+        codec = _CODECS[number]
+    nodes = tuple((length, nulls) for length, nulls in table.structs(1, "<qq"))
+    buffers = []
+    for offset, length in table.structs(2, "<qq"):
+        if not 0 <= offset <= offset + length <= message.body_bytes or length < 0:
+            raise ValueError("a buffer lies outside its message")
+        buffers.append((message.body + offset, length))
+    if not 0 <= rows < 1 << 48 or any(not 0 <= length < 1 << 48 for length, _ in nodes):
+        raise ValueError(f"a batch of {rows:,} rows")
+    views = tuple(count for (count,) in table.structs(4, "<q"))
+    return Batch(rows, nodes, tuple(buffers), views, message.body, message.end, codec, dictionaries)
+
+
+def _ids(fields: Iterator[_Table], depth: int) -> Iterator[int]:
+    if depth > 64:
+        raise ValueError("nested deeper than 64 types")
+    for each in fields:
+        encoding = each.table(4)
+        if encoding is not None:
+            yield encoding.number(0, "q")
+        yield from _ids(each.tables(5), depth + 1)

@@ -1,0 +1,281 @@
+"""Rows of Parquet and Arrow come once each, equal to what pyarrow reads, at any number of ranks and workers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from cachesvc.__main__ import run
+from cachesvc.core.errors import CorruptData, InvalidInput
+from loader import DataLoader, open_dataset
+from testbed.node import Daemon
+
+ROWS = 1000
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    """Make rows of every kind, with nulls at each level."""
+    chats = [
+        [{"role": ("user", "bot")[k % 2], "content": f"é{n}"} for k in range(n % 4)] for n in range(rows)
+    ]
+    return pa.table(
+        {
+            "n": range(rows),
+            "text": [f"text {n}" if n % 7 else None for n in range(rows)],
+            "messages": chats,
+            "tags": [[f"t{n}", None][: n % 3] if n % 5 else None for n in range(rows)],
+            "nested": pa.array([[[n, None], []], None][n % 2] for n in range(rows)),
+            "ids": pa.array([list(range(n % 5)) for n in range(rows)], pa.list_(pa.int32())),
+            "map": pa.array([[("a", n), ("b", None)] for n in range(rows)], pa.map_(pa.string(), pa.int64())),
+            "when": pa.array(
+                [datetime(2020, 1, 1, 0, 0, n % 60, n) for n in range(rows)], pa.timestamp("us", "UTC")
+            ),
+            "day": pa.array([date(1960 + n % 90, 1, 1) if n % 3 else None for n in range(rows)]),
+            "price": pa.array([Decimal(n) / 100 for n in range(rows)], pa.decimal128(38, 2)),
+            "kind": pa.array([("x", "y", None)[n % 3] for n in range(rows)]).dictionary_encode(),
+            "raw": [struct.pack("<q", n) for n in range(rows)],
+        }
+    )
+
+
+def _parquet(folder: Path, rows: pa.Table) -> None:
+    pq.write_table(rows, folder / "0.parquet", row_group_size=90)
+
+
+def _stream(folder: Path, rows: pa.Table) -> None:
+    with pa.OSFile(str(folder / "0.arrow"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as out:
+        out.write_table(rows, max_chunksize=90)
+
+
+def _file(folder: Path, rows: pa.Table) -> None:
+    with pa.OSFile(str(folder / "0.arrow"), "wb") as file, pa.ipc.new_file(file, rows.schema) as out:
+        out.write_table(rows, max_chunksize=90)
+
+
+def _packed(folder: Path, rows: pa.Table) -> None:
+    feather.write_feather(rows, folder / "0.feather", compression="lz4", chunksize=90)
+
+
+WRITERS: dict[str, Callable[[Path, pa.Table], None]] = {
+    "parquet": _parquet,
+    "arrow stream": _stream,
+    "arrow file": _file,
+    "feather, lz4": _packed,
+}
+
+
+@pytest.fixture(autouse=True)
+def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+
+
+@pytest.fixture(params=WRITERS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    (tmp_path / "d").mkdir()
+    WRITERS[request.param](tmp_path / "d", table())
+    return tmp_path / "d"
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, datetime):
+        return value.astimezone(timezone.utc)
+    return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def digests(rows: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Count rows by their SHA-256."""
+    return Counter(hashlib.sha256(repr(sorted(plain(row).items())).encode()).hexdigest() for row in rows)
+
+
+EXPECTED = digests(table().to_pylist())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_row_comes_once(folder: Path, workers: int) -> None:
+    dataset = open_dataset(folder, extent_bytes=1 << 14)
+    found: Counter[str] = Counter()
+    for rank in (0, 1):
+        batches = DataLoader(
+            dataset, 16, shuffle=True, num_workers=workers, collate_fn=list, rank=rank, world_size=2
+        )
+        found += digests(row for batch in batches for row in batch)
+    assert found == EXPECTED
+
+
+def test_every_row_comes_once_over_a_resume(folder: Path) -> None:
+    def batches() -> DataLoader:
+        return DataLoader(open_dataset(folder, extent_bytes=1 << 14), 64, shuffle=True, collate_fn=list)
+
+    found, first = Counter[str](), batches()
+    for number, batch in enumerate(first):
+        found += digests(batch)
+        if number == 6:
+            break
+    rest = batches()
+    rest.load_state_dict(first.state_dict())
+    for batch in rest:
+        found += digests(batch)
+    assert found == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["arrow stream", "feather, lz4"])
+def test_rows_through_a_daemon_and_s3(
+    kind: str,
+    tmp_path: Path,
+    s3_server: Any,
+    s3_env: dict[str, str],
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    WRITERS[kind](tmp_path, table())
+    (path,) = (each for each in tmp_path.iterdir() if each.is_file())
+    s3_server.client().put_object(Bucket=bucket, Key=f"d/{path.name}", Body=path.read_bytes())
+    monkeypatch.setenv("CACHESVC", "require")
+    (tmp_path / "nvme").mkdir()
+    flags = ["--ram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}=8MiB", "--extent-bytes", "16KiB"]
+    with Daemon(tmp_path / "node", [*flags, "--allow", f"s3://{bucket}/"]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        assert run(["prefetch", f"s3://{bucket}/d/"]) == 0
+        batches = DataLoader(
+            open_dataset(f"s3://{bucket}/d/"), 50, shuffle=True, num_workers=2, collate_fn=list
+        )
+        assert digests(row for batch in batches for row in batch) == EXPECTED
+
+
+def same(one: Any, other: Any) -> None:
+    """Assert that two batches are equal in values and types."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            same(one[name], other[name])
+    elif isinstance(one, list):
+        for each, right in zip(one, other, strict=True):
+            same(each, right)
+    elif isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_is_what_torch_makes_of_its_rows(tmp_path: Path, workers: int) -> None:
+    columns = {
+        "i": pa.array(range(40), pa.int8()),
+        "u": pa.array(range(40), pa.uint64()),
+        "f": pa.array([n / 8 for n in range(40)], pa.float32()),
+        "b": [n % 3 == 0 for n in range(40)],
+        "text": [f"{n}" for n in range(40)],
+        "raw": [bytes([n]) for n in range(40)],
+        "ids": pa.array([[n, n + 1] for n in range(40)], pa.list_(pa.int16())),
+        "pair": pa.array([[n / 2, 1.0] for n in range(40)], pa.list_(pa.float32(), 2)),
+        "flags": pa.array([[True, n % 2 == 0] for n in range(40)]),
+        "in": [{"x": n, "y": f"{n}"} for n in range(40)],
+        "words": [["a", f"{n}"] for n in range(40)],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    dataset = open_dataset(tmp_path)
+    for number, batch in enumerate(DataLoader(dataset, 10, num_workers=workers)):
+        same(batch, default_collate([dataset[n] for n in range(10 * number, 10 * number + 10)]))
+    few = open_dataset(tmp_path, fields=("f", "text", "i"))
+    same(next(iter(DataLoader(few, 10))), default_collate([few[n] for n in range(10)]))
+
+
+def test_a_batch_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    columns = {"some": [1, None], "uneven": [[1], [1, 2]], "large": pa.array([2**64 - 1, 0], pa.uint64())}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    for name, words in (("some", "have some"), ("uneven", "differ"), ("large", "18446744073709551615")):
+        with pytest.raises(InvalidInput, match=words):
+            next(iter(DataLoader(open_dataset(tmp_path, fields=name), 2)))
+
+
+def test_text_that_is_not_utf_8_names_its_row(tmp_path: Path) -> None:
+    raw = pa.array([b"a", b"\xff", b"c"]).cast(pa.binary())
+    bad = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    pq.write_table(pa.table({"x": bad}), tmp_path / "0.parquet")
+    dataset = open_dataset(tmp_path)
+    assert dataset[2] == "c"
+    with pytest.raises(CorruptData, match=r"0\.parquet:1 in .* does not decode"):
+        next(iter(DataLoader(dataset, 3)))
+    batches = DataLoader(dataset, 3, on_error="skip")
+    assert (list(batches), batches.bad_samples[0].key) == ([["a", "c"]], "0.parquet:1")
+
+
+def test_what_python_does_not_hold_is_numpys(tmp_path: Path) -> None:
+    columns = {
+        "ns": pa.array([1_500, 1_000], pa.timestamp("ns")),
+        "far": pa.array([10**15, 0], pa.timestamp("s")),
+        "day": pa.array([10**8, 0], pa.date32()),
+        "zone": pa.array([0, 3600], pa.timestamp("s", "+05:30")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet", version="2.6")
+    first, second = open_dataset(tmp_path, fields=("ns", "far", "day", "zone"))
+    assert first[:3] == (
+        np.datetime64(1500, "ns"),
+        np.datetime64(10**15, "s"),
+        np.datetime64(10**8, "D"),
+    )
+    assert second[:3] == (datetime(1970, 1, 1, 0, 0, 0, 1), datetime(1970, 1, 1), date(1970, 1, 1))
+    assert (second[3].isoformat(), first[3]) == (
+        "1970-01-01T06:30:00+05:30",
+        datetime(1970, 1, 1, tzinfo=timezone.utc),
+    )
+
+
+def picture(colour: int) -> bytes:
+    from PIL import Image
+
+    body = io.BytesIO()
+    Image.new("P", (4, 4), colour).save(body, "PNG")
+    return body.getvalue()
+
+
+def test_images_of_hugging_face_are_decoded(tmp_path: Path) -> None:
+    """The features lie in the schema's metadata, as `datasets` writes them."""
+    image = {"_type": "Image"}
+    features = {
+        "image": image,
+        "many": {"_type": "List", "feature": image},
+        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+        "grid": {"shape": [2, 2], "dtype": "int32", "_type": "Array2D"},
+    }
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}})}
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    one = {"bytes": picture(0), "path": None}
+    columns = {
+        "image": pa.array([one, None, {"bytes": None, "path": "a.png"}], kind),
+        "many": pa.array([[one, one], [], None], pa.list_(kind)),
+        "label": [0, 1, 1],
+        "grid": pa.array([[[1, 2], [3, 4]]] * 3, pa.list_(pa.list_(pa.int32()))),
+    }
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), tmp_path / "0.parquet")
+    dataset = open_dataset(tmp_path)
+    assert dataset.classes == ("cat", "dog")
+    assert (dataset[0]["image"].mode, dataset[0]["image"].size, len(dataset[0]["many"])) == ("RGB", (4, 4), 2)
+    assert dataset[0]["many"][1].mode == "RGB"
+    assert (dataset[1]["image"], dataset[1]["many"], dataset[1]["label"]) == (None, [], 1)
+    assert (dataset[0]["grid"].dtype, dataset[0]["grid"].tolist()) == (np.int32, [[1, 2], [3, 4]])
+    with pytest.raises(CorruptData, match=r"0\.parquet:2 in .* not stored with it, but at 'a\.png'"):
+        dataset[2]
+    assert open_dataset(tmp_path, decode=None)[0]["image"] == one
+    assert open_dataset(tmp_path, image_mode="L")[0]["image"].mode == "L"
+    assert open_dataset(tmp_path, fields="image.bytes", decode=None)[0] == (picture(0),)
