@@ -148,6 +148,12 @@ def dataset(verb: _F) -> _F:
             default="",
             help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
         ),
+        click.option(
+            "--fields",
+            metavar="NAME,...",
+            default="",
+            help="Fetch these fields alone (parquet), as open_dataset(fields=) does.",
+        ),
         click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(
@@ -158,7 +164,7 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, webdataset, mds, parquet, records or tokens; inferred unless given.",
+            help="files, webdataset, mds, parquet, arrow, records or tokens; inferred unless given.",
         ),
     ):
         verb = option(verb)
@@ -167,9 +173,10 @@ def dataset(verb: _F) -> _F:
 
 def dataset_options(given: dict[str, Any]) -> Options:
     """Return the catalog's options from a verb's arguments. The extent size is the daemon's."""
-    from cachesvc.catalog.options import Options
+    from cachesvc.catalog.options import Options, fields_text
 
-    return Options(extent_bytes=0, **given)
+    names = [name.strip() for name in given.pop("fields").split(",") if name.strip()]
+    return Options(extent_bytes=0, fields=fields_text(names) if names else "", **given)
 
 
 def is_dataset_id(text: str) -> bool:

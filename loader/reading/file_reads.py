@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
 from loader.reading.active_reads import ActiveRead, Ints, touched
+from loader.reading.block_cache import BLOCK_BYTES, BlockCache
 from loader.reading.changed_files import ChangedFiles
 from loader.reading.held_extents import HeldExtent
 from loader.reading.lease_table import Leases
@@ -43,6 +45,7 @@ class FileReads:
         self._starts = catalog.extent_starts
         self._verified = VerifiedReads(catalog, suspect) if suspect is not None else None
         self._announced: set[int] = set()
+        self._blocks = BlockCache()
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
         """Have the kernel begin to read the parts of these ranges that are in held files. Requests no extent, and does
@@ -120,6 +123,33 @@ class FileReads:
         self._leases.wait_clock.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
+
+    def items(
+        self,
+        read: ActiveRead,
+        addresses: Ints,
+        first: Ints,
+        width: int,
+        out: np.ndarray[Any, np.dtype[np.uint8]],
+    ) -> None:
+        """Set the rows of `out` [n, width] to items in files, by way of blocks that stay in memory. Raises as
+        `read_into`."""
+        offsets = addresses - self._starts[first]
+        whole = offsets % BLOCK_BYTES + width <= BLOCK_BYTES
+        if self._verified is not None or not whole.all():
+            alone = np.flatnonzero(~whole) if self._verified is None else np.arange(len(addresses))
+            self.read_into(read, addresses[alone], first[alone], [out[at].data for at in alone.tolist()])
+        if self._verified is None and whole.any():
+            began = time.perf_counter()
+            helds = [_checked(self._table[each], 0, 0) for each in first[whole].tolist()]
+            found = np.empty((len(helds), width), np.uint8)
+            try:
+                self._blocks.read(helds, offsets[whole], width, found)
+            except TierFailed:
+                self._changed_files.raise_if_changed()
+                raise
+            out[whole] = found
+            self._leases.wait_clock.read(began)
 
     def check_holes(self, read: ActiveRead) -> None:
         """Raise the error of an object that is missing in the extents that a read needs."""

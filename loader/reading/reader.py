@@ -139,6 +139,29 @@ class ExtentReader:
         finally:
             self._leases.end(read, read_bytes)
 
+    def items(self, addresses: Ints, width: int, first: Ints) -> Bytes:
+        """Items of `width` bytes that lie in one extent each, `first`, concatenated in new memory. Raises as `gather`."""
+        memory, read_bytes = self._held.range.array, 0
+        read, ready = self._leases.begin(first, first)
+        try:
+            if ready:
+                read_bytes = len(addresses) * width
+                return _items(memory, addresses, width).view(np.uint8)
+            out = np.empty((len(addresses), width), np.uint8)
+            for part in self._held_parts(read, first, first):
+                is_mapped = self._are_mapped(first[part], first[part])
+                mapped, others = part[is_mapped], part[~is_mapped]
+                if len(mapped):
+                    out[mapped] = _items(memory, addresses[mapped], width).view(np.uint8).reshape(-1, width)
+                self._leases.count(first[part], len(part) * width)
+                if len(others):
+                    found = np.empty((len(others), width), np.uint8)
+                    self._files.items(read, addresses[others], first[others], width, found)
+                    out[others] = found
+            return out.reshape(-1)
+        finally:
+            self._leases.end(read, read_bytes)
+
     def read(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
         """The bytes of each range, in order; None where the length is negative (an absent field). Raises as `gather`."""
         full = lengths > 0
@@ -311,6 +334,13 @@ class ExtentReader:
         if last is first:
             return mapped[first]
         return mapped[first] & mapped[last] & (last - first <= 1)
+
+
+def _items(memory: Bytes, addresses: Ints, width: int) -> Records:
+    """Items of `width` bytes, one opaque value each: numpy gathers those fast."""
+    count = max(0, memory.size - width + 1)
+    view: Records = np.ndarray((count,), f"V{width}", memory, 0, (1,))
+    return view[addresses]
 
 
 def _parts(memory: Bytes, sizes: Ints) -> list[memoryview]:

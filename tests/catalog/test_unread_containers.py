@@ -13,7 +13,6 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.feather as feather
 import pyarrow.orc as orc
 import pytest
 
@@ -32,10 +31,10 @@ def _lmdb(folder: Path) -> None:
         transaction.put(b"key", b"value")
 
 
-def _arrow(folder: Path) -> None:
+def _arrow(folder: Path, name: str) -> None:
     table = pa.table({"a": [1]})
     with (
-        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
+        pa.OSFile(str(folder / name), "wb") as file,
         pa.ipc.new_stream(file, table.schema) as out,
     ):
         out.write_table(table)
@@ -64,8 +63,6 @@ def _tfrecord() -> bytes:
 
 LLM_C = struct.pack("<3i", 20240520, 1, 4) + bytes(1020)
 CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "arrow": ("Arrow", _arrow),
-    "feather": ("Arrow", lambda d: feather.write_feather(pa.table({"a": [1]}), d / "a.feather")),
     "orc": ("ORC", lambda d: orc.write_table(pa.table({"a": [1]}), d / "a.orc")),
     "npz": ("npz", lambda d: npz(d / "a.npz")),
     "npz beside json": ("npz", lambda d: (npz(d / "a.npz"), write_files(d, {"a.json": b"{}"}))),
@@ -90,7 +87,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "litdata of other names": ("litData", lambda d: write_files(d, {"a.bin": _litdata_chunk(b"ab", b"c"), "b.bin": b"x"})),
     "zip of another name": ("zip", lambda d: _zip(d / "a.dat")),
     "lmdb of another name": ("LMDB", lambda d: (_lmdb(d), (d / "data.mdb").rename(d / "all"))),
-    "arrow of another name": ("Arrow", lambda d: (_arrow(d), (d / "data-00000-of-00001.arrow").rename(d / "a"))),
+    "arrow of another name": ("Arrow, which needs a name that ends with .arrow", lambda d: _arrow(d, "part-0")),
     "safetensors of another name": ("safetensors", lambda d: write_files(d, {"a.model": _safetensors()})),
     "parquet of another name": ("Parquet, which needs a name that ends with .parquet", lambda d: parquet(d / "part-0")),
     "tar of another name": ("tar, which needs", lambda d: write_files(d, {"a.shard": TAR})),

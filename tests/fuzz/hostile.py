@@ -21,11 +21,14 @@ from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.arrow import compile_arrow
 from cachesvc.catalog.formats.mds import compile_mds
+from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
+from cachesvc.catalog.layout import Columns
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
@@ -35,6 +38,8 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
+from cachesvc.sources.parquet.parquet import Footer, decoding
+from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -162,6 +167,24 @@ def megatron(data: bytes) -> None:
     _compiled(compile_tokens, options, a_bin=bytes(4096), a_idx=data)
 
 
+def arrow(data: bytes) -> None:
+    """Compile an Arrow file or stream."""
+    _compiled(compile_arrow, Options(format="arrow", extent_bytes=4096), a_arrow=data)
+
+
+def parquet(data: bytes) -> None:
+    """Compile a Parquet file, and decode its row groups."""
+    for extent in _compiled(compile_parquet, Options(format="parquet", extent_bytes=4096), a_parquet=data):
+        (piece,) = extent.pieces
+        try:
+            footer = Footer(piece.object.uri, data)
+            run = decoding(piece, footer, lambda begin, end: data[begin:end])
+            if run.size_bytes <= MAX_READ_BYTES:
+                footer.decode(run, recipe_of(piece.codec), memoryview(data))
+        except CacheError:
+            continue
+
+
 def catalog(data: bytes) -> None:
     """Open and check a catalog left beside the data."""
     with tempfile.NamedTemporaryFile() as file:
@@ -171,7 +194,8 @@ def catalog(data: bytes) -> None:
             found = Catalog.open(file.name)
             check_catalog(found)
             if found.samples:
-                found.locate(np.arange(min(found.samples, 100)))
+                some = np.arange(min(found.samples, 100))
+                found.layout.rows(some) if isinstance(found.layout, Columns) else found.locate(some)
                 found.key(0)
         except CacheError:
             return
@@ -188,6 +212,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         mds,
         npy,
         megatron,
+        arrow,
+        parquet,
         catalog,
     )
 }

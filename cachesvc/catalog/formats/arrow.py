@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,12 @@ def compile_arrow(inputs: Inputs) -> Draft:
     schema = arrow.schema([])
     for file in files:
         schema = united(arrow, schema, file.uri, plain_schema(arrow, file.schema))
-    read, notes = readable(arrow, schema, inputs.uri)
+    unread = {name: note for file in files for name, note in file.notes.items()}
+    whole = arrow.schema([field for field in schema if field.name not in unread], schema.metadata)
+    if not len(whole):
+        raise InvalidInput(f"{inputs.uri} has no column of a type that is read: {', '.join(unread.values())}")
+    read, notes = readable(arrow, whole, inputs.uri)
+    notes += unread.values()
     features = features_of(read)
     wanted = [column_of(arrow, field, features.get(field.name)) for field in read]
     compiling = _Compiling(inputs, wanted)
@@ -96,15 +102,28 @@ class _File:
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise CorruptData(f"{self.uri} is no Arrow file: {error}; write it anew") from error
         features = features_of(self.schema)
+        self.notes: dict[str, str] = {}
+        """On each column that is not read."""
         self.columns: list[tuple[str, Column | None, Any]] = []
         """The name, the column (None if it is not read) and the type of each field."""
         for each in self.schema:
             try:
-                column: Column | None = column_of(arrow, each, features.get(each.name))
-            except Unread:
+                column: Column | None = column_of(arrow, each, features.get(each.name)).mapped(
+                    self._with_views
+                )
+            except Unread as error:
                 column = None
+                self.notes[each.name] = (
+                    f"column {each.name} ({error}) has a type that is not read and is left out"
+                )
             self.columns.append((each.name, column, each.type))
         self.types = arrow.types
+
+    def _with_views(self, column: Column) -> Column:
+        """Return a column of views with room for the buffers of any of them."""
+        dictionaries = [each for batch in self.found.batches for each in batch.dictionaries.values()]
+        counts = [count for batch in (*self.found.batches, *dictionaries) for count in batch.views]
+        return replace(column, size=max(counts, default=0)) if column.kind == "view" else column
 
 
 class _Compiling:
@@ -221,8 +240,12 @@ class _Walk:
             return []
         names = BUFFERS[column.kind]
         taken = [self._next_buffer() for _ in names]
+        if column.kind == "view":
+            count = self._next_views()
+            taken += [self._next_buffer() for _ in range(count)] + [(NO_BUFFER, 0)] * (column.size - count)
         nulls = nulls if nulls >= 0 else taken[0][1]
-        needed = {"fixed": _width(column) * length, "bool": -(-length // 8), "coded": _width(column) * length}
+        needed = {"view": 16 * length, "bool": -(-length // 8)}
+        needed |= dict.fromkeys(("fixed", "coded"), _width(column) * length)
         needed |= dict.fromkeys(("text", "list"), _width(column) * (length + 1) if length else 0)
         if len(names) > 1 and taken[1][1] < needed[column.kind]:
             raise self._corrupt(f"column {column.name!r} is shorter than its {length:,} rows")
@@ -254,8 +277,7 @@ class _Walk:
             self._id += 1
             count = 2
         elif name in ("string_view", "binary_view"):
-            self._view += 1
-            count = 2 + (self._batch.views[self._view - 1] if self._view <= len(self._batch.views) else 0)
+            count = 2 + self._next_views()
         elif types.is_null(kind) or name.startswith("run_end_encoded"):
             count = 0
         elif types.is_union(kind):
@@ -276,6 +298,12 @@ class _Walk:
             return
         for at in range(kind.num_fields):
             self._skip(kind.field(at).type)
+
+    def _next_views(self) -> int:
+        self._view += 1
+        if self._view > len(self._batch.views):
+            raise self._corrupt("a record batch does not have the columns of its schema")
+        return self._batch.views[self._view - 1]
 
     def _next_node(self) -> tuple[int, int]:
         self._node += 1
@@ -310,12 +338,16 @@ def _runs(batches: Sequence[Batch], extent_bytes: int) -> Iterator[list[Batch]]:
         yield run
 
 
+def _stored(column: Column) -> Column:
+    """Return the column of a dictionary's values; a text for views of one."""
+    while column.kind == "coded":
+        column = column.children[0]
+    return replace(column, kind="text") if column.kind == "view" else column
+
+
 def _alike(one: Column, other: Column) -> bool:
     """Tell whether two columns have the same values in Python, however they are stored."""
-    while one.kind == "coded":
-        one = one.children[0]
-    while other.kind == "coded":
-        other = other.children[0]
+    one, other = _stored(one), _stored(other)
     if "null" in (one.kind, other.kind):
         return True
     kinds = ["list" if each.kind == "fixed list" else each.kind for each in (one, other)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput
 
 MAGIC, FEATHER_1 = b"ARROW1", b"FEA1"
 _MARK = 0xFFFFFFFF
@@ -61,6 +61,8 @@ def read_ipc(uri: str, size: int, read: Read) -> IpcFile:
             raise InvalidInput(f"{uri} is Feather version 1: write it with pyarrow.feather.write_feather")
         return _collected(uri, _messages(uri, window, 0))
     except (struct.error, ValueError, IndexError, OverflowError) as error:
+        if isinstance(error, CacheError):
+            raise
         raise CorruptData(f"{uri} is no Arrow file: {error}; write it anew") from error
 
 

@@ -81,6 +81,8 @@ def _leaf(arrow: Any, name: str, kind: Any) -> Column:
         return Column(name, "text", "text", "<i8" if types.is_large_string(kind) else "<i4")
     if types.is_binary(kind) or types.is_large_binary(kind):
         return Column(name, "text", "bytes", "<i8" if types.is_large_binary(kind) else "<i4")
+    if str(kind) in ("string_view", "binary_view"):
+        return Column(name, "view", "text" if str(kind) == "string_view" else "bytes")
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind) and kind.byte_width:
         return Column(name, "fixed", "bytes", f"V{kind.byte_width}")
     if types.is_decimal(kind):

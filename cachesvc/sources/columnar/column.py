@@ -15,6 +15,7 @@ BUFFERS = {
     "fixed": ("validity", "values"),
     "bool": ("validity", "bits"),
     "text": ("validity", "offsets", "bytes"),
+    "view": ("validity", "views"),
     "list": ("validity", "offsets"),
     "fixed list": ("validity",),
     "struct": ("validity",),
@@ -37,7 +38,8 @@ class Column:
 
     `kind`: a key of `BUFFERS`. `means`: how Python shows a value, "" for numbers, structs and lists; see `to_python` of
     `loader/datasets/columns`. `dtype`: of the values of "fixed" ("V16" for 16 bytes), of the offsets of "text" and
-    "list", of the codes of "coded". `size`: the items of each list of "fixed list". `children`: the items of a list, the
+    "list", of the codes of "coded". `size`: the items of each list of "fixed list"; the buffers of bytes that follow those
+    of a "view", a text whose short values lie in its views. `children`: the items of a list, the
     fields of a struct, the values of "coded".
     """
 
@@ -51,7 +53,12 @@ class Column:
     @property
     def buffers(self) -> int:
         """The number of buffers of this node and all below it."""
-        return sum(len(BUFFERS[each.kind]) for each in self.nodes())
+        return sum(each.own_buffers for each in self.nodes())
+
+    @property
+    def own_buffers(self) -> int:
+        """The number of buffers of this node alone."""
+        return len(BUFFERS[self.kind]) + (self.size if self.kind == "view" else 0)
 
     def nodes(self) -> Iterator[Column]:
         """Yield this node and all below it, depth first: the order of their buffers."""

@@ -11,10 +11,12 @@ import numpy.typing as npt
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Columns
 from cachesvc.core.errors import CorruptData
-from cachesvc.sources.columnar.column import ALL_NULL, BUFFERS, NO_BUFFER, Column
+from cachesvc.sources.columnar.column import ALL_NULL, NO_BUFFER, Column
 from loader.reading.reader import ExtentReader, Ints
 
-_LEAST_BITS = {"fixed": 8, "text": 32, "list": 32, "bool": 1, "coded": 8}
+_VIEW_BYTES, _INLINE_BYTES = 16, 12
+"""Of Arrow's views: their size, and the longest text that lies in one."""
+_LEAST_BITS = {"view": 128} | {"fixed": 8, "text": 32, "list": 32, "bool": 1, "coded": 8}
 """The least bits that a value takes in its buffers, by kind."""
 
 
@@ -52,7 +54,7 @@ class ColumnReader:
         valid = self._validity(self._address[chunks, first], rows)
         if valid is not None:
             chunks, rows = chunks[valid], rows[valid]
-        child = first + len(BUFFERS[column.kind])
+        child = first + column.own_buffers
         if column.kind == "coded":
             return self._decoded(
                 count,
@@ -73,6 +75,8 @@ class ColumnReader:
             begins = self._base(at + 1, chunks) + begins
             self._check(begins, lengths)
             return self._reader.read(begins, lengths)
+        if kind == "view":
+            return self._views(at, chunks, rows)
         if kind == "struct":
             found = []
             for each in column.children:
@@ -87,6 +91,29 @@ class ColumnReader:
             self._check_items(column.children[0], lengths, chunks)
         inner = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
         return lengths, self.read(column.children[0], child, np.repeat(chunks, lengths), inner)
+
+    def _views(self, at: int, chunks: Ints, rows: Ints) -> list[bytes | None]:
+        """Return texts by their views: a length, and the text itself or its beginning and place."""
+        raw = self._fixed(self._base(at, chunks) + rows * _VIEW_BYTES, np.dtype("<i4"), _VIEW_BYTES).reshape(
+            -1, 4
+        )
+        lengths = raw[:, 0].astype(np.int64)
+        far = lengths > _INLINE_BYTES
+        buffers = raw[far, 2].astype(np.int64)
+        if (
+            lengths.min(initial=0) < 0
+            or buffers.min(initial=0) < 0
+            or buffers.max(initial=0) >= self._address.shape[1]
+        ):
+            raise self._corrupt(chunks)
+        places = np.minimum(at + 1 + buffers, self._address.shape[1] - 1)
+        begins = self._address[chunks[far], places] + raw[far, 3]
+        self._check(begins, lengths[far])
+        away = iter(self._reader.read(begins, lengths[far]))
+        inline = raw.tobytes()
+        begin = _VIEW_BYTES * np.arange(len(rows)) + 4
+        spans = zip(far.tolist(), begin.tolist(), lengths.tolist(), strict=True)
+        return [next(away) if is_far else inline[low : low + size] for is_far, low, size in spans]
 
     def _constants(self, codes: Ints) -> Values:
         valid = codes >= 0
@@ -154,7 +181,7 @@ class ColumnReader:
         """Return the values at these addresses, one at each or as many as fill `width` bytes."""
         width = width or dtype.itemsize
         first = self._check(addresses, width)
-        return self._reader.join(addresses, addresses + width, first, first).view(dtype)
+        return self._reader.items(addresses, width, first).view(dtype)
 
     def _check(self, addresses: Ints, lengths: Ints | int) -> Ints:
         """Return the extents of ranges. Raises CorruptData for a range outside of all."""

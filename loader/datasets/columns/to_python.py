@@ -29,7 +29,7 @@ def python_values(column: Column, values: Values, arrays: bool = False) -> list[
 def stored_values(column: Column, values: Values) -> list[Any]:
     """Return the bytes of each row's number, text or list of numbers; other values as `python_values` does."""
     item = column.children[0] if column.kind in ("list", "fixed list") else None
-    if column.kind in ("coded", "text", "constant") and _value_column(column).kind in ("text", "constant"):
+    if _value_column(column).kind in ("text", "view", "constant"):
         return _with_nulls(values, list(values.data))
     if column.kind in ("fixed", "bool"):
         return _with_nulls(values, _bytes_of(values.data))

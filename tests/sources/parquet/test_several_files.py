@@ -53,6 +53,7 @@ UNITED: list[tuple[pa.DataType, Sequence[Any], pa.DataType, Sequence[Any]]] = [
     (pa.float32(), [0.5], pa.float64(), [0.1]),
     (pa.string(), ["a", None], pa.large_string(), ["b"]),
     (pa.dictionary(pa.int8(), pa.string()), ["a", "b", "a"], pa.string(), ["c", None]),
+    (pa.string_view(), ["a" * 20, None], pa.string(), ["b"]),
     (pa.list_(pa.int32()), [[1], None], pa.large_list(pa.int64()), [[2**40]]),
     (pa.list_(pa.string()), [["a"], []], pa.list_(pa.null()), [[], None, [None]]),
     (pa.list_(pa.int8(), 2), [[1, 2], None], pa.list_(pa.int8()), [[3], []]),
