@@ -279,3 +279,17 @@ def test_images_of_hugging_face_are_decoded(tmp_path: Path) -> None:
     assert open_dataset(tmp_path, decode=None)[0]["image"] == one
     assert open_dataset(tmp_path, image_mode="L")[0]["image"].mode == "L"
     assert open_dataset(tmp_path, fields="image.bytes", decode=None)[0] == (picture(0),)
+
+
+@pytest.mark.parametrize("folder", ["save_to_disk", "to_parquet"])
+def test_files_that_hugging_face_wrote(folder: str) -> None:
+    """`tests/compat/test_datasets.py` wrote them, and compares more rows with its own reader."""
+    dataset = open_dataset(Path(__file__).parent / "hugging_face" / folder)
+    assert (len(dataset), dataset.classes) == (6, ("cat", "dog"))
+    last = dataset[5]
+    assert (last["image"].mode, last["image"].getpixel((0, 0)), len(last["many"])) == ("RGB", (5, 5, 5), 1)
+    assert (last["label"], last["text"], dataset[4]["text"], last["score"]) == (1, None, "é4", 0.625)
+    assert last["messages"] == [{"role": "user", "content": "c5"}] * 2
+    assert last["pairs"] == {"a": [0, 1], "b": ["0", "1"]}
+    assert (last["grid"].shape, last["ids"].tolist()) == ((2, 3), [0])
+    assert last["when"] == datetime(1970, 1, 1, 0, 0, 5, 5, timezone.utc)

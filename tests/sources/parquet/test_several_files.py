@@ -12,13 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cachesvc.__main__ import run
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options, fields_text
+from cachesvc.client.control import Control
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.parquet.footers import FOOTERS
 from loader import DataLoader, open_dataset
+from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
 
 
@@ -174,3 +177,22 @@ def test_any_order_of_fields_is_one_dataset(tmp_path: Path) -> None:
     assert len(versions) == 1
     assert open_dataset(folder).version not in versions
     assert open_dataset(folder, fields=("b", "a", "b"))[0] == (2, 1, 2)
+
+
+def test_fields_that_were_prefetched_are_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = files(
+        tmp_path / "d", pa.table({"a": range(100), "b": [f"{n}" for n in range(100)], "c": range(100)})
+    )
+    monkeypatch.delenv("CACHESVC")
+    with Daemon(
+        tmp_path / "node", ["--ram", "16MiB", "--extent-bytes", "1MiB", "--allow", str(tmp_path)]
+    ) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        assert run(["prefetch", str(folder), "--fields", "c,a"]) == 0
+        dataset = open_dataset(folder, fields=("a", "c"))
+        with Control(daemon.socket_dir) as control:
+            assert [each.dataset.id for each in control.list()] == [dataset.version]
+            assert control.list()[0].resident_bytes == dataset.catalog.extent_sizes.sum()
+        assert dataset[7] == (7, 7)
