@@ -69,16 +69,16 @@ def read_into(parts: Iterable[FileRange], announced: bool = False) -> None:
             done, views = done + count, _unfilled(views, count)
 
 
-def read_bytes(part: FileRange) -> bytes:
-    """The bytes of one part, copied once. Raises as `read_into`."""
+def read_bytes(fd: int, offset: int, size_bytes: int, extent: int) -> bytes:
+    """The bytes of one range, copied once. Raises as `read_into`."""
     try:
-        found = os.pread(part.fd, part.size_bytes, part.offset)
+        found = os.pread(fd, size_bytes, offset)
     except OSError as error:
-        raise _failed(part, error) from error
-    if len(found) == part.size_bytes:
+        raise _failed(FileRange(fd, offset, size_bytes, [], extent), error) from error
+    if len(found) == size_bytes:
         return found
-    buffer = bytearray(part.size_bytes)
-    read_into([FileRange(part.fd, part.offset, part.size_bytes, [memoryview(buffer)], part.extent)])
+    buffer = bytearray(size_bytes)
+    read_into([FileRange(fd, offset, size_bytes, [memoryview(buffer)], extent)])
     return bytes(buffer)
 
 

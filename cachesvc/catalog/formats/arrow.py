@@ -10,19 +10,17 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.arrow_buffers import ArrowFile, Placed, Walk
 from cachesvc.catalog.formats.arrow_ipc import Batch, IpcFile, read_ipc
 from cachesvc.catalog.formats.column_draft import ColumnDraft, readable
 from cachesvc.catalog.kinds import ARROW
 from cachesvc.catalog.labels.hive_partitions import Partitions
 from cachesvc.core.errors import CorruptData, InvalidInput
-from cachesvc.sources.columnar.arrow_types import Unread, column_of, features_of, plain_schema, united
-from cachesvc.sources.columnar.column import BUFFERS, NO_BUFFER, Column
+from cachesvc.sources.columnar.arrow_types import column_of, features_of, plain_schema, united
+from cachesvc.sources.columnar.column import Column
 from cachesvc.sources.columnar.extent import MAX_BYTES
 from cachesvc.sources.parquet.recipe import pyarrow_for
 
@@ -57,7 +55,7 @@ def compile_arrow(inputs: Inputs) -> Draft:
     """Compile by the metadata of each record batch. Raises CorruptData naming the file, InvalidInput for features that are
     not read."""
     arrow = pyarrow_for(inputs.entries[0].object.uri)
-    files = [_File(arrow, inputs, at, found) for at, found in _read(inputs)]
+    files = [ArrowFile(arrow, inputs, at, found) for at, found in _read(inputs)]
     schema = arrow.schema([])
     for file in files:
         schema = united(arrow, schema, file.uri, plain_schema(arrow, file.schema))
@@ -90,42 +88,6 @@ def _read(inputs: Inputs) -> Iterator[tuple[int, IpcFile]]:
             yield at, found
 
 
-class _File:
-    """A file, and its columns as they lie in it."""
-
-    def __init__(self, arrow: Any, inputs: Inputs, at: int, found: IpcFile) -> None:
-        self.at, self.uri, self.found = at, inputs.entries[at].object.uri, found
-        self.fetch = inputs.fetch
-        self.version = inputs.entries[at].object
-        try:
-            self.schema = arrow.ipc.read_schema(arrow.py_buffer(found.schema))
-        except (arrow.ArrowException, OSError, ValueError) as error:
-            raise CorruptData(f"{self.uri} is no Arrow file: {error}; write it anew") from error
-        features = features_of(self.schema)
-        self.notes: dict[str, str] = {}
-        """On each column that is not read."""
-        self.columns: list[tuple[str, Column | None, Any]] = []
-        """The name, the column (None if it is not read) and the type of each field."""
-        for each in self.schema:
-            try:
-                column: Column | None = column_of(arrow, each, features.get(each.name)).mapped(
-                    self._with_views
-                )
-            except Unread as error:
-                column = None
-                self.notes[each.name] = (
-                    f"column {each.name} ({error}) has a type that is not read and is left out"
-                )
-            self.columns.append((each.name, column, each.type))
-        self.types = arrow.types
-
-    def _with_views(self, column: Column) -> Column:
-        """Return a column of views with room for the buffers of any of them."""
-        dictionaries = [each for batch in self.found.batches for each in batch.dictionaries.values()]
-        counts = [count for batch in (*self.found.batches, *dictionaries) for count in batch.views]
-        return replace(column, size=max(counts, default=0)) if column.kind == "view" else column
-
-
 class _Compiling:
     """Lays out the record batches of files whose columns are to be like `wanted`."""
 
@@ -135,7 +97,7 @@ class _Compiling:
         self.firsts = array("q")
         self.rows = ColumnDraft(Partitions(inputs.entries))
 
-    def add(self, file: _File) -> None:
+    def add(self, file: ArrowFile) -> None:
         """Add the batches of a file."""
         by_name = {name: column for name, column, _ in file.columns if column is not None}
         for each in self._wanted:
@@ -144,7 +106,7 @@ class _Compiling:
                     f"{file.uri}: column {each.name!r} has another type than in other files: write it with one type"
                 )
         schema = tuple(by_name.get(each.name, Column(each.name, "null")) for each in self._wanted)
-        known: dict[int, _Placed] = {}
+        known: dict[int, Placed] = {}
         batches = [batch for batch in file.found.batches if batch.rows]
         for run in _runs(batches, self._inputs.options.extent_bytes):
             for batch in run:
@@ -152,17 +114,17 @@ class _Compiling:
                     if id(dictionary) not in known:
                         known[id(dictionary)] = self._place(file, [dictionary])[0]
             for batch, placed in zip(run, self._place(file, run), strict=True):
-                addresses = _Walk(file, batch, placed, known).addresses(schema)
+                addresses = Walk(file, batch, placed, known).addresses(schema)
                 self.rows.add(batch.rows, schema, addresses, file.at)
 
-    def _place(self, file: _File, run: Sequence[Batch]) -> list[_Placed]:
+    def _place(self, file: ArrowFile, run: Sequence[Batch]) -> list[Placed]:
         """Make an extent of batches; return where the buffers of each lie."""
         self.firsts.append(self.rows.samples)
         if not run[0].codec:
             begin = run[0].begin - 8 * (run[0].begin == run[-1].end)  # no extent is empty
             start = self.space.add([(file.at, begin, run[-1].end - begin)])
             return [
-                _Placed(
+                Placed(
                     [start + offset - begin for offset, _ in batch.buffers],
                     [length for _, length in batch.buffers],
                 )
@@ -170,10 +132,10 @@ class _Compiling:
             ]
         return [self._place_packed(file, batch) for batch in run]
 
-    def _place_packed(self, file: _File, batch: Batch) -> _Placed:
+    def _place_packed(self, file: ArrowFile, batch: Batch) -> Placed:
         """Make an extent of the buffers of a batch, each a piece that is decoded."""
         pieces, sizes = [], []
-        for offset, length in batch.buffers:
+        for offset, length in batch.buffers.tolist():
             size = (
                 int.from_bytes(file.fetch(file.version, offset, 8), "little", signed=True)
                 if length >= 8
@@ -192,137 +154,10 @@ class _Compiling:
                 f"{file.uri}: a record batch takes {sum(sizes):,} bytes decoded; write them below 4 GiB"
             )
         if not pieces:
-            return _Placed([self.space.add([(file.at, batch.begin - 8, 8)])] * len(sizes), sizes)
+            return Placed([self.space.add([(file.at, batch.begin - 8, 8)])] * len(sizes), sizes)
         start = self.space.add_packed(pieces)
         places = [start + sum(sizes[:at]) for at in range(len(sizes))]
-        return _Placed(places, sizes)
-
-
-class _Placed:
-    """The addresses of a batch's buffers, and their sizes."""
-
-    def __init__(self, addresses: Sequence[int], sizes: Sequence[int]) -> None:
-        self.addresses, self.sizes = addresses, sizes
-
-    @classmethod
-    def shifted(cls, batch: Batch, by: int) -> _Placed:
-        """Return the places of buffers that lie as in the file."""
-        return cls([offset + by for offset, _ in batch.buffers], [length for _, length in batch.buffers])
-
-
-class _Walk:
-    """Walks the nodes and buffers of a batch in the order of its fields."""
-
-    def __init__(self, file: _File, batch: Batch, placed: _Placed, dictionaries: dict[int, _Placed]) -> None:
-        self._file, self._batch, self._placed, self._dictionaries = file, batch, placed, dictionaries
-        self._node = self._buffer = self._view = self._id = 0
-
-    def addresses(self, schema: Sequence[Column]) -> list[int]:
-        """Return the address of each buffer of the columns of a schema, which are this file's or null."""
-        found: dict[str, list[int]] = {}
-        for name, column, kind in self._file.columns:
-            begin = self._node
-            if column is None:
-                self._skip(kind)
-            else:
-                found[name] = self._column(column)
-            if begin < len(self._batch.nodes) and self._batch.nodes[begin][0] != self._batch.rows:
-                raise self._corrupt(
-                    f"column {name!r} does not have the {self._batch.rows:,} rows of its batch"
-                )
-        if (self._node, self._buffer) != (len(self._batch.nodes), len(self._batch.buffers)):
-            raise self._corrupt("a record batch does not have the columns of its schema")
-        return [address for column in schema for address in found.get(column.name, ())]
-
-    def _column(self, column: Column) -> list[int]:
-        length, nulls = self._next_node()
-        if column.kind == "null":
-            return []
-        names = BUFFERS[column.kind]
-        taken = [self._next_buffer() for _ in names]
-        if column.kind == "view":
-            count = self._next_views()
-            taken += [self._next_buffer() for _ in range(count)] + [(NO_BUFFER, 0)] * (column.size - count)
-        nulls = nulls if nulls >= 0 else taken[0][1]
-        needed = {"view": 16 * length, "bool": -(-length // 8)}
-        needed |= dict.fromkeys(("fixed", "coded"), _width(column) * length)
-        needed |= dict.fromkeys(("text", "list"), _width(column) * (length + 1) if length else 0)
-        if len(names) > 1 and taken[1][1] < needed[column.kind]:
-            raise self._corrupt(f"column {column.name!r} is shorter than its {length:,} rows")
-        if nulls and taken[0][1] < -(-length // 8):
-            raise self._corrupt(f"column {column.name!r} has fewer bits than its {length:,} rows")
-        found = [taken[0][0] if nulls else NO_BUFFER, *(address for address, _ in taken[1:])]
-        if column.kind == "coded":
-            return found + self._dictionary(column.children[0])
-        for child in column.children:
-            found += self._column(child)
-        return found
-
-    def _dictionary(self, values: Column) -> list[int]:
-        number = self._file.found.ids[self._id] if self._id < len(self._file.found.ids) else -1
-        self._id += 1
-        batch = self._batch.dictionaries.get(number)
-        if batch is None:
-            raise self._corrupt(f"dictionary {number} is missing")
-        inner = _Walk(self._file, batch, self._dictionaries[id(batch)], self._dictionaries)
-        return inner._column(values)
-
-    def _skip(self, kind: Any) -> None:
-        """Skip a column that is not read."""
-        types = self._file.types
-        kind = getattr(kind, "storage_type", kind)
-        self._next_node()
-        name = str(kind)
-        if types.is_dictionary(kind):
-            self._id += 1
-            count = 2
-        elif name in ("string_view", "binary_view"):
-            count = 2 + self._next_views()
-        elif types.is_null(kind) or name.startswith("run_end_encoded"):
-            count = 0
-        elif types.is_union(kind):
-            count = 2 if "dense" in name else 1
-        elif "list_view" in name.partition("<")[0]:
-            count = 3
-        elif types.is_struct(kind) or types.is_fixed_size_list(kind):
-            count = 1
-        else:
-            text = types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind)
-            count = 3 if text or types.is_large_binary(kind) else 2
-        self._buffer += count
-        if types.is_map(kind):
-            self._next_node()
-            self._buffer += 1
-            self._skip(kind.key_type)
-            self._skip(kind.item_type)
-            return
-        for at in range(kind.num_fields):
-            self._skip(kind.field(at).type)
-
-    def _next_views(self) -> int:
-        self._view += 1
-        if self._view > len(self._batch.views):
-            raise self._corrupt("a record batch does not have the columns of its schema")
-        return self._batch.views[self._view - 1]
-
-    def _next_node(self) -> tuple[int, int]:
-        self._node += 1
-        if self._node > len(self._batch.nodes):
-            raise self._corrupt("a record batch does not have the columns of its schema")
-        return self._batch.nodes[self._node - 1]
-
-    def _next_buffer(self) -> tuple[int, int]:
-        self._buffer += 1
-        if self._buffer > len(self._placed.addresses):
-            raise self._corrupt("a record batch does not have the columns of its schema")
-        return self._placed.addresses[self._buffer - 1], self._placed.sizes[self._buffer - 1]
-
-    def _corrupt(self, why: str) -> CorruptData:
-        return CorruptData(f"{self._file.uri} is no whole Arrow file: {why}; write it anew")
-
-
-def _width(column: Column) -> int:
-    return np.dtype(column.dtype).itemsize if column.dtype else 0
+        return Placed(places, sizes)
 
 
 def _runs(batches: Sequence[Batch], extent_bytes: int) -> Iterator[list[Batch]]:

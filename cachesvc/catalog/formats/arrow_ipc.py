@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import numpy as np
+import numpy.typing as npt
+
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput
 
 MAGIC, FEATHER_1 = b"ARROW1", b"FEA1"
@@ -22,19 +25,24 @@ _WINDOW_BYTES = 64 << 10
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _CODECS = ("lz4", "zstd")
 _V4 = 3
+_MOST_ROWS = 1 << 48
+Pairs = npt.NDArray[np.int64]
 Read = Callable[[int, int], bytes]
 """Reads [offset, offset + length) of a file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows of an IPC file. `nodes`: (length, nulls) of each field, depth first; `buffers`: (offset in the file, length)
-    of each buffer; `views`: buffers of each column of views; `begin`, `end`: of the body. `codec`: "" for plain buffers.
-    `dictionaries`: the batch of each dictionary that holds for these rows, by id."""
+    """Rows of an IPC file.
+
+    `nodes` [n, 2]: length and nulls of each field, depth first. `buffers` [n, 2]: offset in the file and length of each
+    buffer. `views`: the number of buffers of each column of views. `begin`, `end`: of the body. `codec`: "" for plain
+    buffers. `dictionaries`: the batch of each dictionary that holds for these rows, by id.
+    """
 
     rows: int
-    nodes: tuple[tuple[int, int], ...]
-    buffers: tuple[tuple[int, int], ...]
+    nodes: Pairs
+    buffers: Pairs
     views: tuple[int, ...]
     begin: int
     end: int
@@ -112,6 +120,10 @@ class _Table:
         if begin + count * size > len(self._data):
             raise ValueError(f"{count:,} entries in {len(self._data):,} bytes of metadata")
         return list(struct.iter_unpack(kind, self._data[begin : begin + count * size]))
+
+    def pairs(self, slot: int) -> Pairs:
+        """Return a vector of structs of two numbers, int64 [n, 2]."""
+        return np.asarray(self.structs(slot, "<qq"), np.int64).reshape(-1, 2)
 
     def tables(self, slot: int) -> Iterator[_Table]:
         """Yield a vector of tables."""
@@ -252,16 +264,15 @@ def _batch(message: _Message, table: _Table, dictionaries: dict[int, Batch]) -> 
         if number >= len(_CODECS):
             _fail(f"buffers packed by codec {number}, which no release of Arrow writes")
         codec = _CODECS[number]
-    nodes = tuple((length, nulls) for length, nulls in table.structs(1, "<qq"))
-    buffers = []
-    for offset, length in table.structs(2, "<qq"):
-        if not 0 <= offset <= offset + length <= message.body_bytes or length < 0:
-            raise ValueError("a buffer lies outside its message")
-        buffers.append((message.body + offset, length))
-    if not 0 <= rows < 1 << 48 or any(not 0 <= length < 1 << 48 for length, _ in nodes):
-        raise ValueError(f"a batch of {rows:,} rows")
+    nodes, buffers = table.pairs(1), table.pairs(2)
+    if not 0 <= rows < _MOST_ROWS or (nodes[:, 0] < 0).any() or (nodes[:, 0] >= _MOST_ROWS).any():
+        _fail(f"a batch of {rows:,} rows")
+    offsets, lengths = buffers[:, 0], buffers[:, 1]
+    if (offsets < 0).any() or (lengths < 0).any() or (lengths > message.body_bytes - offsets).any():
+        _fail("a buffer lies outside its message")
+    buffers[:, 0] += message.body
     views = tuple(count for (count,) in table.structs(4, "<q"))
-    return Batch(rows, nodes, tuple(buffers), views, message.body, message.end, codec, dictionaries)
+    return Batch(rows, nodes, buffers, views, message.body, message.end, codec, dictionaries)
 
 
 def _ids(fields: Iterator[_Table], depth: int) -> Iterator[int]:

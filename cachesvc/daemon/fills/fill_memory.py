@@ -22,7 +22,7 @@ KEPT_PEAKS = 10
 
 def memory_needed(catalog: Catalog, size_bytes: int) -> int:
     """The bytes of memory that a filler needs to fill an extent of `size_bytes` from its source."""
-    if catalog.format == "parquet":
+    if isinstance(catalog.layout, Columns) and catalog.format == "parquet":
         return PARQUET_EXTENTS * size_bytes
     if isinstance(catalog.layout, (Indirect, Columns)):  # what is compressed is held as it is stored
         return size_bytes

@@ -73,10 +73,10 @@ class ExtentWriter:
         """Add an array to a column: values of `kind`, Arrow's plain type, or of one that is cast to it without loss."""
         self._add(self._columns[number], self._firsts[number], array, kind)
 
-    def extent(self, rows: int) -> Values:
-        """Return the extent as bytes, uint8. Raises CorruptData where a column does not have `rows` values."""
-        found, size = places(self._rooms)
-        out = np.zeros(size, np.uint8)
+    def extent(self, rows: int, size_bytes: int) -> Values:
+        """Return the extent as bytes, uint8[size_bytes]. Raises CorruptData where a column does not have `rows` values."""
+        found, _ = places(self._rooms)
+        out = np.zeros(size_bytes, np.uint8)
         for column, first in zip(self._columns, self._firsts, strict=False):
             absent = column.kind == "null" or self._rooms[first] == ALL_NULL
             if self._counts.get(first, 0) != rows and not absent:

@@ -206,8 +206,7 @@ class Footer:
                     for chunk in part_at(self.arrow, self._stored_schema, table.column(0), field.name).chunks:
                         writer.add(number, chunk, field.type)
         self.arrow.default_memory_pool().release_unused()
-        out = writer.extent(run.rows)
-        return np.concatenate([out, np.zeros(run.size_bytes - len(out), np.uint8)])
+        return writer.extent(run.rows, run.size_bytes)
 
     def _open(self, data: Any, coded: Sequence[int]) -> Any:
         """Open the file, to read text and bytes of the `coded` leaves as dictionaries: expanding what they repeat has no
@@ -333,7 +332,8 @@ def run_of(groups: Sequence[RowGroup]) -> Run:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
             joined.append((begin, end))
-    return Run(tuple(groups), int(sizes_of(groups)[-1]), tuple(joined))
+    ranges = tuple(joined) or ((groups[0].begin, groups[0].begin + 1),)  # no fill is without a read
+    return Run(tuple(groups), int(sizes_of(groups)[-1]), ranges)
 
 
 def sizes_of(groups: Sequence[RowGroup]) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ from loader.reading.reader import ExtentReader, Ints
 
 _VIEW_BYTES, _INLINE_BYTES = 16, 12
 """Of Arrow's views: their size, and the longest text that lies in one."""
-_LEAST_BITS = {"view": 128} | {"fixed": 8, "text": 32, "list": 32, "bool": 1, "coded": 8}
+_LEAST_BITS = {"view": 128, "fixed": 8, "text": 32, "list": 32, "bool": 1, "coded": 8}
 """The least bits that a value takes in its buffers, by kind."""
 
 
@@ -33,13 +33,20 @@ class Values:
     data: Any
 
 
-class ColumnReader:
-    """Reads columns of one schema of a catalog."""
+class ExtentBounds:
+    """Where the extents of a catalog begin and end, computed once: there may be a million."""
 
-    def __init__(self, catalog: Catalog, layout: Columns, reader: ExtentReader) -> None:
-        self._catalog, self._layout, self._reader = catalog, layout, reader
+    def __init__(self, catalog: Catalog) -> None:
+        self.starts, self.ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
+        self.largest_bits = 8 * int(catalog.extent_sizes.max(initial=0))
+
+
+class ColumnReader:
+    """Reads columns of a catalog through one reader of extents."""
+
+    def __init__(self, catalog: Catalog, layout: Columns, bounds: ExtentBounds, reader: ExtentReader) -> None:
+        self._catalog, self._layout, self._bounds, self._reader = catalog, layout, bounds, reader
         self._address = layout.chunk_address
-        self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
 
     def read(self, column: Column, first: int, chunks: Ints, rows: Ints) -> Values:
         """Return the values of rows, each in its chunk. `first`: the number of the column's first buffer.
@@ -71,7 +78,7 @@ class ColumnReader:
             dtype = np.dtype(column.dtype)
             return self._fixed(self._base(at, chunks) + rows * dtype.itemsize, dtype)
         if kind == "text":
-            begins, lengths = self._bounds(column, at, chunks, rows)
+            begins, lengths = self._spans(column, at, chunks, rows)
             begins = self._base(at + 1, chunks) + begins
             self._check(begins, lengths)
             return self._reader.read(begins, lengths)
@@ -87,8 +94,8 @@ class ColumnReader:
             lengths = np.full(len(rows), column.size)
             begins = rows * column.size
         else:
-            begins, lengths = self._bounds(column, at, chunks, rows)
-            self._check_items(column.children[0], lengths, chunks)
+            begins, lengths = self._spans(column, at, chunks, rows)
+        self._check_items(column.children[0], begins, lengths, chunks)
         inner = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
         return lengths, self.read(column.children[0], child, np.repeat(chunks, lengths), inner)
 
@@ -147,7 +154,7 @@ class ColumnReader:
             valid[valid] = found.valid
         return Values(count, found.valid if valid is None else valid, found.data)
 
-    def _bounds(self, column: Column, at: int, chunks: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    def _spans(self, column: Column, at: int, chunks: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Return the begins and lengths by a buffer of offsets."""
         dtype = np.dtype(column.dtype)
         found = self._fixed(self._base(at, chunks) + rows * dtype.itemsize, dtype, 2 * dtype.itemsize)
@@ -157,12 +164,19 @@ class ColumnReader:
             raise self._corrupt(chunks)
         return begins, lengths
 
-    def _check_items(self, item: Column, lengths: Ints, chunks: Ints) -> None:
-        """Raise CorruptData for lists of more items than an extent has room for."""
+    def _check_items(self, item: Column, begins: Ints, lengths: Ints, chunks: Ints) -> None:
+        """Raise CorruptData for lists of more items than an extent has room for, before memory is taken for them. The
+        lists of a chunk do not overlap, though a batch may hold one of them several times."""
         while item.kind in ("struct", "fixed list") and item.children:
             item = item.children[0]
-        room_bits = 8 * int((self._ends - self._starts).max(initial=0))
-        if len(lengths) and int(lengths.max()) * _LEAST_BITS.get(item.kind, 1) > room_bits:
+        most = self._bounds.largest_bits // _LEAST_BITS.get(item.kind, 1)
+        if lengths.sum() <= most:
+            return
+        _, once = np.unique(np.stack([chunks, begins], axis=1), axis=0, return_index=True)
+        if (
+            lengths.max() > most
+            or np.bincount(np.unique(chunks[once], return_inverse=True)[1], lengths[once]).max() > most
+        ):
             raise self._corrupt(chunks)
 
     def _base(self, at: int, chunks: Ints) -> Ints:
@@ -185,8 +199,8 @@ class ColumnReader:
 
     def _check(self, addresses: Ints, lengths: Ints | int) -> Ints:
         """Return the extents of ranges. Raises CorruptData for a range outside of all."""
-        first = np.searchsorted(self._starts, addresses, "right") - 1
-        wrong = (first < 0) | (addresses + lengths > self._ends[first])
+        first = np.searchsorted(self._bounds.starts, addresses, "right") - 1
+        wrong = (first < 0) | (addresses + lengths > self._bounds.ends[first])
         if wrong.any():
             raise CorruptData(
                 f"{self._catalog.object(int(self._catalog.extent_objects[max(0, int(first[wrong][0]))])).uri} has values "
