@@ -51,7 +51,7 @@ CASES = {
     "a missing object": Wrong("s3://{bucket}/records/nothing.bin", NotFound, "nothing.bin"),
     "a truncated tar": Wrong("s3://{bucket}/tar/", CorruptData, "1.tar"),
     "a corrupt MDS index": Wrong("s3://{bucket}/mds/", CorruptData, "index.json"),
-    "an unknown format": Wrong("s3://{bucket}/records/", InvalidInput, "arrow", {"format": "orc"}),
+    "an unknown format": Wrong("s3://{bucket}/records/", InvalidInput, "orc", {"format": "orc"}),
     "a format that does not fit": Wrong(
         "s3://{bucket}/records/", NotFound, "webdataset", {"format": "webdataset"}
     ),

@@ -24,30 +24,30 @@ class ArrowFile:
     """A file, and its columns as they lie in it."""
 
     def __init__(self, arrow: Any, inputs: Inputs, at: int, found: IpcFile) -> None:
-        self.at, self.uri, self.found = at, inputs.entries[at].object.uri, found
-        self.fetch = inputs.fetch
+        self.at, self.found, self.fetch, self.types = at, found, inputs.fetch, arrow.types
         self.version = inputs.entries[at].object
-        try:
-            self.schema = arrow.ipc.read_schema(arrow.py_buffer(found.schema))
-        except (arrow.ArrowException, OSError, ValueError) as error:
-            raise CorruptData(f"{self.uri} is no Arrow file: {error}; write it anew") from error
-        features = features_of(self.schema)
+        self.uri = self.version.uri
         self.notes: dict[str, str] = {}
         """On each column that is not read."""
         self.columns: list[tuple[str, Column | None, Any]] = []
         """The name, the column (None if it is not read) and the type of each field."""
-        for each in self.schema:
-            try:
-                column: Column | None = column_of(arrow, each, features.get(each.name)).mapped(
-                    self._with_views
+        try:
+            self.schema = arrow.ipc.read_schema(arrow.py_buffer(found.schema))
+            features = features_of(self.schema)
+            for field in self.schema:
+                self.columns.append(
+                    (field.name, self._column(arrow, field, features.get(field.name)), field.type)
                 )
-            except Unread as error:
-                column = None
-                self.notes[each.name] = (
-                    f"column {each.name} ({error}) has a type that is not read and is left out"
-                )
-            self.columns.append((each.name, column, each.type))
-        self.types = arrow.types
+        except (arrow.ArrowException, OSError, ValueError) as error:  # also for names that are not UTF-8
+            raise CorruptData(f"{self.uri} is no Arrow file: {error}; write it anew") from error
+
+    def _column(self, arrow: Any, field: Any, feature: Any) -> Column | None:
+        try:
+            return column_of(arrow, field, feature).mapped(self._with_views)
+        except Unread as error:
+            note = f"column {field.name} ({error}) has a type that is not read and is left out"
+            self.notes[field.name] = note
+            return None
 
     def _with_views(self, column: Column) -> Column:
         """Return a column of views with room for the buffers of any of them."""

@@ -106,6 +106,7 @@ class Footer:
             self._metadata, self._stored_schema = probe.metadata, probe.schema_arrow
             self._paths = [probe.schema.column(at).path for at in range(self._metadata.num_columns)]
             self.schema = plain_schema(self.arrow, self._stored_schema)
+            self.names: list[str] = self.schema.names
             self._leaves = leaves_of(self.arrow, self._stored_schema)
         if sum(each.count for each in self._leaves) != len(self._paths):
             raise InvalidInput(f"{uri} does not have the columns that its schema tells")
@@ -145,8 +146,8 @@ class Footer:
     def _part(self, path: str) -> Leaves | None:
         if field_at(self._stored_schema, path) is None:
             return None
-        names = [path] if path in self.schema.names else path.split(".")
-        part: Leaves = self._leaves[self.schema.names.index(names[0])]
+        names = [path] if path in self.names else path.split(".")
+        part: Leaves = self._leaves[self.names.index(names[0])]
         for name in names[1:]:
             part = part.children[name]
         return part
