@@ -116,7 +116,12 @@ class Walk:
         if column.kind == "coded":
             return found + self._dictionary(column.children[0])
         for child in column.children:
+            begin = self._node
             found += self._column(child)
+            if column.kind != "list" and self._nodes[begin][0] < length * max(1, column.size):
+                raise self._corrupt(
+                    f"column {column.name!r} has parts that are shorter than its {length:,} rows"
+                )
         return found
 
     def _dictionary(self, values: Column) -> list[int]:
@@ -126,7 +131,10 @@ class Walk:
         if batch is None:
             raise self._corrupt(f"dictionary {number} is missing")
         inner = Walk(self._file, batch, self._dictionaries[id(batch)], self._dictionaries)
-        return inner._column(values)
+        inner._id = self._id
+        found = inner._column(values)
+        self._id = inner._id
+        return found
 
     def _skip(self, kind: Any) -> None:
         """Skip a column that is not read."""
@@ -135,7 +143,7 @@ class Walk:
         self._next_node()
         name = str(kind)
         if types.is_dictionary(kind):
-            self._id += 1
+            self._id += _dictionaries_in(types, kind)
             count = 2
         elif name in ("string_view", "binary_view"):
             count = 2 + self._next_views()
@@ -181,6 +189,13 @@ class Walk:
 
     def _corrupt(self, why: str) -> CorruptData:
         return CorruptData(f"{self._file.uri} is no whole Arrow file: {why}; write it anew")
+
+
+def _dictionaries_in(types: Any, kind: Any) -> int:
+    """Return the number of dictionaries of a type, those in their values too."""
+    if types.is_dictionary(kind):
+        return 1 + _dictionaries_in(types, kind.value_type)
+    return sum(_dictionaries_in(types, kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _width(column: Column) -> int:

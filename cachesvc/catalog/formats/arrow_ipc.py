@@ -250,7 +250,7 @@ def _collected(uri: str, messages: Iterator[_Message]) -> IpcFile:
                 raise InvalidInput(
                     f"{uri} has delta dictionaries, which are not read: write it with whole ones"
                 )
-            dictionaries[each.header.number(0, "q")] = _batch(each, data, {})
+            dictionaries[each.header.number(0, "q")] = _batch(each, data, dict(dictionaries))
         else:
             raise ValueError(f"a message of kind {each.kind} among the rows")
     return IpcFile(schema.raw, tuple(_ids(schema.header.tables(1), 0)), tuple(batches))

@@ -95,6 +95,10 @@ def test_dictionaries_belong_to_their_batches(tmp_path: Path) -> None:
     assert list(dataset) == [row for batch in batches for row in batch.to_pylist()]
     shuffled = DataLoader(dataset, 2, shuffle=True, collate_fn=list)
     assert sum(len(batch) for batch in shuffled) == 6
+    inner = pa.ListArray.from_arrays([0, 1, 3], first)
+    nested = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int8()), inner)
+    write_files(tmp_path / "f", {"a.arrow": stream(pa.table({"x": nested, "k": first}))})
+    assert list(open_dataset(tmp_path / "f")) == pa.table({"x": nested, "k": first}).to_pylist()
     numbers = pa.table({"x": pa.array([7, 7, 8, None]).dictionary_encode()})
     write_files(tmp_path / "e", {"a.arrow": file(numbers)})
     assert list(open_dataset(tmp_path / "e")) == [7, 7, 8, None]
