@@ -18,6 +18,8 @@ _VIEW_BYTES, _INLINE_BYTES = 16, 12
 """Of Arrow's views: their size, and the longest text that lies in one."""
 _LEAST_BITS = {"view": 128, "fixed": 8, "text": 32, "list": 32, "bool": 1, "coded": 8}
 """The least bits that a value takes in its buffers, by kind."""
+_MOST = 1 << 60
+"""Of bytes and items, so that sums stay within int64."""
 
 
 @dataclass(slots=True)
@@ -33,19 +35,26 @@ class Values:
     data: Any
 
 
-class ExtentBounds:
-    """Where the extents of a catalog begin and end, computed once: there may be a million."""
+class ColumnFacts:
+    """What is computed once of a catalog's extents and chunks: there may be a million."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, layout: Columns) -> None:
         self.starts, self.ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self.largest_bits = 8 * int(catalog.extent_sizes.max(initial=0))
+        self._address, self._stored = layout.chunk_address, dict[int, bool]()
+
+    def is_stored(self, at: int) -> bool:
+        """Tell whether any chunk has this buffer."""
+        if at not in self._stored:
+            self._stored[at] = bool((self._address[:, at] != NO_BUFFER).any())
+        return self._stored[at]
 
 
 class ColumnReader:
     """Reads columns of a catalog through one reader of extents."""
 
-    def __init__(self, catalog: Catalog, layout: Columns, bounds: ExtentBounds, reader: ExtentReader) -> None:
-        self._catalog, self._layout, self._bounds, self._reader = catalog, layout, bounds, reader
+    def __init__(self, catalog: Catalog, layout: Columns, facts: ColumnFacts, reader: ExtentReader) -> None:
+        self._catalog, self._layout, self._facts, self._reader = catalog, layout, facts, reader
         self._address = layout.chunk_address
 
     def read(self, column: Column, first: int, chunks: Ints, rows: Ints) -> Values:
@@ -58,7 +67,8 @@ class ColumnReader:
             return Values(count, np.zeros(count, bool), np.zeros(0))
         if column.kind == "constant":
             return self._constants(self._address[chunks, first])
-        valid = self._validity(self._address[chunks, first], rows)
+        stored = self._facts.is_stored(first)
+        valid = self._validity(self._address[chunks, first], rows) if stored else None
         if valid is not None:
             chunks, rows = chunks[valid], rows[valid]
         child = first + column.own_buffers
@@ -76,7 +86,7 @@ class ColumnReader:
             return self._bits(self._base(at, chunks), rows)
         if kind == "fixed":
             dtype = np.dtype(column.dtype)
-            return self._fixed(self._base(at, chunks) + rows * dtype.itemsize, dtype)
+            return self._fixed(self._places(self._base(at, chunks), rows, dtype.itemsize, chunks), dtype)
         if kind == "text":
             begins, lengths = self._spans(column, at, chunks, rows)
             begins = self._base(at + 1, chunks) + begins
@@ -92,7 +102,7 @@ class ColumnReader:
             return found
         if kind == "fixed list":
             lengths = np.full(len(rows), column.size)
-            begins = rows * column.size
+            begins = self._places(np.zeros_like(rows), rows, column.size, chunks)
         else:
             begins, lengths = self._spans(column, at, chunks, rows)
         self._check_items(column.children[0], begins, lengths, chunks)
@@ -101,9 +111,8 @@ class ColumnReader:
 
     def _views(self, at: int, chunks: Ints, rows: Ints) -> list[bytes | None]:
         """Return texts by their views: a length, and the text itself or its beginning and place."""
-        raw = self._fixed(self._base(at, chunks) + rows * _VIEW_BYTES, np.dtype("<i4"), _VIEW_BYTES).reshape(
-            -1, 4
-        )
+        places = self._places(self._base(at, chunks), rows, _VIEW_BYTES, chunks)
+        raw = self._fixed(places, np.dtype("<i4"), _VIEW_BYTES).reshape(-1, 4)
         lengths = raw[:, 0].astype(np.int64)
         far = lengths > _INLINE_BYTES
         buffers = raw[far, 2].astype(np.int64)
@@ -113,8 +122,8 @@ class ColumnReader:
             or buffers.max(initial=0) >= self._address.shape[1]
         ):
             raise self._corrupt(chunks)
-        places = np.minimum(at + 1 + buffers, self._address.shape[1] - 1)
-        begins = self._address[chunks[far], places] + raw[far, 3]
+        columns = np.minimum(at + 1 + buffers, self._address.shape[1] - 1)
+        begins = self._address[chunks[far], columns] + raw[far, 3]
         self._check(begins, lengths[far])
         away = iter(self._reader.read(begins, lengths[far]))
         inline = raw.tobytes()
@@ -137,13 +146,15 @@ class ColumnReader:
         return None if valid.all() else valid
 
     def _codes(self, column: Column, at: int, chunks: Ints, rows: Ints) -> Ints:
+        if not self._facts.is_stored(at):
+            return rows
         base = self._address[chunks, at]
         coded = base >= 0
         if not coded.any():
             return rows
         dtype = np.dtype(column.dtype)
         codes: Ints = rows.copy()
-        codes[coded] = self._fixed(base[coded] + rows[coded] * dtype.itemsize, dtype)
+        codes[coded] = self._fixed(self._places(base[coded], rows[coded], dtype.itemsize, chunks), dtype)
         if codes.min(initial=0) < 0:
             raise self._corrupt(chunks)
         return codes
@@ -157,10 +168,13 @@ class ColumnReader:
     def _spans(self, column: Column, at: int, chunks: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Return the begins and lengths by a buffer of offsets."""
         dtype = np.dtype(column.dtype)
-        found = self._fixed(self._base(at, chunks) + rows * dtype.itemsize, dtype, 2 * dtype.itemsize)
+        places = self._places(self._base(at, chunks), rows, dtype.itemsize, chunks)
+        found = self._fixed(places, dtype, 2 * dtype.itemsize)
         pairs = found.reshape(-1, 2).astype(np.int64)
         begins, lengths = pairs[:, 0], pairs[:, 1] - pairs[:, 0]
-        if len(rows) and (begins.min() < 0 or lengths.min() < 0):
+        if len(rows) and (
+            begins.min() < 0 or lengths.min() < 0 or int(begins.max()) + int(lengths.max()) > _MOST
+        ):
             raise self._corrupt(chunks)
         return begins, lengths
 
@@ -169,8 +183,8 @@ class ColumnReader:
         lists of a chunk do not overlap, though a batch may hold one of them several times."""
         while item.kind in ("struct", "fixed list") and item.children:
             item = item.children[0]
-        most = self._bounds.largest_bits // _LEAST_BITS.get(item.kind, 1)
-        if lengths.sum() <= most:
+        most = self._facts.largest_bits // _LEAST_BITS.get(item.kind, 1)
+        if lengths.max(initial=0) <= most and lengths.sum() <= most:
             return
         _, once = np.unique(np.stack([chunks, begins], axis=1), axis=0, return_index=True)
         if (
@@ -178,6 +192,12 @@ class ColumnReader:
             or np.bincount(np.unique(chunks[once], return_inverse=True)[1], lengths[once]).max() > most
         ):
             raise self._corrupt(chunks)
+
+    def _places(self, base: Ints, rows: Ints, width: int, chunks: Ints) -> Ints:
+        """Return the places of items of a width. Raises CorruptData for numbers of items that no extent holds."""
+        if int(rows.max(initial=0)) * width > _MOST:
+            raise self._corrupt(chunks)
+        return base + rows * width
 
     def _base(self, at: int, chunks: Ints) -> Ints:
         base: Ints = self._address[chunks, at]
@@ -199,8 +219,8 @@ class ColumnReader:
 
     def _check(self, addresses: Ints, lengths: Ints | int) -> Ints:
         """Return the extents of ranges. Raises CorruptData for a range outside of all."""
-        first = np.searchsorted(self._bounds.starts, addresses, "right") - 1
-        wrong = (first < 0) | (addresses + lengths > self._bounds.ends[first])
+        first = np.searchsorted(self._facts.starts, addresses, "right") - 1
+        wrong = (first < 0) | (addresses + lengths > self._facts.ends[first])
         if wrong.any():
             raise CorruptData(
                 f"{self._catalog.object(int(self._catalog.extent_objects[max(0, int(first[wrong][0]))])).uri} has values "

@@ -12,7 +12,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Columns
 from cachesvc.core.errors import CorruptData
 from cachesvc.sources.columnar.column import Column, firsts
-from loader.datasets.columns.column_reader import ColumnReader, ExtentBounds, Values
+from loader.datasets.columns.column_reader import ColumnFacts, ColumnReader, Values
 from loader.datasets.columns.to_python import python_values, stored_values
 from loader.datasets.decode import ImageMode, decode_field, image_decoder
 from loader.reading.reader import ExtentReader, Ints
@@ -36,7 +36,7 @@ class ColumnSamples:
         """Raises InvalidInput for images where Pillow is not installed."""
         assert isinstance(catalog.layout, Columns), "only columns are read so"
         self._catalog, self._layout, self._names = catalog, catalog.layout, names
-        self._bounds = ExtentBounds(catalog)
+        self._facts = ColumnFacts(catalog, catalog.layout)
         self._decode: Literal["auto"] | None = "auto" if decode == "auto" else None
         self._places = [self._places_of(schema) for schema in catalog.layout.schemas]
         columns = [column for column, _ in self._places[0]] if self._places else []
@@ -56,7 +56,7 @@ class ColumnSamples:
         kinds = self._layout.chunk_schema[chunks]
         if len(samples) and (kinds != kinds[0]).any():
             return None
-        columns = ColumnReader(self._catalog, self._layout, self._bounds, reader)
+        columns = ColumnReader(self._catalog, self._layout, self._facts, reader)
         places = self._places[int(kinds[0]) if len(kinds) else 0]
         return [Found(column, columns.read(column, first, chunks, rows)) for column, first in places]
 

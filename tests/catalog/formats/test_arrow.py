@@ -250,3 +250,18 @@ def test_offsets_that_point_outside_are_found_when_they_are_read(tmp_path: Path)
                 dataset[0]
             dataset.close()
     assert np.frombuffer(body, "<i4", 3, text).tolist() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("first", [2**62, 2**63 - 1, -1])
+def test_offsets_of_64_bits_do_not_overflow(tmp_path: Path, first: int) -> None:
+    kinds = {"x": pa.large_string(), "y": pa.large_list(pa.int64())}
+    body = stream(pa.table({"x": pa.array(["abc"], kinds["x"]), "y": pa.array([[1]], kinds["y"])}))
+    found = read_ipc("a", len(body), lambda at, length: body[at : at + length])
+    for at, field in ((found.batches[0].buffers[1, 0], "x"), (found.batches[0].buffers[4, 0], "y")):
+        write_files(
+            tmp_path / "d", {"a.arrow": body[:at] + struct.pack("<qq", first, 2**63 - 1) + body[at + 16 :]}
+        )
+        dataset = open_dataset(tmp_path / "d", fields=field)
+        with pytest.raises(CorruptData, match=r"a\.arrow.* point outside"):
+            dataset[0]
+        dataset.close()
