@@ -13,7 +13,7 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, Table
+from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import sample_key
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
@@ -27,10 +27,13 @@ from loader.datasets.targets import (
     split_targets,
     target_sample,
 )
+from loader.datasets.text_rows import RowParser
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
 LABEL = "label"
+ROW = "row"
+"""The field of rows of text that are not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,18 @@ class SampleReader:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
         self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
-        names = [field.name for field in catalog.fields]
+        text = isinstance(self._layout, Rows) and bool(self._layout.syntax)
+        names = [ROW] if text and spec.decode != "auto" else [field.name for field in catalog.fields]
         self._names = _field_names(spec.fields, names, catalog.labels is not None)
         self._columns = [
             -1 if name == LABEL and name not in names else names.index(name) for name in self._names
         ]
-        self._decoders = self._decoders_of(spec)
+        self._parser = None
+        if text and spec.decode == "auto":
+            self._parser = RowParser(catalog, self._names if spec.fields is not None else None)
+        if text:
+            self._columns = [0]
+        self._decoders = None if text else self._decoders_of(spec)
         self._decode_rng = _rng_parameter(spec.decode)
         self._transform_rng = _rng_parameter(spec.transform)
         self._with_label = spec.fields is None and catalog.labels is not None and len(names) == 1
@@ -107,6 +116,8 @@ class SampleReader:
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
+        if self._parser is not None:
+            return self._parser.sample_kind
         names = [*self._names, *([LABEL] if self._with_label else [])]
         classes = self._describe_labels() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
@@ -255,6 +266,8 @@ class SampleReader:
 
     def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
         raw = self._read_fields(reader, samples)
+        if self._parser is not None:
+            return self._parser.parse(samples, [row[0] or b"" for row in raw])
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
         rows = zip(raw, samples.tolist(), strict=True)
