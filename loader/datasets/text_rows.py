@@ -31,7 +31,7 @@ class RowParser:
     def sample_kind(self) -> str:
         """The kind of a sample, in words. JSON rows may have any keys."""
         if self._fields is not None:
-            return f"a tuple of {', '.join(self._fields)} of {self._syntax}"
+            return f"a tuple of {', '.join(self._fields)}"
         return {JSON: "a value of JSON", TEXT: "text"}.get(
             self._syntax, f"a dict of {', '.join(self._names)}"
         )

@@ -19,6 +19,7 @@ from cachesvc.catalog.row_syntax import CSV, MAX_ROW_BYTES, csv_rows
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 _MAX_COLUMNS = 4096
+_MAX_HEADERS = 256
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,18})", re.ASCII)
 _NUMBER = re.compile(
     r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(inf|infinity|nan)", re.ASCII | re.IGNORECASE
@@ -44,11 +45,10 @@ def compile_csv(inputs: Inputs) -> Draft:
         names = table.header()
         if names:
             for name in names:
-                columns.setdefault(name, _Column())
-            _check_header(entry.object.uri, names, len(columns))
+                columns.setdefault(name, _Column(len(columns)))
             mine = [columns[name] for name in names]
-            cells_of = table.separator, tuple(list(columns).index(name) for name in names)
-            header = headers.setdefault(cells_of, len(headers))
+            header = headers.setdefault((table.separator, tuple(each.field for each in mine)), len(headers))
+            _check_header(entry.object.uri, names, len(columns), len(headers))
             for offset, length, line, cells in table.rows():
                 sample = rows.add(offset, length, line)
                 if isinstance(cells, str):
@@ -137,18 +137,22 @@ class _Table:
                 yield self._begin, self._end - self._begin, line, why
 
 
-def _check_header(uri: str, names: Sequence[str], columns: int) -> None:
+def _check_header(uri: str, names: Sequence[str], columns: int, headers: int) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidInput(f"{uri} has two columns called {twice!r}: rename one")
-    if columns > _MAX_COLUMNS:
-        raise InvalidInput(f"{uri}: more than {_MAX_COLUMNS:,} columns in all files; write it as Parquet")
+    if columns > _MAX_COLUMNS or headers > _MAX_HEADERS:
+        raise InvalidInput(
+            f"{uri}: more than {_MAX_COLUMNS:,} columns, or {_MAX_HEADERS} different headers, in all files: open fewer at "
+            "once, or write them as Parquet"
+        )
 
 
 class _Column:
-    """The type of a column, by the cells seen so far."""
+    """The type of a column, by the cells seen so far. `field`: its index among the fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: int) -> None:
+        self.field = field
         self._all_integers = self._all_numbers = True
         self._exact = True
         self._seen = False

@@ -21,12 +21,12 @@ MAX_DECODED_BYTES = 1 << 30
 """Limit of a compressed object, decoded: it is one extent, which a fill holds room for."""
 _WINDOW_BYTES = 1 << 20
 _FETCH_BYTES = 8 << 20
-_FETCHES = 4
-"""Ranges of a compressed object that are fetched ahead."""
+_FETCHES = 8
+"""Ranges of compressed objects that are fetched ahead: at most 64 MiB."""
 
 
 class ObjectBytes:
-    """The bytes of the objects of `inputs`, by index. Plain ones are declared at once, and must be read in order."""
+    """The bytes of the objects of `inputs`, by index, which are read in order. Plain ones are declared at once."""
 
     def __init__(self, inputs: Inputs) -> None:
         """Raises InvalidInput for a compression that is not read."""
@@ -41,6 +41,10 @@ class ObjectBytes:
             if not self.codecs[at]:
                 self.first_extent[at] = len(self._plain)
                 self._plain.add_run(at, 0, version.size_bytes, self.cut)
+        packed = (version for at, version in enumerate(self._versions) if self.codecs[at])
+        self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
+        self._waiting: deque[Future[bytes]] = deque()
+        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         if len(self._plain):
             inputs.data.declare(list(self._plain.extents()))
 
@@ -75,19 +79,20 @@ class ObjectBytes:
                 yield self._inputs.data.read(extent, offset, min(_WINDOW_BYTES, end - offset))
 
     def _stored(self, version: ObjectVersion) -> Iterator[bytes]:
-        """Yield the stored bytes of an object, fetched ahead."""
-        waiting: deque[Future[bytes]] = deque()
-        with ThreadPoolExecutor(_FETCHES, "stored") as pool:
-            for begin in range(0, version.size_bytes, _FETCH_BYTES):
-                length = min(_FETCH_BYTES, version.size_bytes - begin)
-                waiting.append(pool.submit(self._inputs.fetch, version, begin, length))
-                if len(waiting) == _FETCHES:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        """Yield the stored bytes of an object. Ranges are fetched ahead, those of the objects behind it too."""
+        for _ in _ranges(version):
+            while len(self._waiting) < _FETCHES and (next_one := next(self._to_fetch, None)):
+                self._waiting.append(self._pool.submit(self._inputs.fetch, *next_one))
+            yield self._waiting.popleft().result()
 
     def add_to(self, space: AddressSpace, at: int, decoded_bytes: int) -> int:
         """Add the extents of an object that was read and return its start address."""
         if self.codecs[at]:
             return space.add([(at, 0, decoded_bytes)], self.codecs[at]) if decoded_bytes else space.end
         return space.add_run(at, 0, decoded_bytes, self.cut)
+
+
+def _ranges(version: ObjectVersion) -> Iterator[tuple[int, int]]:
+    """Yield the ranges, (offset, length), in which an object is fetched."""
+    for begin in range(0, version.size_bytes, _FETCH_BYTES):
+        yield begin, min(_FETCH_BYTES, version.size_bytes - begin)

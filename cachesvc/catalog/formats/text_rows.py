@@ -34,6 +34,7 @@ class TextRows:
         self._headers = array("q")
         self._malformed, self._first_malformed = 0, ""
         self._begun_rows = self._begun_malformed = self._decoded = self._done = 0
+        self._total = sum(entry.object.size_bytes for entry in inputs.entries)
         self.tags = RowTags()
 
     def __len__(self) -> int:
@@ -108,7 +109,7 @@ class TextRows:
             np.frombuffer(self._address, np.int64)[self._begun_rows :] += start
         self._headers.extend([header] * (len(self._space) - before))
         self._done += entry.object.size_bytes
-        self._inputs.progress(self._done, sum(each.object.size_bytes for each in self._inputs.entries))
+        self._inputs.progress(self._done, self._total)
 
     def draft(
         self, syntax: str, fields: Sequence[Field], headers: Sequence[tuple[str, Sequence[int]]] = ()
