@@ -45,6 +45,7 @@ class ObjectBytes:
         self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
         self._waiting: deque[Future[bytes]] = deque()
         self._pool = ThreadPoolExecutor(_FETCHES, "stored")
+        self._decoding = ThreadPoolExecutor(1, "decoding")  # one window ahead of the parser
         if len(self._plain):
             inputs.data.declare(list(self._plain.extents()))
 
@@ -55,15 +56,17 @@ class ObjectBytes:
         if not self.codecs[at]:
             yield from self._plain_windows(at)
             return
-        done = 0
-        for step in decompressed(version.uri, self.codecs[at], self._stored(version)):
-            done += len(step)
+        done, decoded = 0, _joined(decompressed(version.uri, self.codecs[at], self._stored(version)))
+        coming = self._decoding.submit(next, decoded, b"")
+        while window := coming.result():
+            done += len(window)
             if done > MAX_DECODED_BYTES:
                 raise InvalidInput(
                     f"{version.uri} decodes to more than {MAX_DECODED_BYTES >> 30} GiB, and {self.codecs[at]} cannot be "
                     "read from the middle: split it into smaller files, or decompress it"
                 )
-            yield step
+            coming = self._decoding.submit(next, decoded, b"")
+            yield window
         if done * 2 + (64 << 10) < version.size_bytes:
             raise CorruptData(
                 f"{version.uri} takes {version.size_bytes:,} bytes as {self.codecs[at]} for {done:,} bytes of data: write "
@@ -90,6 +93,20 @@ class ObjectBytes:
         if self.codecs[at]:
             return space.add([(at, 0, decoded_bytes)], self.codecs[at]) if decoded_bytes else space.end
         return space.add_run(at, 0, decoded_bytes, self.cut)
+
+
+def _joined(steps: Iterator[bytes]) -> Iterator[bytes]:
+    """Join steps to windows of `_WINDOW_BYTES` or more."""
+    parts: list[bytes] = []
+    held = 0
+    for step in steps:
+        parts.append(step)
+        held += len(step)
+        if held >= _WINDOW_BYTES:
+            yield b"".join(parts)
+            parts, held = [], 0
+    if parts:
+        yield b"".join(parts)
 
 
 def _ranges(version: ObjectVersion) -> Iterator[tuple[int, int]]:
