@@ -60,7 +60,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     `loader/batches/bad_samples.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
     another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that are
     threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
-    CUDA device to which batches are moved ahead of use.
+    CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
+    that the device itself gathers batches of fixed-size records out of it; 0 pins none.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """
@@ -102,6 +103,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         log_stats: bool = False,
         device: torch.device | str | None = None,
         worker_type: WorkerType = "process",
+        pinned_bytes: int = 0,
     ) -> None:
         refuse_empty(dataset, shuffle)
         super().__init__(
@@ -132,6 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type = device, worker_type
         self._device = check_device(worker_type, device)
+        self.pinned_bytes = whole_number("pinned_bytes", pinned_bytes, 0, MAX_COUNT)
         no_sampler = sampler is None and batch_sampler is None
         self._core = (
             cache_dataset_in(dataset) if no_sampler and not isinstance(dataset, IterableDataset) else None
@@ -311,7 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return (as_view(self.dataset) or self._required_core()).identity, len(self.dataset)  # type: ignore[arg-type]
 
     def _given_now(self) -> WorkerSettings:
-        return worker_settings(self, self.worker_type, self._device)
+        return worker_settings(self, self.worker_type, self._device, self.pinned_bytes)
 
     def _arguments(self) -> OrderArguments:
         return OrderArguments.of(self)

@@ -22,11 +22,12 @@ from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
-from loader.batches.gather import LocatedBatches, gather_method
+from loader.batches.gather import GatherMethod, LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
 from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
+from loader.datasets.samples import SampleReader
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.reading.address_range import Bytes
@@ -105,7 +106,7 @@ class Feed(TorchDataset[Any]):
         self.empty: Callable[[int], Bytes] | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self._order: EpochOrder | RunOrder | None = None
-        self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+        self._slab = self._no_slab()
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
@@ -114,11 +115,25 @@ class Feed(TorchDataset[Any]):
         self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride = state
         self._prepare()
 
+    @property
+    def gathered(self) -> SampleReader | None:
+        """What makes the samples, if batches are records that need no Python call per sample; else None."""
+        samples = self._samples
+        return samples if self._default_collation and samples and samples.gathers_batches else None
+
+    def gather_by(self, method: GatherMethod) -> None:
+        """Gather batches by another method from now on."""
+        self._gather = method
+        self._slab = self._no_slab()
+
+    def _no_slab(self) -> _Slab:
+        return _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+
     def order(self, epoch: int) -> EpochOrder | RunOrder:
         """Return the order of an epoch, and make it the current one."""
         if self._order is None or self._order.epoch != epoch:
             self._order = self._order_of(epoch)
-            self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+            self._slab = self._no_slab()
         return self._order
 
     def _order_of(self, epoch: int) -> EpochOrder | RunOrder:

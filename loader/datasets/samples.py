@@ -19,6 +19,7 @@ from cachesvc.core.order.epoch_order import sample_key
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.jagged import Jagged, offsets_of
+from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.targets import (
     DEFAULT_DTYPE,
     Targets,
@@ -200,6 +201,21 @@ class SampleReader:
         """Size of a sample, where all have the same size."""
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
+
+    @property
+    def record_form(self) -> RecordForm | None:
+        """The form of records whose batches need no Python call per sample and no check of their values; None for
+        other samples."""
+        if not (self.gathers_batches and isinstance(self._layout, Fixed)):
+            return None
+        stored, out = torch_dtype(self._dtype), None if self._out is None else torch_dtype(self._out)
+        converts = self._out is None or (out is not None and np.can_cast(self._dtype, self._out, "safe"))
+        if stored is None or not converts:
+            return None
+        layout = self._layout
+        return RecordForm(
+            layout.record_bytes, layout.stride_bytes, stored, self._shape, out, self._spec.targets
+        )
 
     def ranges(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the begin and end of samples that stay bytes, and the extents in which they lie, as `jagged` takes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from operator import is_not
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -14,8 +15,12 @@ from cachesvc.core.errors import InvalidInput
 from loader.batches.bad_samples import OnError
 from loader.batches.buffer_pool import BufferPool
 from loader.batches.feed import Feed
+from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
-from loader.batches.to_device import DeviceMover
+from loader.datasets.samples import SampleReader
+from loader.gpu.cuda_driver import registers_read_only
+from loader.gpu.record_gather import RecordGather
+from loader.gpu.to_device import DeviceMover
 from loader.process.parent_watch import EndsWithTrainer
 from loader.workers.threads import Make, ThreadEngine
 from loader.workers.torch_processes import ProcessEngine
@@ -24,6 +29,8 @@ WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)
 MOVED_AHEAD = 2
 """Batches under way to a device besides the one in use: one being copied, one waiting."""
+GATHERING_THREADS = 2
+"""While one waits for the device, the other prepares the next batch."""
 
 
 class WorkerSettings(NamedTuple):
@@ -42,6 +49,7 @@ class WorkerSettings(NamedTuple):
     pin_memory_device: str
     worker_type: str
     device: torch.device | None
+    pinned_bytes: int
 
     def check(self) -> None:
         """Check what torch checks when an iteration begins. Raises InvalidInput."""
@@ -50,6 +58,14 @@ class WorkerSettings(NamedTuple):
         if self.timeout and not self.num_workers:
             raise InvalidInput(
                 f"timeout={self.timeout} is for workers, and num_workers is 0: give workers, or no timeout"
+            )
+        if self.pinned_bytes and self.device is None:
+            raise InvalidInput(
+                f"pinned_bytes={self.pinned_bytes} is for batches that a device gathers: give device='cuda', too"
+            )
+        if self.pinned_bytes and self.num_workers and self.worker_type == "process":
+            raise InvalidInput(
+                "pinned_bytes= lets the device gather for this process: give num_workers=0 or worker_type='thread'"
             )
 
     @property
@@ -63,7 +79,10 @@ class WorkerSettings(NamedTuple):
 
 
 def worker_settings(
-    loader: torch.utils.data.DataLoader[Any], worker_type: str, device: torch.device | None
+    loader: torch.utils.data.DataLoader[Any],
+    worker_type: str,
+    device: torch.device | None,
+    pinned_bytes: int,
 ) -> WorkerSettings:
     """Collect the settings of a loader: torch's arguments and cachesvc's own."""
     return WorkerSettings(
@@ -79,6 +98,7 @@ def worker_settings(
         pin_memory_device=loader.pin_memory_device,
         worker_type=worker_type,
         device=device,
+        pinned_bytes=pinned_bytes,
     )
 
 
@@ -149,10 +169,11 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
     workers, device = settings.num_workers, settings.device
     mover = DeviceMover(device) if device is not None else None
     feed.turn_stride = max(1, workers)
+    gather = _device_gather(feed, mover, settings.pinned_bytes)
     if workers and settings.worker_type == "thread":
         ahead = workers * (settings.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker_factory(feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)),
+            _maker_factory(feed, mover, settings.pin_memory, on_error, gather, BufferPool(ahead + workers)),
             workers,
             ahead,
             settings.timeout,
@@ -161,22 +182,50 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
         )
         return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
-        return DeviceEngine(ThreadEngine(_maker_factory(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
+        count = 1 if gather is None else GATHERING_THREADS
+        maker = _maker_factory(feed, mover, False, on_error, gather)
+        return DeviceEngine(ThreadEngine(maker, count, MOVED_AHEAD + count - 1), mover)
     if workers == 0 and not settings.pin_memory:
         return None
     engine = ProcessEngine(BatchMaker(feed, on_error), _torch_arguments(settings))
     if mover is None:
         return engine
-    sender = mover.send
-    return DeviceEngine(
-        ThreadEngine(lambda: lambda turn: move_batch(engine.fetch(turn), sender), 1, MOVED_AHEAD),
-        mover,
-        engine,
-    )
+
+    def new_mover() -> Make:
+        mover.begin_thread()
+        return lambda turn: move_batch(engine.fetch(turn), mover.send)
+
+    return DeviceEngine(ThreadEngine(new_mover, 1, MOVED_AHEAD), mover, engine)
+
+
+def _device_gather(
+    feed: Feed, mover: DeviceMover | None, limit_bytes: int
+) -> Callable[[SampleReader], GatherMethod] | None:
+    """Return what makes a thread's method of gathering by the device, or None where the processor gathers."""
+    if mover is None or not limit_bytes:
+        return None
+    form = feed.gathered.record_form if feed.gathered is not None else None
+    if form is None or not registers_read_only(mover.device.index):
+        reason = (
+            "samples are not records of one size" if form is None else "the device cannot read such memory"
+        )
+        warnings.warn(f"pinned_bytes={limit_bytes} has no effect: {reason}", stacklevel=2)
+        return None
+
+    def method(samples: SampleReader) -> GatherMethod:
+        own = RecordGather(samples, form, mover, limit_bytes)
+        return GatherMethod(own.locate, own.make)
+
+    return method
 
 
 def _maker_factory(
-    feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, pool: BufferPool | None = None
+    feed: Feed,
+    mover: DeviceMover | None,
+    pinned: bool,
+    on_error: OnError,
+    gather: Callable[[SampleReader], GatherMethod] | None,
+    pool: BufferPool | None = None,
 ) -> Callable[[], Make]:
     """Return a function that gives each thread its own copy of the feed. The threads share dataset and reader."""
 
@@ -184,6 +233,9 @@ def _maker_factory(
         own = copy.copy(feed)
         make = BatchMaker(own, on_error).make
         if mover is not None:
+            mover.begin_thread()
+            if gather is not None and own.gathered is not None:
+                own.gather_by(gather(own.gathered))
             send, own.empty = mover.send, mover.empty
             return lambda turn: move_batch(make(turn), send)
         own.empty = pool.empty if pool is not None else None

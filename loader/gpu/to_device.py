@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from loader.gpu.cuda_driver import leave_captures_alone, register_host, unregister_host
 from loader.reading.address_range import Bytes
+from loader.reading.reader import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,11 @@ class DeviceMover:
     """Copies batches to one device. Several threads may call `send`; the trainer's thread calls `receive`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
+        """A device without a number is the current one of this thread."""
+        self.device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
+        self._stream = torch.cuda.Stream(self.device)
         self._in_flight: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._lock = threading.Lock()
 
@@ -43,11 +49,33 @@ class DeviceMover:
         found: Bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         return found
 
+    def begin_thread(self) -> None:
+        """Prepare a thread that calls `send` or works on the device. Raises DriverError."""
+        leave_captures_alone()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Queue the device work of the body on the side stream; at its end, wait until it is done."""
+        with torch.cuda.stream(self._stream):
+            yield
+            event = torch.cuda.Event(blocking=True)
+            event.record(self._stream)
+        event.synchronize()
+
+    def upload(self, slots: Ints) -> torch.Tensor:
+        """Return int64 numbers in device memory, for work on the current stream."""
+        pinned = torch.empty(len(slots), dtype=torch.int64, pin_memory=True)
+        pinned.numpy()[:] = slots
+        return pinned.to(self.device, non_blocking=True)
+
+    register = staticmethod(register_host)
+    unregister = staticmethod(unregister_host)
+
     def send(self, batch: Any) -> DeviceTransfer:
         """Queue the copy of every tensor in a batch."""
-        pinned = each_tensor(batch, lambda tensor: tensor if tensor.is_pinned() else pin_memory(tensor))
+        pinned = each_tensor(batch, _pinned)
         with self._lock, torch.cuda.stream(self._stream):
-            moved = each_tensor(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
+            moved = each_tensor(pinned, lambda tensor: tensor.to(self.device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._stream)
             while self._in_flight and self._in_flight[0][0].query():
@@ -57,7 +85,7 @@ class DeviceMover:
 
     def receive(self, transfer: DeviceTransfer) -> Any:
         """Return the batch for use on the current stream."""
-        current = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self.device)
         current.wait_event(transfer.event)
 
         def used(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,6 +93,11 @@ class DeviceMover:
             return tensor
 
         return each_tensor(transfer.batch, used)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of pinned memory, or the tensor itself where it is pinned or on a device already."""
+    return tensor if tensor.device.type != "cpu" or tensor.is_pinned() else pin_memory(tensor)
 
 
 def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
