@@ -10,12 +10,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last
-from loader.arguments import check_arguments, checked_numbers, dimension_names, refuse_empty, refuse_unused
+from loader.arguments import (
+    check_arguments,
+    check_device_decoding,
+    checked_numbers,
+    dimension_names,
+    refuse_empty,
+    refuse_unused,
+)
 from loader.batches.bad_samples import BadSample, OnError
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
@@ -141,6 +148,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         if self._core is None:
             refuse_unused(self, has_sampler=not no_sampler)
+        default_collation = self.collate_fn is default_collate
+        check_device_decoding(self, self._device, self._core is not None, default_collation)
         # Accelerate's `prepare` would split one rank's part among ranks again; its checkpoints hold a loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = self._core is not None
         self._progress = LoaderProgress()

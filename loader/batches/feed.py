@@ -24,6 +24,7 @@ from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
 from loader.batches.gather import GatherMethod, LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
+from loader.datasets.decode import ImageMode
 from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
@@ -97,6 +98,7 @@ class Feed(TorchDataset[Any]):
         self._composite = core if isinstance(core, (Mixture, Packed)) else None
         self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
         self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
+        self._specs = [] if core is None else [leaf.sample_spec for leaf in core.leaves]
         self._samples = self._view.samples if self._view is not None else None
         self._gather = (
             gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
@@ -120,6 +122,16 @@ class Feed(TorchDataset[Any]):
         """What makes the samples, if batches are records that need no Python call per sample; else None."""
         samples = self._samples
         return samples if self._default_collation and samples and samples.gathers_batches else None
+
+    @property
+    def encoded_images(self) -> bool:
+        """Whether images of batches are to be decoded on a device."""
+        return any(each.decode == "cuda" for each in self._specs)
+
+    @property
+    def image_mode(self) -> ImageMode:
+        """The mode of decoded images."""
+        return self._specs[0].image_mode
 
     def gather_by(self, method: GatherMethod) -> None:
         """Gather batches by another method from now on."""

@@ -19,7 +19,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from loader.datasets.encoded_images import EncodedImages
 from loader.gpu.cuda_driver import leave_captures_alone, register_host, unregister_host
+from loader.gpu.image_decoder import ImageDecoder
 from loader.reading.address_range import Bytes
 from loader.reading.reader import Ints
 
@@ -35,12 +37,16 @@ class DeviceTransfer:
 class DeviceMover:
     """Copies batches to one device. Several threads may call `send`; the trainer's thread calls `receive`."""
 
-    def __init__(self, device: torch.device) -> None:
-        """A device without a number is the current one of this thread."""
+    def __init__(
+        self, device: torch.device, images: Callable[[torch.device], ImageDecoder] | None = None
+    ) -> None:
+        """A device without a number is the current one of this thread. `images` makes the decoder of images that
+        arrive encoded."""
         self.device = torch.device(
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
         self._stream = torch.cuda.Stream(self.device)
+        self._images = images(self.device) if images is not None else None
         self._in_flight: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._lock = threading.Lock()
 
@@ -72,7 +78,10 @@ class DeviceMover:
     unregister = staticmethod(unregister_host)
 
     def send(self, batch: Any) -> DeviceTransfer:
-        """Queue the copy of every tensor in a batch."""
+        """Queue the copy of every tensor in a batch, and decode its encoded images. Raises UndecodableImage."""
+        if self._images is not None:
+            with torch.cuda.stream(self._stream):
+                batch = each_value(EncodedImages, batch, self._images.decode)
         pinned = each_tensor(batch, _pinned)
         with self._lock, torch.cuda.stream(self._stream):
             moved = each_tensor(pinned, lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -101,20 +110,25 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a batch with `change` applied to every tensor in its tuples, lists and mappings. Other values are
+    """Return a batch with `change` applied to every tensor; see `each_value`."""
+    return each_value(torch.Tensor, batch, change)
+
+
+def each_value(kind: type, batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with `change` applied to every value of a kind in its tuples, lists and mappings. Other values are
     kept."""
-    if isinstance(batch, torch.Tensor):
+    if isinstance(batch, kind):
         return change(batch)
     if isinstance(batch, PackedSequence):  # its batch_sizes must stay in CPU memory
         return PackedSequence(
-            *(each if each is batch.batch_sizes else each_tensor(each, change) for each in batch)
+            *(each if each is batch.batch_sizes else each_value(kind, each, change) for each in batch)
         )
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(each_tensor(each, change) for each in batch))
+        return type(batch)(*(each_value(kind, each, change) for each in batch))
     if type(batch) in (list, tuple):
-        return type(batch)(each_tensor(each, change) for each in batch)
+        return type(batch)(each_value(kind, each, change) for each in batch)
     if isinstance(batch, Mapping):
-        changed = {name: each_tensor(each, change) for name, each in batch.items()}
+        changed = {name: each_value(kind, each, change) for name, each in batch.items()}
         return changed if type(batch) is dict else _updated_copy(batch, changed)
     return batch
 

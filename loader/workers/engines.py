@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from operator import is_not
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput
 from loader.batches.bad_samples import OnError
 from loader.batches.buffer_pool import BufferPool
-from loader.batches.feed import Feed
+from loader.batches.feed import BatchKey, Feed
 from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
 from loader.datasets.samples import SampleReader
 from loader.gpu.cuda_driver import registers_read_only
+from loader.gpu.image_decoder import ImageDecoder, UndecodableImage
 from loader.gpu.record_gather import RecordGather
 from loader.gpu.to_device import DeviceMover
 from loader.process.parent_watch import EndsWithTrainer
@@ -167,7 +169,8 @@ def check_device(worker_type: str, device: Any) -> torch.device | None:
 def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> BatchEngine | None:
     """Return the engine for the batches of a feed; None if this process makes each batch on demand."""
     workers, device = settings.num_workers, settings.device
-    mover = DeviceMover(device) if device is not None else None
+    images = partial(ImageDecoder, mode=feed.image_mode) if feed.encoded_images else None
+    mover = DeviceMover(device, images) if device is not None else None
     feed.turn_stride = max(1, workers)
     gather = _device_gather(feed, mover, settings.pinned_bytes)
     if workers and settings.worker_type == "thread":
@@ -193,7 +196,7 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
 
     def new_mover() -> Make:
         mover.begin_thread()
-        return lambda turn: move_batch(engine.fetch(turn), mover.send)
+        return _naming_images(feed, lambda turn: move_batch(engine.fetch(turn), mover.send))
 
     return DeviceEngine(ThreadEngine(new_mover, 1, MOVED_AHEAD), mover, engine)
 
@@ -237,13 +240,29 @@ def _maker_factory(
             if gather is not None and own.gathered is not None:
                 own.gather_by(gather(own.gathered))
             send, own.empty = mover.send, mover.empty
-            return lambda turn: move_batch(make(turn), send)
+            return _naming_images(own, lambda turn: move_batch(make(turn), send))
         own.empty = pool.empty if pool is not None else None
         if pinned and torch.cuda.is_available():
             return lambda turn: move_batch(make(turn), pin_memory)
         return make
 
     return new_maker
+
+
+def _naming_images(feed: Feed, make: Make) -> Make:
+    """Return a maker of batches whose error names the sample of an image that does not decode."""
+
+    def named(key: BatchKey) -> Any:
+        try:
+            return make(key)
+        except UndecodableImage as error:
+            index = int(feed.indices(*key)[0][error.row])
+            name = feed.key_of(index) or f"sample {index}"
+            raise CorruptData(
+                f"{name} does not decode: {error.cause}; repair the file, or leave it out"
+            ) from error
+
+    return named
 
 
 def _torch_arguments(settings: WorkerSettings) -> dict[str, Any]:
