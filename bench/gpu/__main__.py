@@ -25,7 +25,7 @@ def main(folder: str) -> int:
         given = data.Data(Path(root, "data"), 2.0 if has_device else 1 / 16)
         began = time.perf_counter()
         data.write(given, 2_048 if has_device else 64)
-        say(f"data written after {time.perf_counter() - began:.0f} s")
+        say(f"data written in {time.perf_counter() - began:.0f} s")
         if not has_device:
             say("no CUDA device: only the data, a daemon and a small training step are tried")
             with data.daemon(given, "1GiB"):
@@ -50,7 +50,8 @@ def passed(check: Any, given: data.Data) -> dict[str, Any]:
     except Exception:  # noqa: BLE001  the next check is run
         say(f"FAILED {check.__name__}\n{traceback.format_exc()[-1500:]}")
         return {"passed": False, "note": traceback.format_exc()[-1500:]}
-    say(f"passed {check.__name__} in {time.perf_counter() - began:.1f} s {'' if note is None else note}")
+    seconds, reserved = time.perf_counter() - began, torch.cuda.memory_reserved() >> 20
+    say(f"passed {check.__name__} in {seconds:.1f} s, {reserved} MiB reserved; {note or ''}")
     return {"passed": True, "note": note}
 
 

@@ -17,7 +17,7 @@ import torch
 from loader.datasets.record_form import RecordForm
 from loader.datasets.samples import SampleReader
 from loader.datasets.targets import target_sample
-from loader.gpu.host_view import HostRows
+from loader.gpu.host_view import host_rows
 from loader.gpu.registered_extents import RegisteredExtents, registered_extents
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
@@ -60,16 +60,16 @@ class HostRecords:
         self._parts = []
         self._unit = unit
         if wide_bytes:
-            self._parts.append(HostRows(address, rows, form.stride_bytes, wide_bytes, unit, device))
+            self._parts.append(host_rows(address, rows, form.stride_bytes, wide_bytes, unit, device))
         if tail_bytes:  # the last token of overlapping sequences, for example
             self._unit = math.gcd(tail_bytes, unit)
             at = address + wide_bytes
-            self._parts.append(HostRows(at, rows, form.stride_bytes, tail_bytes, self._unit, device))
+            self._parts.append(host_rows(at, rows, form.stride_bytes, tail_bytes, self._unit, device))
 
     def gather(self, slots: torch.Tensor) -> torch.Tensor:
         """Return records by slots, int64 [n] on the device, as [n, record_bytes / unit] integers."""
         kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[self._unit]
-        found = [part.tensor.index_select(0, slots).view(kind) for part in self._parts]
+        found = [part.index_select(0, slots).view(kind) for part in self._parts]
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 

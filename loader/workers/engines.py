@@ -19,7 +19,7 @@ from loader.batches.feed import BatchKey, Feed
 from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
 from loader.datasets.samples import SampleReader
-from loader.gpu.cuda_driver import registers_read_only
+from loader.gpu.cuda_driver import can_register
 from loader.gpu.image_decoder import ImageDecoder, UndecodableImage
 from loader.gpu.record_gather import RecordGather
 from loader.gpu.to_device import DeviceMover
@@ -208,7 +208,7 @@ def _device_gather(
     if mover is None or not limit_bytes:
         return None
     form = feed.gathered.record_form if feed.gathered is not None else None
-    if form is None or not registers_read_only(mover.device.index):
+    if form is None or not can_register(mover.device.index):
         reason = (
             "samples are not records of one size" if form is None else "the device cannot read such memory"
         )
