@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-SECONDS = 1.5
+SECONDS = 1.0
 
 
 def synchronize() -> None:
