@@ -18,13 +18,13 @@ import torch
 
 from bench.gpu import checks, data, pictures, training, transfer
 
-HANGS_S = 480
+HANGS_S = 300
 """After so long every thread's stack is printed, and the run ends."""
 
 
 def main(folder: str) -> int:
     """Write results.json below `folder`; 1 when a check fails."""
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)  # the whole takes about three minutes
     has_device = torch.cuda.is_available()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as root:
@@ -39,9 +39,9 @@ def main(folder: str) -> int:
             return 0
         with data.daemon(given, "12GiB"):
             found["checks"] = {check.__name__: passed(check, given) for check in checks.CHECKS[:-1]}
+            measured(folder, found, "pictures", pictures.measure(given))
             measured(folder, found, "training", training.measure(given))
             measured(folder, found, "transfer", transfer.measure(given))
-            measured(folder, found, "pictures", pictures.measure(given))
         with data.daemon(given, "2304MiB"):
             found["checks"]["recalls"] = passed(checks.CHECKS[-1], given)
     save(folder, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def measure(data: Data) -> Iterator[tuple[str, Any]]:
         "torchvision, 8 processes": DataLoader(data.pictures(decode=by_torchvision), num_workers=8, **common),
     }
     for way, loader in ways.items():
-        yield way, rate(loader, _count)
+        yield way, rate(partial(iter, loader), _count)
 
 
 def _count(batch: Any) -> int:

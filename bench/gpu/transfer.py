@@ -55,7 +55,7 @@ def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str
                 for _ in range(len(dataset) // size // 4):
                     next(batches)
                 del batches
-            one = rate(loader, _count)
+            one = rate(partial(iter, loader), _count)
             found.setdefault(way, {})[size] = {
                 "gb_per_s": one["per_s"] * size_bytes / 1e9,
                 "cores": one["cores"],
@@ -107,6 +107,6 @@ def _torch(data: Data, name: str, size: int = 4096) -> dict[str, Any]:
         for batch in loader:
             yield batch.cuda(non_blocking=True)
 
-    one = rate(moved(), len, 2.0)
+    one = rate(moved, len, 2.0)
     size_bytes = width * np.dtype(dtype).itemsize
     return {f"{size}": {"gb_per_s": one["per_s"] * size_bytes / 1e9, "cores": one["cores"]}}
