@@ -8,15 +8,13 @@ from functools import cache
 
 import torch
 
-from cachesvc.core.errors import CacheError
-
 _CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91  # CU_DEVICE_ATTRIBUTE_...
 _READ_ONLY_HOST_REGISTER_SUPPORTED = 113
 _PORTABLE, _MAPPED, _READ_ONLY = 0x01, 0x02, 0x08  # cudaHostRegister...
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-class CudaError(CacheError):
+class CudaError(RuntimeError):
     """A call of CUDA failed."""
 
 

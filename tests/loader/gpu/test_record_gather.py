@@ -16,7 +16,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.errors import CacheError
 from loader import DataLoader
 from loader.batches.gather import GatherMethod
 from loader.datasets.dataset import Dataset
@@ -43,7 +42,7 @@ class Processor:
 
     def register(self, address: int, size_bytes: int) -> None:
         if self._refuses:
-            raise CacheError("no more memory can be pinned")
+            raise RuntimeError("no more memory can be pinned")
         assert address not in self.registered
         self.registered[address] = size_bytes
         self.most_bytes = max(self.most_bytes, sum(self.registered.values()))
