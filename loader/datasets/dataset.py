@@ -41,7 +41,7 @@ def open_dataset(
     *,
     format: str | None = None,
     fields: str | Sequence[str] | None = None,
-    decode: Literal["auto"] | Callable[..., Any] | None = "auto",
+    decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto",
     transform: Callable[..., Any] | None = None,
     version: str | None = None,
     verify: bool = False,
@@ -62,7 +62,8 @@ def open_dataset(
       detects it from the data ("text" is never detected).
     - `fields`: names of the fields that make a sample, which is then a tuple of their values, also for one field.
       None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.
-    - `decode`: "auto" (by extension or column), None (bytes), or callable(sample[, rng]).
+    - `decode`: "auto" (by extension or column), None (bytes), callable(sample[, rng]), or "cuda": as "auto", but images
+      stay encoded until a DataLoader with `device=` decodes those of a batch together, to a list of uint8 tensors.
     - `image_mode`: the mode that decoded images are converted to: "RGB", "L" (grey), or None (the mode of the
       file).
     - `transform`: callable(sample[, rng]), called after decoding. `rng` is a numpy Generator keyed by (seed, epoch,

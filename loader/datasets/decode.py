@@ -36,9 +36,7 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
-    kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
-    if kind.startswith("jpeg:"):  # MDS appends the quality
-        kind = "jpeg"
+    kind = _kind(encoding)
     if kind in _REFUSED:
         raise InvalidInput(
             f"field {name!r} is a pickle ({encoding}), which can run code when it is read; choose other fields=, "
@@ -57,6 +55,16 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
     if kind.startswith("array:"):
         return _array(kind[6:])
     return _PLAIN.get(kind, bytes)
+
+
+def is_image(encoding: str) -> bool:
+    """Return whether a field of this encoding holds image files."""
+    return _kind(encoding) in IMAGES
+
+
+def _kind(encoding: str) -> str:
+    kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
+    return "jpeg" if kind.startswith("jpeg:") else kind  # MDS appends the quality
 
 
 def _pillow(name: str) -> Any:

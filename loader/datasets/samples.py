@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +13,12 @@ from xxhash import xxh3_64_hexdigest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import sample_key
-from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
+from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder, is_image
 from loader.datasets.dtypes import check_range, output_dtype
+from loader.datasets.encoded_images import EncodedImage
+from loader.datasets.generators import RngParameter, rng_of, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
+from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.targets import (
     DEFAULT_DTYPE,
     Targets,
@@ -41,7 +41,7 @@ class SampleSpec:
     """The form of a sample that the user asked for; see `open_dataset`. Raises InvalidInput for bad arguments."""
 
     fields: tuple[str, ...] | None = None
-    decode: Literal["auto"] | Callable[..., Any] | None = "auto"
+    decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto"
     transform: Callable[..., Any] | None = None
     out: str | None = None
     image_mode: ImageMode = "RGB"
@@ -49,9 +49,13 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_targets(self.targets)
-        if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
+        if not (self.decode in (None, "auto", "cuda") or callable(self.decode)):
             raise InvalidInput(
-                f"decode={self.decode!r} is neither 'auto', None (bytes) nor a function of the sample"
+                f"decode={self.decode!r} is neither 'auto', 'cuda', None (bytes) nor a function of the sample"
+            )
+        if self.decode == "cuda" and self.transform is not None:
+            raise InvalidInput(
+                "decode='cuda' decodes whole batches on the device: transform those there, and leave transform= out"
             )
         if not (self.transform is None or callable(self.transform)):
             raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
@@ -60,14 +64,10 @@ class SampleSpec:
             raise InvalidInput(
                 f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
             )
-        if self.image_mode != "RGB" and self.decode != "auto":
+        if self.image_mode != "RGB" and self.decode not in ("auto", "cuda"):
             raise InvalidInput(
-                f"image_mode={self.image_mode!r} is for decode='auto', not decode={self.decode!r}"
+                f"image_mode={self.image_mode!r} is for decode='auto' or 'cuda', not decode={self.decode!r}"
             )
-
-
-RngParameter = Literal["nothing", "named", "second"]
-"""How a user's callable takes its generator."""
 
 
 class SampleReader:
@@ -78,19 +78,20 @@ class SampleReader:
         self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
         text = isinstance(self._layout, Rows) and bool(self._layout.syntax)
-        names = [ROW] if text and spec.decode != "auto" else [field.name for field in catalog.fields]
+        parsed = text and spec.decode in ("auto", "cuda")
+        names = [ROW] if text and not parsed else [field.name for field in catalog.fields]
         self._names = _field_names(spec.fields, names, catalog.labels is not None)
         self._columns = [
             -1 if name == LABEL and name not in names else names.index(name) for name in self._names
         ]
         self._parser = None
-        if text and spec.decode == "auto":
+        if parsed:
             self._parser = RowParser(catalog, self._names if spec.fields is not None else None)
         if text:
             self._columns = [0]
         self._decoders = None if text else self._decoders_of(spec)
-        self._decode_rng = _rng_parameter(spec.decode)
-        self._transform_rng = _rng_parameter(spec.transform)
+        self._decode_rng = rng_parameter(spec.decode)
+        self._transform_rng = rng_parameter(spec.transform)
         self._with_label = spec.fields is None and catalog.labels is not None and len(names) == 1
         self._single = spec.fields is None and len(names) == 1 and not self._with_label
         self.gathered = isinstance(self._layout, Fixed) and spec.decode == "auto"
@@ -212,6 +213,21 @@ class SampleReader:
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
 
+    @property
+    def record_form(self) -> RecordForm | None:
+        """The form of records whose batches need no Python call per sample and no check of their values; None for
+        other samples."""
+        if not (self.gathers_batches and isinstance(self._layout, Fixed)):
+            return None
+        stored, out = torch_dtype(self._dtype), None if self._out is None else torch_dtype(self._out)
+        converts = self._out is None or (out is not None and np.can_cast(self._dtype, self._out, "safe"))
+        if stored is None or not converts:
+            return None
+        layout = self._layout
+        return RecordForm(
+            layout.record_bytes, layout.stride_bytes, stored, self._shape, out, self._spec.targets
+        )
+
     def ranges(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the begin and end of samples that stay bytes, and the extents in which they lie, as `jagged` takes
         them."""
@@ -293,7 +309,7 @@ class SampleReader:
         try:
             if rng_parameter == "nothing":
                 return function(row)
-            rng = _rng_of(rng_key, sample)
+            rng = rng_of(rng_key, sample)
             return function(row, rng=rng) if rng_parameter == "named" else function(row, rng)
         except Exception as error:
             if hasattr(error, "add_note"):
@@ -347,10 +363,15 @@ class SampleReader:
         return {name: value for name, value, held in fields if held is not None}
 
     def _decoders_of(self, spec: SampleSpec) -> list[Decoder] | None:
-        if spec.decode != "auto" or isinstance(self._layout, Fixed):
+        if spec.decode not in ("auto", "cuda") or isinstance(self._layout, Fixed):
             return None
-        fields = self._catalog.fields
-        return [decoder(fields[c].name, fields[c].encoding, spec.image_mode) for c in self._columns if c >= 0]
+        fields = [self._catalog.fields[column] for column in self._columns if column >= 0]
+        return [
+            EncodedImage
+            if spec.decode == "cuda" and is_image(field.encoding)
+            else decoder(field.name, field.encoding, spec.image_mode)
+            for field in fields
+        ]
 
 
 def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
@@ -369,24 +390,3 @@ def _describe_classes(classes: Sequence[str]) -> str:
         return ""
     some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
     return f" of {len(classes):,} classes ({some}; {xxh3_64_hexdigest(repr(tuple(classes)).encode())[:8]})"
-
-
-def _rng_parameter(function: object) -> RngParameter:
-    """Return how a callable takes `rng`: by a parameter of that name, or by a second one without a default."""
-    if not callable(function):
-        return "nothing"
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return "nothing"  # a builtin without a signature takes only the sample
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(parameter.name == "rng" for parameter in positional[1:2]):
-        return "second"
-    given = function.keywords if isinstance(function, partial) else {}
-    if any(parameter.name == "rng" for parameter in parameters) and "rng" not in given:
-        return "named"
-    return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
-
-
-def _rng_of(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
-    return np.random.default_rng(sample_key(*rng_key, sample))
