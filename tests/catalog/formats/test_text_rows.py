@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats import object_bytes, text_rows
 from cachesvc.catalog.labels import row_tags
+from cachesvc.catalog.listing import BESIDE
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.row_syntax import csv_rows, json_value
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
-from tests.support.catalog_reader import compiled, samples_of
+from tests.support.catalog_reader import Folder, compiled, samples_of
 from tests.support.datasets import write_files
 from tests.support.folders import IMAGES, opened, refusal
 
@@ -82,6 +83,15 @@ def test_json_lines_of_other_names_are_recognised(tmp_path: Path, names: tuple[s
     files = {name: gzip.compress(body) if name.endswith("gz") else body for name in names}
     catalog = opened(tmp_path / "d", files)
     assert (catalog.format, catalog.samples) == ("jsonl", 2 * len(names))
+
+
+def test_a_catalog_beside_json_lines_is_used(tmp_path: Path) -> None:
+    built = opened(tmp_path / "d", {"a.json": b'{"a": 1}\n{"a": 2}\n'})
+    (catalog,) = tmp_path.glob(".*.catalog")
+    catalog.rename(tmp_path / "d" / BESIDE)
+    folder = Folder()
+    assert compiled(tmp_path / "d", folder=folder).id == built.id
+    assert {Path(read).name for read in folder.reads} == {BESIDE}
 
 
 def test_short_values_are_searched_and_long_ones_are_not_in_the_catalog(tmp_path: Path) -> None:
