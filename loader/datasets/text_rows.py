@@ -81,7 +81,7 @@ class RowParser:
                     into = columns[self._names[field]]
                     for at, value in zip(where, self._values(field, column), strict=True):
                         into[at] = value
-        values = zip(*columns.values(), strict=True)
+        values = zip(*(columns[name] for name in chosen), strict=True)
         return (
             values if self._fields is not None else (dict(zip(chosen, each, strict=True)) for each in values)
         )

@@ -39,36 +39,47 @@ def compile_csv(inputs: Inputs) -> Draft:
     never closed, InvalidInput for columns of the same name, and as `TextRows` does."""
     rows, columns = TextRows(inputs), dict[str, _Column]()
     headers: dict[tuple[str, tuple[int, ...]], int] = {}
+    notes: list[str] = []
     for at, entry in enumerate(inputs.entries):
-        header = 0
-        table = _Table(entry.object.uri, rows.lines(at), "\t" if _is_tsv(entry) else "")
-        names = table.header()
-        if names:
+        table, header = _Table(entry.object.uri, rows.lines(at), "\t" if _is_tsv(entry) else ""), 0
+        if names := table.header():
             for name in names:
                 columns.setdefault(name, _Column(len(columns)))
             mine = [columns[name] for name in names]
             header = headers.setdefault((table.separator, tuple(each.field for each in mine)), len(headers))
             _check_header(entry.object.uri, names, len(columns), len(headers))
-            for offset, length, line, cells in table.rows():
-                sample = rows.add(offset, length, line)
-                if isinstance(cells, str):
-                    rows.add_malformed(at, line, cells)
-                elif len(cells) != len(names):
-                    rows.add_malformed(at, line, f"has {len(cells)} cells, its header {len(names)}")
-                else:
-                    for column, cell in zip(mine, cells, strict=True):
-                        column.add(cell)
-                    rows.tags.add_all(sample, zip(names, cells, strict=True))
+            notes = notes or _doubts(entry.object.uri, names)
+            _add_rows(rows, at, table, names, mine)
         rows.end_object(at, header)
     fields = [Field(name, column.kind) for name, column in columns.items()]
     draft = rows.draft(CSV, fields, list(headers))
-    draft.notes += [
-        f"columns are named {', '.join(map(repr, list(columns)[:4]))} by the first line of {inputs.entries[0].object.uri}: "
-        "if that is data, put a line of names before it"
-        for name in list(columns)[:1]
-        if any(_NUMBER.fullmatch(each) for each in columns)
-    ]
+    draft.notes += notes
     return draft
+
+
+def _add_rows(
+    rows: TextRows, at: int, table: _Table, names: Sequence[str], columns: Sequence[_Column]
+) -> None:
+    for offset, length, line, cells in table.rows():
+        sample = rows.add(offset, length, line)
+        if isinstance(cells, str):
+            rows.add_malformed(at, line, cells)
+        elif len(cells) != len(names):
+            rows.add_malformed(at, line, f"has {len(cells)} cells, its header {len(names)}")
+        else:
+            for column, cell in zip(columns, cells, strict=True):
+                column.add(cell)
+            rows.tags.add_all(sample, zip(names, cells, strict=True))
+
+
+def _doubts(uri: str, names: Sequence[str]) -> list[str]:
+    """Return the note on a header that may be data."""
+    if not any(map(_NUMBER.fullmatch, names)):
+        return []
+    some = ", ".join(map(repr, names[:4]))
+    return [
+        f"columns are named {some} by the first line of {uri}: if that is data, put a line of names before it"
+    ]
 
 
 def _is_tsv(entry: ListedObject) -> bool:

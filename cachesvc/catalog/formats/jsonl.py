@@ -24,8 +24,8 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 
 
 def compile_jsonl(inputs: Inputs) -> Draft:
-    """Find every line that is not blank. Raises CorruptData for a file without JSON, InvalidInput for one
-    list, and as `TextRows` does."""
+    """Find every line that is not blank. Raises CorruptData for a file without JSON, InvalidInput for one that is a list,
+    and as `TextRows` does."""
     rows, names = TextRows(inputs), dict[str, None]()
     beyond = False
     for at, entry in enumerate(inputs.entries):

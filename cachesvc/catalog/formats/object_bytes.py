@@ -43,7 +43,7 @@ class ObjectBytes:
                 self._plain.add_run(at, 0, version.size_bytes, self.cut)
         packed = (version for at, version in enumerate(self._versions) if self.codecs[at])
         self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
-        self._waiting: deque[Future[bytes]] = deque()
+        self._waiting: deque[tuple[tuple[ObjectVersion, int], Future[bytes]]] = deque()
         self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self._decoding = ThreadPoolExecutor(1, "decoding")  # one window ahead of the parser
         if len(self._plain):
@@ -83,10 +83,13 @@ class ObjectBytes:
 
     def _stored(self, version: ObjectVersion) -> Iterator[bytes]:
         """Yield the stored bytes of an object. Ranges are fetched ahead, those of the objects behind it too."""
-        for _ in _ranges(version):
-            while len(self._waiting) < _FETCHES and (next_one := next(self._to_fetch, None)):
-                self._waiting.append(self._pool.submit(self._inputs.fetch, *next_one))
-            yield self._waiting.popleft().result()
+        for begin, _ in _ranges(version):
+            found = None
+            while found != (version, begin):  # an object that failed leaves ranges behind
+                while len(self._waiting) < _FETCHES and (wanted := next(self._to_fetch, None)):
+                    self._waiting.append((wanted[:2], self._pool.submit(self._inputs.fetch, *wanted)))
+                found, coming = self._waiting.popleft()
+            yield coming.result()
 
     def add_to(self, space: AddressSpace, at: int, decoded_bytes: int) -> int:
         """Add the extents of an object that was read and return its start address."""

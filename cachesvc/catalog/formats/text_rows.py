@@ -50,7 +50,8 @@ class TextRows:
         first = next(windows, b"")
         _check_text(uri, first, self._inputs.entries[at].object.size_bytes)
         begin = len(BOM_UTF8) if first.startswith(BOM_UTF8) else 0
-        parts, held = [], 0
+        parts: list[bytes] = []
+        held = 0
         for window in chain([first[begin:]], windows):
             head, *lines = window.split(b"\n")
             parts.append(head)
@@ -74,6 +75,8 @@ class TextRows:
         self._decoded = 0
         for window in self._bytes.windows(at):
             self._decoded += len(window)
+            read = min(self._decoded, self._inputs.entries[at].object.size_bytes)
+            self._inputs.progress(self._done + read, self._total)
             yield window
 
     def add(self, offset: int, length: int, line: int) -> int:

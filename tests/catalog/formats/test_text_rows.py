@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.compiler import Inputs, ListedObject
 from cachesvc.catalog.formats import object_bytes, text_rows
 from cachesvc.catalog.labels import row_tags
 from cachesvc.catalog.listing import BESIDE
@@ -26,6 +28,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.row_syntax import csv_rows, json_value
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
+from cachesvc.core.model import ObjectVersion
 from tests.support.catalog_reader import Folder, compiled, samples_of
 from tests.support.datasets import write_files
 from tests.support.folders import IMAGES, opened, refusal
@@ -132,6 +135,35 @@ def test_more_names_and_values_than_are_kept_are_noted(
     assert any("columns are not searchable" in note and ": id" in note for note in catalog.notes)
     assert any("fields= can name the first 1,024 keys" in note for note in catalog.notes)
     assert len(catalog.fields) == 1024
+
+
+def test_columns_beyond_the_limit_of_values_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_tags, "_MAX_VALUES", 250)
+    monkeypatch.setattr(row_tags, "_PENDING", 8)
+    body = "".join(json.dumps({"a": n, "b": str(n % 2), "c": n}) + "\n" for n in range(100))
+    catalog = opened(tmp_path / "d", {"a.jsonl": body.encode()})
+    assert catalog.names() == ("key", "shard", "a", "b")
+    assert catalog.find("a > 97").tolist() == [98, 99]
+    assert catalog.notes == ("1 columns are not searchable, being too many or of too many values: c",)
+
+
+def test_a_file_that_was_left_in_the_middle_costs_the_next_one_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(object_bytes, "_FETCH_BYTES", 100)
+    bodies = {f"{n}.gz": gzip.compress(random.Random(n).randbytes(5000)) for n in range(3)}
+
+    def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
+        return bodies[version.uri][offset : offset + length]
+
+    entries = [ListedObject(ObjectVersion(name, len(body), "e"), name) for name, body in bodies.items()]
+    anything: Any = None
+    found = object_bytes.ObjectBytes(Inputs("", entries, Options(), fetch, anything, anything))
+    next(found.windows(0))
+    next(found.windows(1))
+    assert b"".join(found.windows(2)) == gzip.decompress(bodies["2.gz"])
 
 
 @given(
