@@ -63,9 +63,10 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     """The daemon of this module, which survives each test."""
     assert shared.process is not None
     pid, before = shared.pid, len(shared.log)
-    yield from for_one_test(shared)
-    assert (shared.process.poll(), shared.pid) == (None, pid), shared.log
-    assert "Traceback" not in shared.log[before:]
+    for found in for_one_test(shared):
+        yield found
+        assert (shared.process.poll(), shared.pid) == (None, pid), shared.log
+        assert "Traceback" not in shared.log[before:]
 
 
 def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:

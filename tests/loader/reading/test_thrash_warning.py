@@ -106,6 +106,7 @@ def test_a_loader_warns_once(
     loader = DataLoader(data, 256, **{"shuffle": True} | given)  # type: ignore[arg-type]
     for _ in range(2):
         assert sum(map(len, loader)) == len(data)
+    data.close()
     lines = [line for line in caplog.messages if "shuffled together" in line]
     assert len(lines) == warnings
     assert all(
