@@ -27,7 +27,8 @@ class Survey:
     """A dataset version before it is compiled.
 
     `options.format` is resolved; `found_out`: it was inferred, not given. `left_out` counts listed objects that are not
-    part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with the data, not checked yet.
+    part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with
+    the data, not checked yet. `litter`: see `Listing`.
     """
 
     id: DatasetId
@@ -38,6 +39,7 @@ class Survey:
     found_out: bool = False
     left_out: int = 0
     first_left_out: str = ""
+    litter: tuple[str, ...] = ()
 
     @property
     def format(self) -> str:
@@ -78,6 +80,7 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
         first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
         if left_out
         else "",
+        litter=listed.litter,
     )
 
 

@@ -33,6 +33,8 @@ NOTES_LOGGED = 8
 current_rng_key: ContextVar[tuple[int, int]] = ContextVar("current_rng_key")
 """The (seed, epoch) for transforms, set by the loader that reads in this thread. It takes precedence over
 `Dataset.rng_key`, which other loaders share."""
+_REMADE = ("_catalog", "sample_reader")
+"""Attributes that are not pickled, but made anew."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -140,7 +142,7 @@ class Dataset(TorchDataset[Any]):
     def __init__(self, opened: OpenedDataset, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
         self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
         self._catalog = opened.catalog
-        self.samples = SampleReader(opened.catalog, sample_spec)
+        self.sample_reader = SampleReader(opened.catalog, sample_spec)
         self._seed = 0
         self._epoch: list[int] | torch.Tensor = [0]
         self._identity = ""
@@ -160,15 +162,19 @@ class Dataset(TorchDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples in the order given, read in one pass. Raises as `[]` does."""
+        if self.has_own_getitem:
+            return [self[index] for index in indices]
         return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.opened, self._sample_spec, self._ids, self._seed, self._epoch
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _REMADE}
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        opened, sample_spec, ids, seed, epoch = state
-        self.__init__(opened, sample_spec, ids)  # type: ignore[misc]
-        self._seed, self._epoch = seed, [*epoch] if isinstance(epoch, list) else epoch
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._catalog = self.opened.catalog
+        self.sample_reader = SampleReader(self._catalog, self._sample_spec)
+        if isinstance(self._epoch, list):
+            self._epoch = [*self._epoch]
 
     def __repr__(self) -> str:
         return f"Dataset({self._catalog.uri!r}, {self._catalog.format}, {len(self):,} samples, {self.version[:8]})"
@@ -307,6 +313,11 @@ class Dataset(TorchDataset[Any]):
         return indices if self._ids is None else self._ids[indices]
 
     @property
+    def has_own_getitem(self) -> bool:
+        """A subclass makes samples in its own way, from indices of this dataset."""
+        return type(self).__getitem__ is not Dataset.__getitem__
+
+    @property
     def ids(self) -> Ints | None:
         """The catalog's sample id of each index; None if they are equal."""
         return self._ids
@@ -320,7 +331,7 @@ class Dataset(TorchDataset[Any]):
     def sample_kind(self) -> str:
         """The kind of a sample, in words; "" if user callables decide it."""
         callables = self._sample_spec.transform is not None or callable(self._sample_spec.decode)
-        return "" if callables else self.samples.sample_kind
+        return "" if callables else self.sample_reader.sample_kind
 
     @property
     def sample_spec(self) -> SampleSpec:
@@ -333,7 +344,7 @@ class Dataset(TorchDataset[Any]):
 
     def iter_samples(self, ids: Ints) -> Iterator[Any]:
         """Make samples by catalog id one at a time; see `SampleReader.iter_samples`."""
-        return self.samples.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
+        return self.sample_reader.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
 
     def close(self) -> None:
         """Release leases, mappings and the connection. The next use connects again."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats import files, mds, parquet, records, tokens, webdataset
+from cachesvc.catalog.formats import files, images, mds, parquet, records, tokens, webdataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Format:
 
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
+    "images": Format(images.select, images.compile_images),
     "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("label_kind",)),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),

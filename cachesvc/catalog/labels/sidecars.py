@@ -107,11 +107,18 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
         return None
     if not requested and SPLITS.issuperset(classes):
         notes.append(f"the classes are {', '.join(classes)}: to have the folders in them, open one of these")
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.full(files.samples, -1, np.int32)
-    labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
+    names, labels = class_folders(paths, files.sample, files.samples)
     if inputs.options.label_kind == "float":
-        return (), encode_labels(classes, "float", inputs.uri)[1][labels]
+        return (), encode_labels(names, "float", inputs.uri)[1][labels]
+    return names, labels
+
+
+def class_folders(paths: Sequence[str], sample: Ints, samples: int) -> tuple[tuple[str, ...], Array]:
+    """Return the classes in alphabetical order, and the class index of each sample: the first folder of its path."""
+    classes = sorted({path.partition("/")[0] for path in paths})
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.full(samples, -1, np.int32)
+    labels[sample] = [numbers[path.partition("/")[0]] for path in paths]
     return tuple(classes), labels
 
 
