@@ -138,6 +138,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
         "fields": [(field.name, field.encoding) for field in draft.fields],
         "layout": {"kind": draft.kind, **draft.head},
         "tags": tags,
+        "label_width": draft.label_width,
         "notes": draft.notes,
     }
     write_columns(into, head, columns)

@@ -146,7 +146,8 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--labels",
             default="",
-            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
+            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon; or "
+            "names of columns as JSON.",
         ),
         click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),

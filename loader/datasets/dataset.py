@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.labels.label_source import labels_text
 from cachesvc.catalog.layout import Fixed
 from cachesvc.catalog.options import Options
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
@@ -54,7 +55,7 @@ def open_dataset(
     targets: Targets | None = None,
     record_bytes: int = 0,
     header_bytes: int = 0,
-    labels: str = "",
+    labels: str | Mapping[str, Any] = "",
     image_mode: Literal["RGB", "L"] | None = "RGB",
     extent_bytes: int = 0,
 ) -> Dataset:
@@ -62,6 +63,7 @@ def open_dataset(
 
     - `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None detects it from the data.
     - `fields`: names of the fields that make a sample, which is then a tuple of their values, also for one field.
+      Besides stored fields: "label", "key", and columns of a table beside the data.
       None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.
     - `decode`: "auto" (by extension or column), None (bytes), callable(sample[, rng]), or "cuda": as "auto", but images
       stay encoded until a DataLoader with `device=` decodes those of a batch together, to a list of uint8 tensors.
@@ -89,7 +91,7 @@ def open_dataset(
         overlap=overlap,
         record_bytes=record_bytes,
         header_bytes=header_bytes,
-        labels=labels,
+        labels=labels_text(labels) if isinstance(labels, Mapping) else labels,
     )
     version = text("version", "" if version is None else version)
     if fields is not None and not isinstance(fields, Iterable):

@@ -13,6 +13,7 @@ from xxhash import xxh3_64_hexdigest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed, Indirect, Table
 from cachesvc.core.errors import InvalidInput
+from loader.datasets.catalog_values import LABEL, ValueOf, value_names, value_of
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder, is_image
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.encoded_images import EncodedImage
@@ -29,8 +30,6 @@ from loader.datasets.targets import (
 )
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
-
-LABEL = "label"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +74,10 @@ class SampleReader:
         self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
         names = [field.name for field in catalog.fields]
-        self._names = _field_names(spec.fields, names, catalog.labels is not None)
-        self._columns = [
-            -1 if name == LABEL and name not in names else names.index(name) for name in self._names
-        ]
+        self._names = names if spec.fields is None else list(spec.fields)
+        self._values = _values_of(catalog, self._names)
+        self._columns = [-1 if name in self._values else names.index(name) for name in self._names]
+        self._label = value_of(catalog, LABEL)
         self._decoders = self._decoders_of(spec)
         self._decode_rng = rng_parameter(spec.decode)
         self._transform_rng = rng_parameter(spec.transform)
@@ -125,6 +124,8 @@ class SampleReader:
 
     def _describe_labels(self) -> str:
         labels = self._catalog.labels
+        if labels is not None and labels.ndim == 2:
+            return f" of {labels.shape[1]:,} numbers{_describe_classes(self._catalog.classes)}"
         is_number = labels is not None and labels.dtype.kind == "f"
         return " as a number" if is_number else _describe_classes(self._catalog.classes)
 
@@ -336,13 +337,12 @@ class SampleReader:
         """Return a tuple if fields were named, (value, label) for one field with labels, the value for one field,
         otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
         None, as JSON's null."""
-        labels = self._catalog.labels
         if self._spec.fields is not None:
             given = iter(values)
-            full = [next(given) if column >= 0 else labels[sample].item() for column in self._columns]  # type: ignore[index]
-            return tuple(full)
-        if self._with_label:
-            return values[0], labels[sample].item()  # type: ignore[index]
+            held = self._values
+            return tuple(held[name](sample) if name in held else next(given) for name in self._names)
+        if self._with_label and self._label is not None:
+            return values[0], self._label(sample)
         if len(values) == 1:
             return values[0]
         fields = zip(self._names, values, stored, strict=True)
@@ -360,14 +360,16 @@ class SampleReader:
         ]
 
 
-def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
-    if wanted is None:
-        return names
-    known = [*names, LABEL] if labelled else names
-    missing = [name for name in wanted if name not in known]
+def _values_of(catalog: Catalog, wanted: Sequence[str]) -> dict[str, ValueOf]:
+    """Return the functions of those names that the catalog has the values of. Raises InvalidInput for unknown names,
+    and for none."""
+    fields = [field.name for field in catalog.fields]
+    found = {name: value_of(catalog, name) for name in wanted if name not in fields}
+    missing = [name for name, value in found.items() if value is None]
     if missing or not wanted:
-        raise InvalidInput(f"fields {missing} are not in the dataset, which has {', '.join(known)}")
-    return list(wanted)
+        known = ", ".join(dict.fromkeys([*fields, *value_names(catalog)]))
+        raise InvalidInput(f"fields {missing} are not in the dataset, which has {known}")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _describe_classes(classes: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ def test_megatron_pairs_are_matched_without_case(tmp_path: Path) -> None:
         },
         {"a.json": b"{}", "a.idx": b"i", "a.tar.idx": b"i", "a.txt": b"t"},
         {"a.parquet": b"PAR1", "a_stats.json": b"{}"},
-        {"labels.csv": b"file,label\n"},
+        {"labels.csv": b"sun,moon\n"},
         {"idx/a.idx": b"i", "idx/b.idx": b"i"},
         {"dataset.yaml": b"y"},
     ],

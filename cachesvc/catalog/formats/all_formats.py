@@ -23,7 +23,7 @@ class Format:
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
     "images": Format(images.select, images.compile_images),
-    "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("label_kind",)),
+    "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind")),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "records": Format(

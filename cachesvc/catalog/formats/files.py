@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
 from cachesvc.catalog.containers import BY_EXTENSION, refusal
 from cachesvc.catalog.kinds import IMAGES, TABLES
 from cachesvc.catalog.labels import label_tables, sidecars
+from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import PAGE_BYTES
@@ -57,7 +59,7 @@ def compile_files(inputs: Inputs) -> Draft:
     Raises NotFound where there is no byte of data, InvalidInput for a label file that is absent or labels nothing,
     CorruptData for one that does not parse.
     """
-    split = label_tables.separate_tables(inputs)
+    split = label_tables.separate_tables(inputs, cache(partial(_names_by_stem, inputs.entries)))
     rest, strays = split.rest, inputs.strays
     if inputs.found_out:
         strays = strays.union(_rows(inputs, rest))
@@ -75,6 +77,13 @@ def compile_files(inputs: Inputs) -> Draft:
     draft.strays = strays
     sidecars.annotate(inputs, draft, files, split.tables)
     return draft
+
+
+def _names_by_stem(entries: Sequence[ListedObject]) -> SampleNames:
+    """Return the names of files; those of one stem are one sample."""
+    index: dict[str, int] = {}
+    stems = [split_name(entry.path)[0] for entry in entries]
+    return sidecars.sample_names(entries, [index.setdefault(stem, len(index)) for stem in stems])
 
 
 def draft_files(inputs: Inputs, rest: Sequence[int], samples: Samples) -> tuple[Draft, sidecars.Files]:

@@ -17,6 +17,8 @@ from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
 from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.tar import BLOCK, Member, members
+from cachesvc.catalog.labels.label_tables import may_be_beside, read_tables, separate_tables
+from cachesvc.catalog.labels.sample_names import SampleKeys
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
@@ -33,11 +35,14 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
+    """Choose the tars, and possible tables about their samples. Raises InvalidInput for compressed tars, whose samples
+    would be missing."""
     for entry in entries:
         if entry.name.lower().endswith(PACKED):
             raise _packed(entry)
-    return [entry for entry in entries if entry.extension == "tar"]
+    if not any(entry.extension == "tar" for entry in entries):
+        return []
+    return [entry for entry in entries if entry.extension == "tar" or may_be_beside(entry)]
 
 
 def _packed(entry: ListedObject) -> InvalidInput:
@@ -48,17 +53,23 @@ def _packed(entry: ListedObject) -> InvalidInput:
 
 
 def compile_webdataset(inputs: Inputs) -> Draft:
-    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample."""
+    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample, InvalidInput for
+    labels that are not found."""
+    if inputs.options.labels_from == "folder":
+        raise InvalidInput(f"labels='folder' is for files, and {inputs.uri} is read as webdataset")
+    split = separate_tables(inputs)
+    tars = [at for at in split.rest if inputs.entries[at].extension == "tar"]
     space = AddressSpace([entry.object for entry in inputs.entries])
     cut = inputs.options.extent_bytes
     spans = []
-    for index, entry in enumerate(inputs.entries):
+    for index in tars:
         first = len(space)
-        spans.append((space.add_run(index, 0, entry.object.size_bytes, cut), first))
+        spans.append((space.add_run(index, 0, inputs.entries[index].object.size_bytes, cut), first))
     inputs.data.declare(list(space.extents()))
-    total = sum(entry.object.size_bytes for entry in inputs.entries)
+    total = sum(inputs.entries[index].object.size_bytes for index in tars)
     samples, done = _Collector(), 0
-    for entry, (start, first) in zip(inputs.entries, spans, strict=True):
+    for index, (start, first) in zip(tars, spans, strict=True):
+        entry = inputs.entries[index]
         shard = _Shard(inputs.data, first, cut, entry.object.size_bytes)
         if compression_of(shard.read(0, min(BLOCK, entry.object.size_bytes))):
             raise _packed(entry)
@@ -69,7 +80,9 @@ def compile_webdataset(inputs: Inputs) -> Draft:
         shard.finish()
         done += entry.object.size_bytes
         inputs.progress(done, total)
-    return samples.draft(inputs, space)
+    draft = samples.draft(inputs, space, split.tables)
+    draft.strays = set(split.rest).difference(tars)
+    return draft
 
 
 class _Shard:
@@ -172,7 +185,7 @@ class _Collector:
         )
         return [*([links] if self._links else []), *self._tags.notes()]
 
-    def draft(self, inputs: Inputs, space: AddressSpace) -> Draft:
+    def draft(self, inputs: Inputs, space: AddressSpace, tables: Sequence[int]) -> Draft:
         """Return the collected samples as a draft. Raises NotFound where there are none."""
         count, names = len(self._keys), sorted(self._fields)
         if not count:
@@ -187,6 +200,12 @@ class _Collector:
         draft = Draft("rows", space, fields, np.append(firsts, np.int64(count)))
         draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
         draft.keys = self._keys
+        if tables:
+            told = Tags()
+            draft.notes += read_tables(
+                inputs, tables, SampleKeys(self._keys[at] for at in range(count)), told
+            )
+            self._tags.update(told)
         draft.label(inputs, self._tags.take_labels(count, inputs.options.label_kind, inputs.uri))
         draft.tags = self._tags.columns(count)
         draft.notes += self._notes()
