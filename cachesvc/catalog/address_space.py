@@ -20,7 +20,7 @@ from cachesvc.core.model import (
     extent_of,
 )
 
-CODECS = ("", "zstd", "parquet")
+CODECS = ("", "zstd", "parquet", "gzip", "bz2")
 
 
 def aligned(address: int, multiple: int) -> int:

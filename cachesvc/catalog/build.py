@@ -15,7 +15,7 @@ from cachesvc.catalog.catalog import BUILDER_VERSION
 from cachesvc.catalog.column_file import write_columns
 from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
-from cachesvc.catalog.content_sniffing import look, warning
+from cachesvc.catalog.content_sniffing import is_json_lines, look, warning
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.labels.hive_partitions import hive_notes
 from cachesvc.catalog.survey import Survey, provisional_id
@@ -53,7 +53,12 @@ def build(
         return bytes(buffer)
 
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
-    inputs, opaque = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
+    opaque: list[int] = []
+    if survey.found_out and survey.format == "files":
+        inputs, opaque = look(inputs)
+        if is_json_lines(inputs):
+            survey = replace(survey, options=replace(survey.options, format="jsonl"))
+            inputs = replace(inputs, options=survey.options)
     draft = FORMATS[survey.format].compile(inputs)
     draft.notes[:0] = [
         *_left_out(survey, draft),

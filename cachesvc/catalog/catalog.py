@@ -12,6 +12,7 @@ from cachesvc.catalog.address_space import CODECS, aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
 from cachesvc.catalog.layout import Field, Fixed, Indirect, Layout, Rows, Table
+from cachesvc.catalog.row_syntax import CsvHeader
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
 from cachesvc.core.safe_text import redacted
@@ -163,9 +164,35 @@ class Catalog:
             return f"{self._shard(int(self.columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
         number = self._extent_object(extent)
-        if isinstance(self.layout, Table):  # one piece per extent, in the order of objects
+        if not isinstance(self.layout, Indirect):  # one piece per extent, in the order of objects
             extent = int(np.searchsorted(self.columns["piece.object"], number))
         return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
+
+    def line_of(self, sample: int) -> tuple[str, int]:
+        """Return the URI of a row of text and the number of its first line, from 1 on."""
+        extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
+        first = self.columns["line.first"]
+        run = int(np.searchsorted(first, sample, "right")) - 1
+        line = int(self.columns["line.from"][run]) + sample - int(first[run])
+        return self.object(self._extent_object(extent)).uri, line
+
+    def headers_of(self, samples: Ints) -> Ints:
+        """Return the index of each row's CSV header, int64[n]."""
+        extents = np.searchsorted(self.extent_first, samples, "right") - 1
+        return np.asarray(self.columns["extent.header"][extents])
+
+    @property
+    def csv_headers(self) -> tuple[CsvHeader, ...]:
+        """The headers of the files of a CSV dataset, each once."""
+        return tuple(
+            CsvHeader(str(sep), tuple(map(int, cells)))
+            for sep, cells in self.columns.head["layout"]["headers"]
+        )
+
+    @property
+    def compressed(self) -> bool:
+        """Whether extents are decoded from whole objects."""
+        return bool(self.columns["piece.codec"].any())
 
     def _extent_object(self, extent: int) -> int:
         return int(self.columns["piece.object"][int(self.columns["extent.piece"][extent])])
@@ -268,8 +295,9 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
             columns["run.slot"],
         )
     if head["kind"] == "rows":
-        shape = (samples, len(columns.head["fields"]))
-        return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape))
+        syntax = str(head.get("syntax", ""))
+        shape = (samples, 1 if syntax else len(columns.head["fields"]))
+        return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape), syntax)
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
         return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)

@@ -33,13 +33,6 @@ _UNPACK = f"{_NOT_READ}unpack it, or pack its files as a tar"
 _TOKENS = "which needs format='tokens' and seq_len="
 _NAME = "which needs a name that ends with "
 
-JSONL = Container(
-    "JSONL",
-    ("jsonl", "ndjson", "jsonlines"),
-    (),
-    f"{_TO_PARQUET} (datasets.load_dataset('json', data_files=...)['train'].to_parquet('x.parquet'))",
-)
-CSV = Container("CSV", ("csv", "tsv"), (), f"{_TO_PARQUET} (pandas.read_csv(...).to_parquet('x.parquet'))")
 TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
 LITDATA = Container("litData", (), (), _TO_SHARDS)
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
@@ -51,8 +44,6 @@ ARROW = Container(
     f"{_TO_PARQUET} (datasets.load_from_disk(...).to_parquet('x.parquet'), or pyarrow.parquet.write_table)",
 )
 CONTAINERS = (
-    JSONL,
-    CSV,
     TFRECORD,
     LITDATA,
     ZARR,

@@ -10,7 +10,9 @@ from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Con
 
 PARQUET = ("parquet", "pq", "parq")
 TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
-"""Extensions of tars, including compressed ones, which `webdataset` refuses by name."""
+"""Extensions of tars, including compressed ones."""
+JSON_LINES = ("jsonl", "ndjson", "jsonlines")
+CSV = ("csv", "tsv")
 TABLES = ("csv", "tsv", "jsonl", "ndjson")
 """Extensions of files that may be tables of labels."""
 ASIDE = "aside"
@@ -30,6 +32,8 @@ _SAMPLES = """
 KNOWN = IMAGES.union(_SAMPLES.split())
 """Extensions of files that are one sample each, of any size."""
 
+_COMPRESSED = ("webdataset", "jsonl", "csv")
+"""Formats whose objects may be compressed by another program."""
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 _CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
 _ASIDE_NAMES = frozenset(
@@ -70,7 +74,7 @@ def kind_of(name: str) -> Kind:
     if inner == "mds":
         return "mds"
     found = _kind("jsonl" if inner == "json" else inner)
-    return found if found == "webdataset" or isinstance(found, Container) else PLAIN
+    return found if found in _COMPRESSED or isinstance(found, Container) else PLAIN
 
 
 def extension_of(name: str) -> str:
@@ -88,7 +92,8 @@ def _kind(extension: str) -> Kind:
     extension = _SHARD_NUMBER.sub("", extension)
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
-    formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "records": ("npy",), ASIDE: ("idx",)}
+    formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "jsonl": JSON_LINES, "csv": CSV}
+    formats |= {"records": ("npy",), ASIDE: ("idx",)}
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 

@@ -10,6 +10,7 @@ from cachesvc.catalog.address_space import CODECS
 from cachesvc.catalog.catalog import PART_COLUMNS, Catalog
 from cachesvc.catalog.columns import Ints, MappedColumns, MappedTexts, check_ascending
 from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
+from cachesvc.catalog.row_syntax import CSV, SYNTAXES
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import extent_of
 
@@ -41,6 +42,8 @@ def _check_samples(catalog: Catalog) -> None:
             raise CorruptData("a sample lies outside the address space")
         begins = layout.addresses[lengths > 0]
         _check_held(catalog, begins, begins + lengths[lengths > 0])
+        if layout.syntax:
+            _check_text_rows(catalog, layout.syntax)
     if isinstance(layout, Fixed):
         _check_runs(catalog, layout)
     if isinstance(layout, Indirect) and (np.diff(catalog.extent_first) > catalog.extent_sizes // 4 - 2).any():
@@ -50,6 +53,20 @@ def _check_samples(catalog: Catalog) -> None:
         and (np.diff(catalog.extent_first) > catalog.extent_sizes // layout.row_bytes).any()
     ):
         raise CorruptData("an extent is too small for the table of its rows")
+
+
+def _check_text_rows(catalog: Catalog, syntax: str) -> None:
+    columns, headers = catalog.columns, catalog.csv_headers
+    fields = [field for header in headers for field in header.fields]
+    if syntax not in SYNTAXES or not set(fields) <= set(range(len(catalog.fields))):
+        raise CorruptData("rows of text are of no known syntax, or their headers name no field")
+    chosen, first = columns["extent.header"], columns["line.first"]
+    if len(chosen) != len(catalog.extent_sizes) or not (chosen >= 0).all():
+        raise CorruptData("an extent of rows has no header")
+    if syntax == CSV and chosen.max() >= len(headers):
+        raise CorruptData("an extent of rows has no header")
+    if not 0 < len(first) == len(columns["line.from"]) or first[0] or (np.diff(first) <= 0).any():
+        raise CorruptData("the line numbers of rows are inconsistent")
 
 
 def _check_runs(catalog: Catalog, layout: Fixed) -> None:

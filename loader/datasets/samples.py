@@ -11,7 +11,7 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, Table
+from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.catalog_values import LABEL, ValueOf, value_names, value_of
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder, is_image
@@ -28,8 +28,12 @@ from loader.datasets.targets import (
     split_targets,
     target_sample,
 )
+from loader.datasets.text_rows import RowParser
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
+
+ROW = "row"
+"""The field of rows of text that are not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,19 @@ class SampleReader:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
         self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
-        names = [field.name for field in catalog.fields]
+        text = isinstance(self._layout, Rows) and bool(self._layout.syntax)
+        names = [ROW] if text and spec.decode != "auto" else [field.name for field in catalog.fields]
         self._names = names if spec.fields is None else list(spec.fields)
-        self._values = _values_of(catalog, self._names)
+        self._values = _values_of(catalog, self._names, names)
         self._columns = [-1 if name in self._values else names.index(name) for name in self._names]
         self._label = value_of(catalog, LABEL)
-        self._decoders = self._decoders_of(spec)
+        self._parser = None
+        if text and spec.decode == "auto":
+            stored = [name for name in self._names if name not in self._values]
+            self._parser = RowParser(catalog, stored if spec.fields is not None else None)
+        if text:
+            self._columns = [0]
+        self._decoders = None if text else self._decoders_of(spec)
         self._decode_rng = rng_parameter(spec.decode)
         self._transform_rng = rng_parameter(spec.transform)
         self._with_label = spec.fields is None and catalog.labels is not None and len(names) == 1
@@ -106,6 +117,8 @@ class SampleReader:
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
+        if self._parser is not None:
+            return self._parser.sample_kind
         names = [*self._names, *([LABEL] if self._with_label else [])]
         classes = self._describe_labels() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
@@ -271,6 +284,11 @@ class SampleReader:
 
     def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
         raw = self._read_fields(reader, samples)
+        if self._parser is not None:
+            parsed = self._parser.parse(samples, [row[0] or b"" for row in raw])
+            if not self._values:
+                return parsed
+            return (self._shape_sample(row, n, row) for row, n in zip(parsed, samples.tolist(), strict=True))
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
         rows = zip(raw, samples.tolist(), strict=True)
@@ -360,11 +378,15 @@ class SampleReader:
         ]
 
 
-def _values_of(catalog: Catalog, wanted: Sequence[str]) -> dict[str, ValueOf]:
-    """Return the functions of those names that the catalog has the values of. Raises InvalidInput for unknown names,
-    and for none."""
-    fields = [field.name for field in catalog.fields]
-    found = {name: value_of(catalog, name) for name in wanted if name not in fields}
+def _values_of(catalog: Catalog, wanted: Sequence[str], fields: Sequence[str]) -> dict[str, ValueOf]:
+    """Return the functions of those names that are no fields, but the catalog has the values of.
+
+    Raises InvalidInput for unknown names, and for none.
+    """
+    stored = {field.name for field in catalog.fields}
+    found = {
+        name: None if name in stored else value_of(catalog, name) for name in wanted if name not in fields
+    }
     missing = [name for name, value in found.items() if value is None]
     if missing or not wanted:
         known = ", ".join(dict.fromkeys([*fields, *value_names(catalog)]))

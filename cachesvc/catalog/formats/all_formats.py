@@ -6,7 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats import files, images, mds, parquet, records, tokens, webdataset
+from cachesvc.catalog.formats import (
+    csv_rows,
+    files,
+    images,
+    jsonl,
+    mds,
+    parquet,
+    plain_text,
+    records,
+    tokens,
+    webdataset,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,9 @@ FORMATS = {
     "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind")),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),
+    "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
+    "csv": Format(csv_rows.select, csv_rows.compile_csv),
+    "text": Format(plain_text.select, plain_text.compile_text),
     "records": Format(
         records.select,
         records.compile_records,

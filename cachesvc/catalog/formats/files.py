@@ -20,12 +20,11 @@ import numpy as np
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
-from cachesvc.catalog.containers import BY_EXTENSION, refusal
-from cachesvc.catalog.kinds import IMAGES, TABLES
+from cachesvc.catalog.kinds import IMAGES, TABLES, kind_of
 from cachesvc.catalog.labels import label_tables, sidecars
 from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.layout import Field
-from cachesvc.core.errors import NotFound
+from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import PAGE_BYTES
 
 _MAX_FIELDS = 16
@@ -120,7 +119,10 @@ def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
     rows = [at for at in rows if at not in fields]
     if rows and len(rows) >= len(others):
         first = inputs.entries[rows[0]]
-        raise refusal(first.object.uri, BY_EXTENSION[first.extension], len(rows))
+        raise InvalidInput(
+            f"{first.object.uri} holds rows, and no labels of the other files: format={str(kind_of(first.name))!r} reads "
+            "its rows, format='files' reads each file as one sample of bytes"
+        )
     return rows
 
 

@@ -42,6 +42,7 @@ _HEADER_CHARS = 64 << 10
 _HEADER_ROWS = 100
 """Rows of JSONL whose keys are taken for its columns: the first ones may lack a label."""
 _SHOWN_CHARS = 200
+_CELL_CHARS = 128 << 10
 _LINE_CHARS = 1 << 20
 """Limit of a line of JSONL: parsed, brackets take 27 times as much memory."""
 
@@ -185,6 +186,8 @@ def _lines(uri: str, text: str, separator: str) -> Iterator[list[str]]:
             if ended:
                 raise CorruptData(f"{uri} line {before + 1}: a quote is opened and never closed")
             before = reader.line_num
+            if any(len(cell) > _CELL_CHARS for cell in cells):
+                raise CorruptData(f"{uri} line {before}: field larger than {_CELL_CHARS:,} characters")
             if cells:
                 yield [cell.strip() for cell in cells]
     except csv.Error as error:

@@ -177,7 +177,7 @@ class Tags:
 
     def _column(self, name: str, samples: int) -> Array | tuple[Array, TextColumn]:
         where, values = ints(self._samples[name]), self._values[name]
-        numbers = [_number(value) for value in values]
+        numbers = [number_of(value) for value in values]
         if None not in numbers:
             column = np.full(samples, np.nan)
             column[where] = np.asarray(numbers, np.float64)
@@ -194,7 +194,7 @@ def _chars(value: Value) -> int:
     return value.bit_length() + 1 if isinstance(value, int) else len(str(value))
 
 
-def _number(value: Value) -> float | None:
+def number_of(value: Value) -> float | None:
     """Return a value as a float where float64 holds it exactly, else None."""
     if isinstance(value, str) and not NUMBER.fullmatch(value):
         return None
