@@ -18,7 +18,16 @@ from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, ObjectVersi
 from cachesvc.sources.source import Source
 
 _Sources = Callable[[str], Source]
-_FORMAT_OPTIONS = ("dtype", "seq_len", "overlap", "record_bytes", "header_bytes", "labels_from", "label_kind")
+_FORMAT_OPTIONS = (
+    "dtype",
+    "seq_len",
+    "overlap",
+    "record_bytes",
+    "header_bytes",
+    "labels_from",
+    "label_kind",
+    "on_error",
+)
 """Options that only some formats have."""
 
 

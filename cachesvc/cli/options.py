@@ -149,6 +149,12 @@ def dataset(verb: _F) -> _F:
             help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon; or "
             "names of columns as JSON.",
         ),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            help="skip leaves out damaged tars.",
+        ),
         click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(

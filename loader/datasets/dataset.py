@@ -21,6 +21,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
+from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
 from loader.datasets.samples import SampleReader, SampleSpec
 from loader.datasets.targets import Targets
@@ -57,6 +58,7 @@ def open_dataset(
     header_bytes: int = 0,
     labels: str | Mapping[str, Any] = "",
     image_mode: Literal["RGB", "L"] | None = "RGB",
+    on_error: Literal["raise", "skip"] = "raise",
     extent_bytes: int = 0,
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
@@ -79,6 +81,7 @@ def open_dataset(
     - `targets`, for tokens: "shifted" makes samples (inputs, targets), where each target is the token after its
       input. "unshifted" makes {"input_ids", "labels"} with equal values, as Hugging Face's models take them. Both
       are contiguous, and int64 unless `out` is given.
+    - `on_error`: "skip" leaves out damaged tars, which are an error otherwise. All are named at once.
     - `extent_bytes`: approximate size of the pieces that are cached; 0 is the daemon's setting, 64 MiB by default.
 
     Rank 0 logs which data was left out or has no label. Raises InvalidInput, NotFound, NotAllowed, CorruptData,
@@ -93,6 +96,7 @@ def open_dataset(
         record_bytes=record_bytes,
         header_bytes=header_bytes,
         labels=labels_text(labels) if isinstance(labels, Mapping) else labels,
+        on_error=on_error,
     )
     version = text("version", "" if version is None else version)
     if fields is not None and not isinstance(fields, Iterable):
@@ -118,14 +122,15 @@ def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
 
 
 def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return canonical URIs of one or several, with `~` expanded as in the CLI. Raises InvalidInput for other
-    types."""
+    """Return canonical URIs of one or several, with `~` expanded as in the CLI, of lists joined by `::` and of
+    `pipe:` commands. Raises InvalidInput for other types."""
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
     uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
     for one in uris:
         if not isinstance(one, (str, os.PathLike)):
             raise InvalidInput(f"{one!r} is not a URI; give open_dataset a str, a path, or a list of them")
-    return [canonical(os.path.expanduser(os.fsdecode(one))) for one in uris]
+    spelled = [each for one in uris for each in spelled_uris(os.fsdecode(one))]
+    return [canonical(os.path.expanduser(each)) for each in spelled]
 
 
 def _log_notes(notes: Sequence[str]) -> None:

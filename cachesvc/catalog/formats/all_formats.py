@@ -34,7 +34,9 @@ class Format:
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
     "images": Format(images.select, images.compile_images),
-    "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind")),
+    "webdataset": Format(
+        webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
+    ),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),

@@ -35,6 +35,9 @@ class ObjectBytes:
         self.codecs = [codec_of(version.uri) for version in self._versions]
         self.cut = inputs.options.extent_bytes
         self._plain = AddressSpace(self._versions)
+        # Not in `_stored`: an abandoned generator may be closed by the garbage collector while this thread holds a lock
+        # that joining threads takes. The threads end with the pool.
+        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self.first_extent: dict[int, int] = {}
         """The declared extent at which each plain object begins."""
         for at in range(len(self._versions)) if chosen is None else chosen:
@@ -77,14 +80,13 @@ class ObjectBytes:
     def _stored(self, version: ObjectVersion) -> Iterator[bytes]:
         """Yield the stored bytes of an object, fetched ahead."""
         waiting: deque[Future[bytes]] = deque()
-        with ThreadPoolExecutor(_FETCHES, "stored") as pool:
-            for begin in range(0, version.size_bytes, _FETCH_BYTES):
-                length = min(_FETCH_BYTES, version.size_bytes - begin)
-                waiting.append(pool.submit(self._inputs.fetch, version, begin, length))
-                if len(waiting) == _FETCHES:
-                    yield waiting.popleft().result()
-            while waiting:
+        for begin in range(0, version.size_bytes, _FETCH_BYTES):
+            length = min(_FETCH_BYTES, version.size_bytes - begin)
+            waiting.append(self._pool.submit(self._inputs.fetch, version, begin, length))
+            if len(waiting) == _FETCHES:
                 yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def add_to(self, space: AddressSpace, at: int, decoded_bytes: int) -> int:
         """Add the extents of an object that was read and return its start address."""

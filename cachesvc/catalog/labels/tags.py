@@ -7,6 +7,7 @@ import keyword
 import re
 import unicodedata
 from array import array
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,17 @@ class Tags:
                 self._dropped.add(name)
         self._lists.update(other._lists)
         self._targets = other._targets or self._targets
+
+    def drop_samples(self, first: int) -> None:
+        """Drop the values of samples from `first` on, which were added last."""
+        for name, samples in list(self._samples.items()):
+            kept = bisect_left(samples, first)
+            del samples[kept:], self._values[name][kept:]
+            if not kept:
+                del self._samples[name], self._values[name]
+        for lists in self._lists.values():
+            for sample in [sample for sample in lists if sample >= first]:
+                del lists[sample]
 
     def add_sidecar(self, sample: int, encoding: str, body: bytes) -> None:
         """Add the tags of a `.cls`, `.txt` or `.json` body. One that does not parse has no tags, and stays data."""
