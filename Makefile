@@ -41,7 +41,7 @@ chaos: $(VENV)/.ready
 .venv-compat/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
 	python3 -m venv .venv-compat
 	.venv-compat/bin/python -m pip install -q --no-compile --disable-pip-version-check \
-		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' pytorch-lightning transformers datasets
+		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' pytorch-lightning torchvision transformers datasets
 	touch $@
 
 compat: .venv-compat/.ready

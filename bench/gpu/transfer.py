@@ -68,7 +68,7 @@ def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str
 
 def _kernel(dataset: Dataset, size_bytes: int) -> dict[int, float]:
     """Gathers of random records whose slots are on the device already, in GB/s by batch size."""
-    samples, reader = dataset.samples, dataset.opened.reader()
+    samples, reader = dataset.sample_reader, dataset.opened.reader()
     form = samples.record_form
     assert form is not None
     records = HostRecords(form, *reader.space, torch.device("cuda", 0))

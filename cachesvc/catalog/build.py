@@ -30,6 +30,8 @@ _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
 _MAX_NOTES = 100
 """Limit of a catalog's notes; each may hold a path of 4 KB."""
+_SHOWN = 4
+"""Number of names in a note."""
 _Sources = Callable[[str], Source]
 
 
@@ -60,6 +62,7 @@ def build(
     draft = FORMATS[survey.format].compile(inputs)
     draft.notes[:0] = [
         *_left_out(survey, draft),
+        *_litter(survey.litter),
         *warning(inputs, set(opaque).difference(draft.strays)),
         *hive_notes(survey.entries, draft),
     ]
@@ -72,6 +75,14 @@ def build(
         draft.notes[_MAX_NOTES - 1 :] = [f"and {len(draft.notes) - _MAX_NOTES + 1:,} notes more like these"]
     _write(survey, draft, into)
     return tuple(redacted(note) for note in draft.notes)
+
+
+def _litter(names: Sequence[str]) -> list[str]:
+    """Return the note on files and folders of operating systems and tools."""
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} names more" if len(names) > _SHOWN else ""
+    return [f"left out, as left by operating systems and tools: {', '.join(names[:_SHOWN])}{more}"]
 
 
 def _left_out(survey: Survey, draft: Draft) -> list[str]:
@@ -132,6 +143,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
         "fields": [(field.name, field.encoding) for field in draft.fields],
         "layout": {"kind": draft.kind, **draft.head},
         "tags": tags,
+        "label_width": draft.label_width,
         "notes": draft.notes,
     }
     write_columns(into, head, columns)

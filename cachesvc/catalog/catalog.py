@@ -19,7 +19,7 @@ from cachesvc.core.safe_text import redacted
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
 """Columns of catalogs whose pieces are decoded from parts of objects."""
-BUILDER_VERSION = 11
+BUILDER_VERSION = 12
 """Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 
 
@@ -30,8 +30,9 @@ class Catalog:
 
     `extent_starts` are page-aligned addresses, ascending. `extent_first[i]` is the first sample of extent i, and
     `extent_first[-1] == samples`. `labels` index `classes`, -1 for a sample without a label; numeric labels are float64,
-    NaN for a sample without one; None where no sample has a label. `documents` (Megatron) are token offsets in the
-    concatenated files. `notes` name the data that was left out.
+    NaN for a sample without one; None where no sample has a label. Labels of several values are float64[samples, n], or
+    uint8[samples, classes], 1 for each class that applies and 255 for a sample without a label. `documents` (Megatron) are
+    token offsets in the concatenated files. `notes` name the data that was left out.
     """
 
     id: DatasetId
@@ -207,18 +208,27 @@ class Catalog:
         return np.flatnonzero(search.select(expression, self.samples, self._search_column, self.names()))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names that `find` accepts."""
-        label = ("label",) if self.labels is not None else ()
+        """Return the names that `find` accepts. A label of several values is none."""
+        label = ("label",) if self.labels is not None and self.labels.ndim == 1 else ()
         shard = ("shard",) if self.format != "files" else ()
         return ("key", *label, *shard, *(name for name, _ in self.columns.head["tags"]))
 
-    def _search_column(self, name: str) -> search.Column:
+    def tag(self, name: str) -> Array | tuple[Array, MappedTexts] | None:
+        """Return the values of a tag, float64[samples], NaN for none; or codes, -1 for none, and the texts that they index.
+        None for no such tag."""
         for index, (tag, kind) in enumerate(self.columns.head["tags"]):
             if tag == name and kind == "number":
-                return search.NumberValues(self.columns[f"tag.{index}.number"])
+                return self.columns[f"tag.{index}.number"]
             if tag == name:
-                values = MappedTexts(self.columns, f"tag.{index}.values")
-                return search.TextValues(self.columns[f"tag.{index}.code"], list(values))
+                return self.columns[f"tag.{index}.code"], MappedTexts(self.columns, f"tag.{index}.values")
+        return None
+
+    def _search_column(self, name: str) -> search.Column:
+        found = self.tag(name)
+        if isinstance(found, tuple):
+            return search.TextValues(found[0], list(found[1]))
+        if found is not None:
+            return search.NumberValues(found)
         if name == "label" and self.labels is not None and self.labels.dtype.kind == "f":
             return search.NumberValues(self.labels)
         if name == "label" and self.labels is not None:
@@ -246,7 +256,7 @@ def _catalog(columns: MappedColumns) -> Catalog:
         format=head["format"],
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
-        labels=_optional(columns, "label.number" if "label.number" in columns else "label"),
+        labels=_labels(columns, samples),
         documents=_optional(columns, "documents"),
         notes=tuple(redacted(note) for note in head["notes"]),
         extent_sizes=sizes,
@@ -261,6 +271,16 @@ def _catalog(columns: MappedColumns) -> Catalog:
 
 def _optional(columns: MappedColumns, name: str) -> Array | None:
     return columns[name] if name in columns else None  # noqa: SIM401
+
+
+def _labels(columns: MappedColumns, samples: int) -> Array | None:
+    name = next((name for name in ("label", "label.number", "label.set") if name in columns), None)
+    if name is None:
+        return None
+    width = int(columns.head["label_width"])
+    if width < 0 or (width and len(columns[name]) != samples * width):
+        raise CorruptData(f"catalog has {len(columns[name])} labels for {samples} samples of {width} each")
+    return columns[name].reshape(samples, width) if width else columns[name]
 
 
 def _layout(columns: MappedColumns, samples: int) -> Layout:

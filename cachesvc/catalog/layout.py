@@ -19,7 +19,8 @@ from cachesvc.sources.parquet.parquet import ABSENT
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named part of a sample. `encoding`: a file extension without dot, an MDS encoding, or for records and tokens a
+    """One named part of a sample. `encoding`: a file extension without dot (with `.gz` behind it for a member of a tar in
+    gzip), an MDS encoding, or for records and tokens a
     numpy dtype string."""
 
     name: str

@@ -106,7 +106,8 @@ def _check_tags(catalog: Catalog) -> None:
         raise CorruptData("a label or tag names no value")
     rows = [len(codes) for codes, _ in coded]
     rows += [len(columns[f"tag.{at}.number"]) for at in _tags(catalog, "number")]
-    rows += [len(columns[name]) for name in ("key.end", "label.number") if name in columns]
+    rows += [len(columns["key.end"])] if "key.end" in columns else []
+    rows += [len(catalog.labels)] if catalog.labels is not None else []
     if set(rows) - {catalog.samples}:
         raise CorruptData("labels, tags or keys are not one per sample")
 
@@ -120,7 +121,7 @@ def _dtype_of(name: str) -> str:
         return "<f8"
     if name == "label" or name.endswith(".code"):
         return "<i4"
-    return "|u1" if name.endswith((".text", ".codec", ".id")) else "<i8"
+    return "|u1" if name.endswith((".text", ".codec", ".id", "label.set")) else "<i8"
 
 
 def _check_pieces(columns: MappedColumns) -> None:

@@ -146,7 +146,14 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--labels",
             default="",
-            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
+            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon; or "
+            "names of columns as JSON.",
+        ),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            help="skip leaves out damaged tars.",
         ),
         click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
@@ -158,7 +165,7 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, webdataset, mds, parquet, jsonl, csv, text, records or tokens; inferred unless given.",
+            help="files, images, webdataset, mds, parquet, jsonl, csv, text, records or tokens; inferred unless given.",
         ),
     ):
         verb = option(verb)

@@ -120,7 +120,7 @@ class Feed(TorchDataset[Any]):
         self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
         self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._specs = [] if core is None else [leaf.sample_spec for leaf in core.leaves]
-        self._samples = self._view.samples if self._view is not None else None
+        self._samples = self._view.sample_reader if self._view is not None else None
         self._gather = (
             gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
         )

@@ -13,6 +13,7 @@ from xxhash import xxh3_64_hexdigest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
 from cachesvc.core.errors import InvalidInput
+from loader.datasets.catalog_values import LABEL, ValueOf, value_names, value_of
 from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder, is_image
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.encoded_images import EncodedImage
@@ -31,7 +32,6 @@ from loader.datasets.text_rows import RowParser
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
-LABEL = "label"
 ROW = "row"
 """The field of rows of text that are not decoded."""
 
@@ -80,13 +80,14 @@ class SampleReader:
         text = isinstance(self._layout, Rows) and bool(self._layout.syntax)
         parsed = text and spec.decode in ("auto", "cuda")
         names = [ROW] if text and not parsed else [field.name for field in catalog.fields]
-        self._names = _field_names(spec.fields, names, catalog.labels is not None)
-        self._columns = [
-            -1 if name == LABEL and name not in names else names.index(name) for name in self._names
-        ]
+        self._names = names if spec.fields is None else list(spec.fields)
+        self._values = _values_of(catalog, self._names, names)
+        self._columns = [-1 if name in self._values else names.index(name) for name in self._names]
+        self._label = value_of(catalog, LABEL)
         self._parser = None
         if parsed:
-            self._parser = RowParser(catalog, self._names if spec.fields is not None else None)
+            stored = [name for name in self._names if name not in self._values]
+            self._parser = RowParser(catalog, stored if spec.fields is not None else None)
         if text:
             self._columns = [0]
         self._decoders = None if text else self._decoders_of(spec)
@@ -137,6 +138,8 @@ class SampleReader:
 
     def _describe_labels(self) -> str:
         labels = self._catalog.labels
+        if labels is not None and labels.ndim == 2:
+            return f" of {labels.shape[1]:,} numbers{_describe_classes(self._catalog.classes)}"
         is_number = labels is not None and labels.dtype.kind == "f"
         return " as a number" if is_number else _describe_classes(self._catalog.classes)
 
@@ -283,7 +286,10 @@ class SampleReader:
     def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
         raw = self._read_fields(reader, samples)
         if self._parser is not None:
-            return self._parser.parse(samples, [row[0] or b"" for row in raw])
+            parsed = self._parser.parse(samples, [row[0] or b"" for row in raw])
+            if not self._values:
+                return parsed
+            return (self._shape_sample(row, n, row) for row, n in zip(parsed, samples.tolist(), strict=True))
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
         rows = zip(raw, samples.tolist(), strict=True)
@@ -350,13 +356,12 @@ class SampleReader:
         """Return a tuple if fields were named, (value, label) for one field with labels, the value for one field,
         otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
         None, as JSON's null."""
-        labels = self._catalog.labels
         if self._spec.fields is not None:
             given = iter(values)
-            full = [next(given) if column >= 0 else labels[sample].item() for column in self._columns]  # type: ignore[index]
-            return tuple(full)
-        if self._with_label:
-            return values[0], labels[sample].item()  # type: ignore[index]
+            held = self._values
+            return tuple(held[name](sample) if name in held else next(given) for name in self._names)
+        if self._with_label and self._label is not None:
+            return values[0], self._label(sample)
         if len(values) == 1:
             return values[0]
         fields = zip(self._names, values, stored, strict=True)
@@ -374,14 +379,20 @@ class SampleReader:
         ]
 
 
-def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
-    if wanted is None:
-        return names
-    known = [*names, LABEL] if labelled else names
-    missing = [name for name in wanted if name not in known]
+def _values_of(catalog: Catalog, wanted: Sequence[str], fields: Sequence[str]) -> dict[str, ValueOf]:
+    """Return the functions of those names that are no fields, but the catalog has the values of.
+
+    Raises InvalidInput for unknown names, and for none.
+    """
+    stored = {field.name for field in catalog.fields}
+    found = {
+        name: None if name in stored else value_of(catalog, name) for name in wanted if name not in fields
+    }
+    missing = [name for name, value in found.items() if value is None]
     if missing or not wanted:
-        raise InvalidInput(f"fields {missing} are not in the dataset, which has {', '.join(known)}")
-    return list(wanted)
+        known = ", ".join(dict.fromkeys([*fields, *value_names(catalog)]))
+        raise InvalidInput(f"fields {missing} are not in the dataset, which has {known}")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _describe_classes(classes: Sequence[str]) -> str:

@@ -38,6 +38,9 @@ class RowParser:
 
     def parse(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
         """Yield samples. Raises CorruptData for a row that does not parse, naming file and line."""
+        if self._fields is not None and not self._fields:
+            yield from [()] * len(rows)
+            return
         if self._syntax == JSON:
             yield from (self._json(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True))
         elif self._syntax == TEXT:

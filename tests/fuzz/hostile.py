@@ -26,6 +26,7 @@ from xxhash import xxh3_64_hexdigest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.csv_rows import compile_csv
+from cachesvc.catalog.formats.files import compile_files
 from cachesvc.catalog.formats.jsonl import compile_jsonl
 from cachesvc.catalog.formats.mds import compile_mds
 from cachesvc.catalog.formats.plain_text import compile_text
@@ -154,6 +155,14 @@ def webdataset(data: bytes) -> None:
     _compiled(compile_webdataset, Options(format="webdataset", extent_bytes=4096), a_tar=data)
 
 
+def label_table(data: bytes) -> None:
+    """Compile files with a table beside them, as CSV and as JSONL."""
+    for labels in ("", "t.csv", '{"target": ["label", "x"]}', '{"separator": "|", "target": "label"}'):
+        options = Options(labels=labels, extent_bytes=4096)
+        _compiled(compile_files, options, a_jpg=b"1", b_jpg=b"22", t_csv=data)
+    _compiled(compile_files, Options(extent_bytes=4096), a_jpg=b"1", b_jpg=b"22", labels_jsonl=data)
+
+
 def packed_tar(data: bytes) -> None:
     """Compile the bytes as a tar in gzip, and a gzip of them."""
     options = Options(format="webdataset", extent_bytes=4096)
@@ -248,6 +257,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         plan_memory,
         tar,
         webdataset,
+        label_table,
         packed_tar,
         compressed,
         jsonl,

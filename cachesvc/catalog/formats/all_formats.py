@@ -9,6 +9,7 @@ from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats import (
     csv_rows,
     files,
+    images,
     jsonl,
     mds,
     parquet,
@@ -32,7 +33,10 @@ class Format:
 
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
-    "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("label_kind",)),
+    "images": Format(images.select, images.compile_images),
+    "webdataset": Format(
+        webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
+    ),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),

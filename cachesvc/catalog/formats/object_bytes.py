@@ -8,7 +8,7 @@ decoded size is known only after it was read, so the compiler reads it directly,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from cachesvc.catalog.address_space import AddressSpace
@@ -28,23 +28,26 @@ _FETCHES = 8
 class ObjectBytes:
     """The bytes of the objects of `inputs`, by index, which are read in order. Plain ones are declared at once."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        """Raises InvalidInput for a compression that is not read."""
+    def __init__(self, inputs: Inputs, chosen: Sequence[int] | None = None) -> None:
+        """`chosen`: the objects that are read; None for all. Raises InvalidInput for a compression that is not read."""
         self._inputs = inputs
         self._versions = [entry.object for entry in inputs.entries]
         self.codecs = [codec_of(version.uri) for version in self._versions]
         self.cut = inputs.options.extent_bytes
         self._plain = AddressSpace(self._versions)
+        # Not in `_stored`: an abandoned generator may be closed by the garbage collector while this thread holds a lock
+        # that joining threads takes. The threads end with the pool.
+        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self.first_extent: dict[int, int] = {}
         """The declared extent at which each plain object begins."""
-        for at, version in enumerate(self._versions):
+        wanted = range(len(self._versions)) if chosen is None else chosen
+        for at in wanted:
             if not self.codecs[at]:
                 self.first_extent[at] = len(self._plain)
-                self._plain.add_run(at, 0, version.size_bytes, self.cut)
-        packed = (version for at, version in enumerate(self._versions) if self.codecs[at])
+                self._plain.add_run(at, 0, self._versions[at].size_bytes, self.cut)
+        packed = (self._versions[at] for at in wanted if self.codecs[at])
         self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
         self._waiting: deque[tuple[tuple[ObjectVersion, int], Future[bytes]]] = deque()
-        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self._decoding = ThreadPoolExecutor(1, "decoding")  # one window ahead of the parser
         if len(self._plain):
             inputs.data.declare(list(self._plain.extents()))

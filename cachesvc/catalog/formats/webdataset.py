@@ -19,11 +19,15 @@ from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.object_bytes import ObjectBytes
 from cachesvc.catalog.formats.tar import BLOCK, Member, members
 from cachesvc.catalog.kinds import kind_of
+from cachesvc.catalog.labels.label_tables import may_be_beside, read_tables, separate_tables
+from cachesvc.catalog.labels.sample_names import SampleKeys
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
+_NAMED = 100
+"""Number of damaged archives that an error names."""
 _ANY_SIZE = 1 << 62
 """The size of an archive that is known only when it has been decoded."""
 _WINDOW_BYTES = 16 << 10
@@ -34,19 +38,29 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the tars by their names."""
-    return [entry for entry in entries if kind_of(entry.name) == "webdataset"]
+    """Choose the tars by their names, and possible tables about their samples."""
+    tars = [entry for entry in entries if _is_tar(entry)]
+    return [entry for entry in entries if _is_tar(entry) or may_be_beside(entry)] if tars else []
+
+
+def _is_tar(entry: ListedObject) -> bool:
+    return kind_of(entry.name) == "webdataset"
 
 
 def compile_webdataset(inputs: Inputs) -> Draft:
-    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample, and as
-    `ObjectBytes` does."""
-    bodies = ObjectBytes(inputs)
+    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample, InvalidInput for
+    labels that are not found, and as `ObjectBytes` does."""
+    if inputs.options.labels_from == "folder":
+        raise InvalidInput(f"labels='folder' is for files, and {inputs.uri} is read as webdataset")
+    split = separate_tables(inputs)
+    tars = [at for at in split.rest if _is_tar(inputs.entries[at])]
+    bodies = ObjectBytes(inputs, tars)
     space = AddressSpace([entry.object for entry in inputs.entries])
-    total = sum(entry.object.size_bytes for entry in inputs.entries)
+    total = sum(inputs.entries[at].object.size_bytes for at in tars)
     samples, done = _Collector(), 0
-    for at, entry in enumerate(inputs.entries):
-        uri, size = entry.object.uri, entry.object.size_bytes
+    damaged: dict[int, CorruptData] = {}
+    for at in tars:
+        uri, size = inputs.entries[at].object.uri, inputs.entries[at].object.size_bytes
         packed = bool(bodies.codecs[at])
         shard: _Shard | _PackedShard
         if packed:
@@ -58,13 +72,42 @@ def compile_webdataset(inputs: Inputs) -> Draft:
                     f"{uri} is compressed by {found}: give it a name that says so, like .tar.gz"
                 )
         samples.begin_shard(uri, shard)
-        for member in members(uri, _ANY_SIZE if packed else size, shard.read):
-            samples.add(member)
-            inputs.progress(done + min(member.offset, size), total)
-        samples.end_shard(bodies.add_to(space, at, shard.finish()))
+        try:
+            for member in members(uri, _ANY_SIZE if packed else size, shard.read):
+                samples.add(member)
+                inputs.progress(done + min(member.offset, size), total)
+            samples.end_shard(bodies.add_to(space, at, shard.finish()))
+        except CorruptData as error:
+            damaged[at] = error.with_traceback(None)
+            samples.drop_shard()
         done += size
         inputs.progress(done, total)
-    return samples.draft(inputs, space)
+    if damaged and (inputs.options.on_error != "skip" or len(damaged) == len(tars)):
+        raise _damaged(inputs, damaged, len(tars))
+    draft = samples.draft(inputs, space, split.tables)
+    if damaged:
+        draft.notes.append(f"left out by on_error='skip': {_damaged(inputs, damaged, len(tars))}")
+    draft.strays = set(split.rest).difference(tars)
+    return draft
+
+
+def _damaged(inputs: Inputs, damaged: dict[int, CorruptData], tars: int) -> CorruptData:
+    """Return the error that names all damaged archives; for a single one, its own."""
+    first, *others = damaged.values()
+    if not others:
+        return CorruptData(f"{first}; write it anew, or leave it out by on_error='skip'")
+    mend = "write them anew, or leave them out by on_error='skip'"
+    names = ", ".join(inputs.entries[at].name for at in list(damaged)[:_NAMED])
+    more = f" and {len(damaged) - _NAMED:,} more" if len(damaged) > _NAMED else ""
+    return CorruptData(
+        f"{len(damaged):,} of {tars:,} archives are damaged: {names}{more}; {mend}. The first: {first}"
+    )
+
+
+def _encoding(name: str) -> str:
+    """Return the last extension; for gzip, `.gz` behind the one before, which decoders take for its content."""
+    before, _, last = name.rpartition(".")
+    return f"{before.rpartition('.')[2]}.gz" if last == "gz" else last
 
 
 class _PackedShard:
@@ -141,7 +184,7 @@ class _Collector:
     """Collects members as samples."""
 
     def __init__(self) -> None:
-        self._uri, self._begun = "", (0, 0)
+        self._uri, self._begun, self._fields_begun = "", (0, 0), 0
         self._shard: _Shard | _PackedShard | None = None
         self._key: str | None = None
         self._seen: set[str] = set()
@@ -154,13 +197,23 @@ class _Collector:
     def begin_shard(self, uri: str, shard: _Shard | _PackedShard) -> None:
         """Begin another archive: no sample spans two."""
         self._uri, self._shard, self._key = uri, shard, None
-        self._begun = len(self._first), len(self._address)
+        self._begun, self._fields_begun = (len(self._first), len(self._address)), len(self._fields)
 
     def end_shard(self, start: int) -> None:
         """Turn the offsets in the archive to addresses: it lies at `start`."""
         for column, begun in zip((self._first, self._address), self._begun, strict=True):
             if len(column) > begun:
                 np.frombuffer(column, np.int64)[begun:] += start
+
+    def drop_shard(self) -> None:
+        """Forget the members of the archive that was begun last."""
+        keys, members = self._begun
+        self._keys.truncate(keys)
+        for column, length in ((self._first, keys), (self._sample, members), (self._field, members)):
+            del column[length:]
+        del self._address[members:], self._length[members:]
+        self._fields = dict(list(self._fields.items())[: self._fields_begun])
+        self._tags.drop_samples(keys)
 
     def add(self, member: Member) -> None:
         """Add a member to its sample. Skips names without an extension, and those that `_META` matches."""
@@ -203,7 +256,7 @@ class _Collector:
         )
         return [*([links] if self._links else []), *self._tags.notes()]
 
-    def draft(self, inputs: Inputs, space: AddressSpace) -> Draft:
+    def draft(self, inputs: Inputs, space: AddressSpace, tables: Sequence[int]) -> Draft:
         """Return the collected samples as a draft. Raises NotFound where there are none."""
         count, names = len(self._keys), sorted(self._fields)
         if not count:
@@ -214,10 +267,16 @@ class _Collector:
         addresses, lengths = (np.full((count, len(names)), fill, np.int64) for fill in (0, -1))
         addresses[where], lengths[where] = ints(self._address), ints(self._length)
         firsts = np.searchsorted(ints(self._first), ints(space.starts)).astype(np.int64)
-        fields = tuple(Field(name, name.rpartition(".")[2]) for name in names)
+        fields = tuple(Field(name, _encoding(name)) for name in names)
         draft = Draft("rows", space, fields, np.append(firsts, np.int64(count)))
         draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
         draft.keys = self._keys
+        if tables:
+            told = Tags()
+            draft.notes += read_tables(
+                inputs, tables, SampleKeys(self._keys[at] for at in range(count)), told
+            )
+            self._tags.update(told)
         draft.label(inputs, self._tags.take_labels(count, inputs.options.label_kind, inputs.uri))
         draft.tags = self._tags.columns(count)
         draft.notes += self._notes()
