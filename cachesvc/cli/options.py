@@ -158,7 +158,7 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, webdataset, mds, parquet, jsonl, csv, text, records or tokens; inferred unless given.",
+            help="files, webdataset, mds, parquet, jsonl, csv, text, documents, records or tokens; inferred unless given.",
         ),
     ):
         verb = option(verb)
