@@ -123,13 +123,13 @@ class Lookahead:
             return True
         if copy.tier.stalled:
             return True
-        needed_now = plan.rows[plan.next][1] <= plan.passed
+        waits = self._reserve.ahead_of_nvme and plan.rows[plan.next][1] > plan.passed
         if self._copies.busy:
-            return needed_now or not self._reserve.ahead_of_nvme
+            return not waits
         placement = self._policy.promote(entry)
         if self._copies.carry_out(placement, entry, source=copy):
             return True
-        return not placement.room_coming and (needed_now or not self._reserve.ahead_of_nvme)
+        return not placement.room_coming and not (waits and self._policy.window_is_free)
 
     def _evict_kept_for(self, plan: PlanState, entry: CacheEntry) -> bool:
         """Evict a kept copy so that an absent extent may be kept in its place; whether one was evicted."""
