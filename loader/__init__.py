@@ -6,6 +6,7 @@ Scripts import these names from `cachesvc.torch`, because many repositories have
 from loader.batches.stats import Stats
 from loader.dataloader import DataLoader
 from loader.datasets.dataset import Dataset, open_dataset
+from loader.datasets.image_folder import ImageFolder
 from loader.datasets.jagged import Jagged, jagged
 from loader.datasets.mixture import Mixture, mix
 from loader.datasets.packing import Packed, pack
@@ -13,6 +14,7 @@ from loader.datasets.packing import Packed, pack
 __all__ = [
     "DataLoader",
     "Dataset",
+    "ImageFolder",
     "Jagged",
     "Mixture",
     "Packed",

@@ -105,3 +105,21 @@ def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
             f"{', '.join(unused)} would be ignored: torch alone runs this loader; give a map-style dataset of "
             "open_dataset, without a sampler of your own"
         )
+
+
+def check_device_decoding(
+    loader: LoaderArguments, device: object | None, is_ours: bool, default_collation: bool
+) -> None:
+    """Raise InvalidInput for arguments under which no device could decode the images of `decode="cuda"`."""
+    if not any(leaf.sample_spec.decode == "cuda" for leaf in leaves_in(loader.dataset)):
+        return
+    if device is None:
+        raise InvalidInput("decode='cuda' decodes on a device: give device='cuda' to the DataLoader")
+    if not (is_ours and default_collation):
+        raise InvalidInput(
+            "decode='cuda' needs the default collation and no sampler of your own: change the batch on the device"
+        )
+    if loader.on_error != "raise":
+        raise InvalidInput(
+            f"on_error={loader.on_error!r} does not see images that a device decodes: leave it out"
+        )

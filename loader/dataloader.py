@@ -10,12 +10,19 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last
-from loader.arguments import check_arguments, checked_numbers, dimension_names, refuse_empty, refuse_unused
+from loader.arguments import (
+    check_arguments,
+    check_device_decoding,
+    checked_numbers,
+    dimension_names,
+    refuse_empty,
+    refuse_unused,
+)
 from loader.batches.bad_samples import BadSample, OnError
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
@@ -60,7 +67,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     `loader/batches/bad_samples.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
     another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that are
     threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
-    CUDA device to which batches are moved ahead of use.
+    CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
+    that the device itself gathers batches of fixed-size records out of it; 0 pins none.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """
@@ -102,6 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         log_stats: bool = False,
         device: torch.device | str | None = None,
         worker_type: WorkerType = "process",
+        pinned_bytes: int = 0,
     ) -> None:
         refuse_empty(dataset, shuffle)
         super().__init__(
@@ -132,12 +141,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type = device, worker_type
         self._device = check_device(worker_type, device)
+        self.pinned_bytes = whole_number("pinned_bytes", pinned_bytes, 0, MAX_COUNT)
         no_sampler = sampler is None and batch_sampler is None
         self._core = (
             cache_dataset_in(dataset) if no_sampler and not isinstance(dataset, IterableDataset) else None
         )
         if self._core is None:
             refuse_unused(self, has_sampler=not no_sampler)
+        default_collation = self.collate_fn is default_collate
+        check_device_decoding(self, self._device, self._core is not None, default_collation)
         # Accelerate's `prepare` would split one rank's part among ranks again; its checkpoints hold a loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = self._core is not None
         self._progress = LoaderProgress()
@@ -311,7 +323,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return (as_view(self.dataset) or self._required_core()).identity, len(self.dataset)  # type: ignore[arg-type]
 
     def _given_now(self) -> WorkerSettings:
-        return worker_settings(self, self.worker_type, self._device)
+        return worker_settings(self, self.worker_type, self._device, self.pinned_bytes)
 
     def _arguments(self) -> OrderArguments:
         return OrderArguments.of(self)

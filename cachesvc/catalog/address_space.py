@@ -20,7 +20,7 @@ from cachesvc.core.model import (
     extent_of,
 )
 
-CODECS = ("", "zstd", "lz4")
+CODECS = ("", "zstd", "gzip", "bz2", "lz4")
 """The codecs that every catalog knows by number. Others follow, in its head: they name what is decoded, too."""
 
 

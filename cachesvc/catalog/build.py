@@ -15,7 +15,7 @@ from cachesvc.catalog.catalog import BUILDER_VERSION
 from cachesvc.catalog.column_file import write_columns
 from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
-from cachesvc.catalog.content_sniffing import look, warning
+from cachesvc.catalog.content_sniffing import is_json_lines, look, warning
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.labels.hive_partitions import hive_notes
 from cachesvc.catalog.survey import Survey, provisional_id
@@ -30,6 +30,8 @@ _DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
 _MAX_NOTES = 100
 """Limit of a catalog's notes; each may hold a path of 4 KB."""
+_SHOWN = 4
+"""Number of names in a note."""
 _Sources = Callable[[str], Source]
 
 
@@ -51,10 +53,16 @@ def build(
         return bytes(buffer)
 
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
-    inputs, opaque = look(inputs) if survey.found_out and survey.format == "files" else (inputs, [])
+    opaque: list[int] = []
+    if survey.found_out and survey.format == "files":
+        inputs, opaque = look(inputs)
+        if is_json_lines(inputs):
+            survey = replace(survey, options=replace(survey.options, format="jsonl"))
+            inputs = replace(inputs, options=survey.options)
     draft = FORMATS[survey.format].compile(inputs)
     draft.notes[:0] = [
         *_left_out(survey, draft),
+        *_litter(survey.litter),
         *warning(inputs, set(opaque).difference(draft.strays)),
         *hive_notes(survey.entries, draft),
     ]
@@ -67,6 +75,14 @@ def build(
         draft.notes[_MAX_NOTES - 1 :] = [f"and {len(draft.notes) - _MAX_NOTES + 1:,} notes more like these"]
     _write(survey, draft, into)
     return tuple(redacted(note) for note in draft.notes)
+
+
+def _litter(names: Sequence[str]) -> list[str]:
+    """Return the note on files and folders of operating systems and tools."""
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} names more" if len(names) > _SHOWN else ""
+    return [f"left out, as left by operating systems and tools: {', '.join(names[:_SHOWN])}{more}"]
 
 
 def _left_out(survey: Survey, draft: Draft) -> list[str]:
@@ -128,6 +144,7 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
         "layout": {"kind": draft.kind, **draft.head},
         "codecs": draft.space.codecs,
         "tags": tags,
+        "label_width": draft.label_width,
         "notes": draft.notes,
     }
     write_columns(into, head, columns)

@@ -12,6 +12,7 @@ from cachesvc.catalog.address_space import aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
 from cachesvc.catalog.layout import Columns, Field, Fixed, Indirect, Layout, Rows
+from cachesvc.catalog.row_syntax import CsvHeader
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
 from cachesvc.core.safe_text import redacted
@@ -30,8 +31,9 @@ class Catalog:
 
     `extent_starts` are page-aligned addresses, ascending. `extent_first[i]` is the first sample of extent i, and
     `extent_first[-1] == samples`. `labels` index `classes`, -1 for a sample without a label; numeric labels are float64,
-    NaN for a sample without one; None where no sample has a label. `documents` (Megatron) are token offsets in the
-    concatenated files. `notes` name the data that was left out.
+    NaN for a sample without one; None where no sample has a label. Labels of several values are float64[samples, n], or
+    uint8[samples, classes], 1 for each class that applies and 255 for a sample without a label. `documents` (Megatron) are
+    token offsets in the concatenated files. `notes` name the data that was left out.
     """
 
     id: DatasetId
@@ -164,9 +166,35 @@ class Catalog:
             return f"{self._shard(int(self.columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
         number = self._extent_object(extent)
-        if isinstance(self.layout, Columns):  # extents are of one object each, in the order of objects
+        if not isinstance(self.layout, Indirect):  # extents are of one object each, in the order of objects
             extent = int(np.searchsorted(self.extent_objects, number))
         return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
+
+    def line_of(self, sample: int) -> tuple[str, int]:
+        """Return the URI of a row of text and the number of its first line, from 1 on."""
+        extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
+        first = self.columns["line.first"]
+        run = int(np.searchsorted(first, sample, "right")) - 1
+        line = int(self.columns["line.from"][run]) + sample - int(first[run])
+        return self.object(self._extent_object(extent)).uri, line
+
+    def headers_of(self, samples: Ints) -> Ints:
+        """Return the index of each row's CSV header, int64[n]."""
+        extents = np.searchsorted(self.extent_first, samples, "right") - 1
+        return np.asarray(self.columns["extent.header"][extents])
+
+    @property
+    def csv_headers(self) -> tuple[CsvHeader, ...]:
+        """The headers of the files of a CSV dataset, each once."""
+        return tuple(
+            CsvHeader(str(sep), tuple(map(int, cells)))
+            for sep, cells in self.columns.head["layout"]["headers"]
+        )
+
+    @property
+    def compressed(self) -> bool:
+        """Whether extents are decoded from whole objects."""
+        return bool(self.columns["piece.codec"].any())
 
     @cached_property
     def extent_objects(self) -> Ints:
@@ -188,18 +216,27 @@ class Catalog:
         return np.flatnonzero(search.select(expression, self.samples, self._search_column, self.names()))
 
     def names(self) -> tuple[str, ...]:
-        """Return the names that `find` accepts."""
-        label = ("label",) if self.labels is not None else ()
+        """Return the names that `find` accepts. A label of several values is none."""
+        label = ("label",) if self.labels is not None and self.labels.ndim == 1 else ()
         shard = ("shard",) if self.format != "files" else ()
         return ("key", *label, *shard, *(name for name, _ in self.columns.head["tags"]))
 
-    def _search_column(self, name: str) -> search.Column:
+    def tag(self, name: str) -> Array | tuple[Array, MappedTexts] | None:
+        """Return the values of a tag, float64[samples], NaN for none; or codes, -1 for none, and the texts that they index.
+        None for no such tag."""
         for index, (tag, kind) in enumerate(self.columns.head["tags"]):
             if tag == name and kind == "number":
-                return search.NumberValues(self.columns[f"tag.{index}.number"])
+                return self.columns[f"tag.{index}.number"]
             if tag == name:
-                values = MappedTexts(self.columns, f"tag.{index}.values")
-                return search.TextValues(self.columns[f"tag.{index}.code"], list(values))
+                return self.columns[f"tag.{index}.code"], MappedTexts(self.columns, f"tag.{index}.values")
+        return None
+
+    def _search_column(self, name: str) -> search.Column:
+        found = self.tag(name)
+        if isinstance(found, tuple):
+            return search.TextValues(found[0], list(found[1]))
+        if found is not None:
+            return search.NumberValues(found)
         if name == "label" and self.labels is not None and self.labels.dtype.kind == "f":
             return search.NumberValues(self.labels)
         if name == "label" and self.labels is not None:
@@ -227,7 +264,7 @@ def _catalog(columns: MappedColumns) -> Catalog:
         format=head["format"],
         samples=samples,
         fields=tuple(Field(str(name), str(encoding)) for name, encoding in head["fields"]),
-        labels=_optional(columns, "label.number" if "label.number" in columns else "label"),
+        labels=_labels(columns, samples),
         documents=_optional(columns, "documents"),
         notes=tuple(redacted(note) for note in head["notes"]),
         extent_sizes=sizes,
@@ -244,6 +281,16 @@ def _optional(columns: MappedColumns, name: str) -> Array | None:
     return columns[name] if name in columns else None  # noqa: SIM401
 
 
+def _labels(columns: MappedColumns, samples: int) -> Array | None:
+    name = next((name for name in ("label", "label.number", "label.set") if name in columns), None)
+    if name is None:
+        return None
+    width = int(columns.head["label_width"])
+    if width < 0 or (width and len(columns[name]) != samples * width):
+        raise CorruptData(f"catalog has {len(columns[name])} labels for {samples} samples of {width} each")
+    return columns[name].reshape(samples, width) if width else columns[name]
+
+
 def _layout(columns: MappedColumns, samples: int) -> Layout:
     head = columns.head["layout"]
     if head["kind"] == "fixed":
@@ -256,8 +303,9 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
             columns["run.slot"],
         )
     if head["kind"] == "rows":
-        shape = (samples, len(columns.head["fields"]))
-        return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape))
+        syntax = str(head.get("syntax", ""))
+        shape = (samples, 1 if syntax else len(columns.head["fields"]))
+        return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape), syntax)
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
         return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)

@@ -38,6 +38,11 @@ class TextColumn:
         self.text += text.encode("utf-8", "surrogateescape")
         self.ends.append(len(self.text))
 
+    def truncate(self, rows: int) -> None:
+        """Drop all but the first rows."""
+        del self.text[self.ends[rows - 1] if rows else 0 :]
+        del self.ends[rows:]
+
     def columns(self, name: str) -> dict[str, Array]:
         """Return the two columns that `MappedTexts` reads."""
         return {f"{name}.text": np.frombuffer(self.text, np.uint8), f"{name}.end": ints(self.ends)}

@@ -11,6 +11,7 @@ import numpy as np
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Array, Ints, TextColumn
 from cachesvc.catalog.labels.label_encoding import EncodedLabels
+from cachesvc.catalog.labels.multi_labels import ABSENT
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput
@@ -79,7 +80,8 @@ class Draft:
 
     `head` and `columns` belong to the layout `kind` (`layout.py`). `extent_first[i]` is the first sample of extent i, and
     the last value the number of samples. `notes` name the data that was left out, except the entries
-    `strays`. Labels are the column `label` with `classes`, or the column `label.number`.
+    `strays`. Labels are the column `label` with `classes`, or the column `label.number`. With `label_width`, each sample
+    has that many numbers, or in `label.set` 1 for each class that applies.
     """
 
     kind: str
@@ -90,6 +92,7 @@ class Draft:
     columns: dict[str, Array] = field(default_factory=dict)
     keys: TextColumn | None = None
     classes: tuple[str, ...] = ()
+    label_width: int = 0
     tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     strays: Collection[int] = ()
@@ -108,11 +111,19 @@ class Draft:
             return
         classes, labels = found
         numbers = labels.dtype.kind == "f"
-        self.classes, self.columns["label.number" if numbers else "label"] = classes, labels
-        without = np.flatnonzero(np.isnan(labels) if numbers else labels < 0)
+        self.classes, name = classes, "label.number" if numbers else "label"
+        if labels.ndim == 2:
+            self.label_width = labels.shape[1]
+            name = "label.number" if numbers else "label.set"
+            without = np.flatnonzero(np.isnan(labels).all(1) if numbers else (labels == ABSENT).all(1))
+            without_label = "all nan"
+        else:
+            without = np.flatnonzero(np.isnan(labels) if numbers else labels < 0)
+            leave_out = "where(\"label != ''\")" if numbers else 'where("label >= 0")'
+            without_label = f"{'nan' if numbers else '-1'}; {leave_out} leaves them out"
+        self.columns[name] = labels.reshape(-1)
         if len(without) and self.keys is not None:
-            without_label = "nan; where(\"label != ''\")" if numbers else '-1; where("label >= 0")'
             self.notes.append(
                 f"{len(without):,} of {len(labels):,} samples have no label, {self.keys[int(without[0])]!r} is the "
-                f"first: their label is {without_label} leaves them out"
+                f"first: their label is {without_label}"
             )

@@ -33,21 +33,13 @@ _UNPACK = f"{_NOT_READ}unpack it, or pack its files as a tar"
 _TOKENS = "which needs format='tokens' and seq_len="
 _NAME = "which needs a name that ends with "
 
-JSONL = Container(
-    "JSONL",
-    ("jsonl", "ndjson", "jsonlines"),
-    (),
-    f"{_TO_PARQUET} (datasets.load_dataset('json', data_files=...)['train'].to_parquet('x.parquet'))",
-)
-CSV = Container("CSV", ("csv", "tsv"), (), f"{_TO_PARQUET} (pandas.read_csv(...).to_parquet('x.parquet'))")
 TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
 LITDATA = Container("litData", (), (), _TO_SHARDS)
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
-JSON_LIST = Container("a JSON list", (), (), _TO_PARQUET)
+ONE_A_LINE = "write each item on a line of a .jsonl file (jq -c '.[]' x.json > x.jsonl)"
+JSON_LIST = Container("a JSON list", (), (), f"{_NOT_READ}{ONE_A_LINE}")
 ARROW = Container("Arrow", (), ((0, b"ARROW1"), (0, b"FEA1")), f"{_NAME}.arrow")
 CONTAINERS = (
-    JSONL,
-    CSV,
     TFRECORD,
     LITDATA,
     ZARR,

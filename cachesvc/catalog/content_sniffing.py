@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from cachesvc.catalog.compiler import Inputs
-from cachesvc.catalog.containers import HEAD_BYTES, JSON_LIST, JSONL, Container, by_content, refusal
+from cachesvc.catalog.containers import HEAD_BYTES, JSON_LIST, Container, by_content, refusal
 from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
 from cachesvc.catalog.labels.file_tables import begins_as_json_lines
 
@@ -44,8 +44,6 @@ def look(inputs: Inputs) -> tuple[Inputs, list[int]]:
         elif binary:
             opaque += [at for at in group if inputs.entries[at].object.size_bytes > _SAMPLE_BYTES]
     _check(inputs, strays, len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES))
-    if set(groups) == {"json"}:
-        _check_json(inputs)
     every = frozenset(at for found in strays.values() for at in found)
     return replace(inputs, strays=every, found_out=True), opaque
 
@@ -64,11 +62,12 @@ def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bo
         version = inputs.entries[at].object
         if version.size_bytes:
             head = inputs.fetch(version, 0, min(version.size_bytes, HEAD_BYTES))
-            return (None, False) if _is_text(head) else (by_content(head, version.size_bytes), True)
+            return (None, False) if is_text(head) else (by_content(head, version.size_bytes), True)
     return None, False
 
 
-def _is_text(head: bytes) -> bool:
+def is_text(head: bytes) -> bool:
+    """Tell whether the first `HEAD_BYTES` of an object are UTF-8 without control characters."""
     if any(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in head):
         return False
     try:
@@ -78,14 +77,17 @@ def _is_text(head: bytes) -> bool:
     return True
 
 
-def _check_json(inputs: Inputs) -> None:
-    """Raise InvalidInput where the first file is JSON lines, or a long JSON list of objects."""
+def is_json_lines(inputs: Inputs) -> bool:
+    """Tell whether all files are called `.json` and the first is JSON lines. Raises InvalidInput for a long JSON list."""
+    if any(entry.extension != "json" for entry in inputs.entries):
+        return False
     version = inputs.entries[0].object
     head = inputs.fetch(version, 0, min(version.size_bytes, _LINES_BYTES))
     if begins_as_json_lines(head):
-        raise refusal(version.uri, JSONL, len(inputs.entries))
+        return True
     if version.size_bytes > _SAMPLE_BYTES and _LIST.match(head):
         raise refusal(version.uri, JSON_LIST, len(inputs.entries))
+    return False
 
 
 def warning(inputs: Inputs, opaque: Collection[int]) -> list[str]:

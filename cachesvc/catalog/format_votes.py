@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from cachesvc.catalog.compiler import ListedObject, split_name
-from cachesvc.catalog.containers import CSV, JSONL, ZARR
+from cachesvc.catalog.containers import ZARR
 from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
 from cachesvc.catalog.options import Options
 
@@ -55,7 +55,7 @@ class FormatVotes:
 
     def _may_be_table(self, at: int, entry: ListedObject) -> bool:
         """Tell whether an entry lies directly below a URI and is named like a table."""
-        return self._kinds[at] in (CSV, JSONL) and entry.extension in TABLES and "/" not in entry.path
+        return self._kinds[at] in ("csv", "jsonl") and entry.extension in TABLES and "/" not in entry.path
 
     def _apply_tables(self, named: str) -> None:
         """Let the table named by `labels` abstain, and others unless they outnumber the files that they may label."""

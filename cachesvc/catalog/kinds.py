@@ -11,7 +11,9 @@ from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Con
 ARROW = ("arrow", "feather", "ipc")
 PARQUET = ("parquet", "pq", "parq")
 TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
-"""Extensions of tars, including compressed ones, which `webdataset` refuses by name."""
+"""Extensions of tars, including compressed ones."""
+JSON_LINES = ("jsonl", "ndjson", "jsonlines")
+CSV = ("csv", "tsv")
 TABLES = ("csv", "tsv", "jsonl", "ndjson")
 """Extensions of files that may be tables of labels."""
 ASIDE = "aside"
@@ -31,6 +33,8 @@ _SAMPLES = """
 KNOWN = IMAGES.union(_SAMPLES.split())
 """Extensions of files that are one sample each, of any size."""
 
+_COMPRESSED = ("webdataset", "jsonl", "csv")
+"""Formats whose objects may be compressed by another program."""
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 _CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
 _ASIDE_NAMES = frozenset(
@@ -71,7 +75,7 @@ def kind_of(name: str) -> Kind:
     if inner == "mds":
         return "mds"
     found = _kind("jsonl" if inner == "json" else inner)
-    return found if found == "webdataset" or isinstance(found, Container) else PLAIN
+    return found if found in _COMPRESSED or isinstance(found, Container) else PLAIN
 
 
 def extension_of(name: str) -> str:
@@ -89,14 +93,8 @@ def _kind(extension: str) -> Kind:
     extension = _SHARD_NUMBER.sub("", extension)
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
-    formats = {
-        "mds": ("mds",),
-        "parquet": PARQUET,
-        "arrow": ARROW,
-        "webdataset": TAR,
-        "records": ("npy",),
-        ASIDE: ("idx",),
-    }
+    formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "jsonl": JSON_LINES, "csv": CSV}
+    formats |= {"arrow": ARROW, "records": ("npy",), ASIDE: ("idx",)}
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 

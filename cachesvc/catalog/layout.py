@@ -19,8 +19,8 @@ from cachesvc.sources.columnar.column import Column
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One named part of a sample. `encoding`: a file extension without dot, an MDS encoding, or for records and tokens a
-    numpy dtype string, for columns Arrow's type."""
+    """One named part of a sample. `encoding`: a file extension without dot (with `.gz` behind it for a member of a tar in
+    gzip), an MDS encoding, for records and tokens a numpy dtype string, for columns Arrow's type."""
 
     name: str
     encoding: str
@@ -61,10 +61,16 @@ class Rows:
     """An address and a length for each sample and field, int64[samples, F]; length -1 where a field is absent.
 
     Columns: `row.address`, `row.length`, a row of F values after another.
+
+    With a `syntax` (`row_syntax.py`) a sample is one row of text that holds all fields, and F is 1. The head then has
+    `syntax` and `headers`: of CSV, the separator and the index of each cell's field. Further columns: `extent.header`, the
+    header of each extent; `line.first` and `line.from`: from sample `line.first[r]` on, samples lie in consecutive lines of
+    their file, the first in line `line.from[r]`.
     """
 
     addresses: Ints
     lengths: Ints
+    syntax: str = ""
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return addresses and lengths, int64[n, F]."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cachesvc.catalog.compiler import ListedObject
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.ignored import is_ignored
+from cachesvc.sources.ignored import is_ignored, litter_name
 from cachesvc.sources.source import Source
 
 BESIDE = ".cachesvc-catalog.lmdb"
@@ -22,13 +22,14 @@ class Listing:
     """Every object below the URIs, each once, in listing order.
 
     `beside` is a catalog left with them, if there is one. `below` lists the objects' URIs below each URI. `zarrs` are the
-    URIs of folders that hold Zarr arrays.
+    URIs of folders that hold Zarr arrays. `litter` are names of files and folders that operating systems and tools left.
     """
 
     entries: list[ListedObject]
     beside: ObjectVersion | None
     below: list[list[str]]
     zarrs: frozenset[str]
+    litter: tuple[str, ...] = ()
 
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
@@ -38,6 +39,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     """
     entries: dict[str, ListedObject] = {}
     zarrs: set[str] = set()
+    litter: set[str] = set()
     beside, below = None, []
     for uri in uris:
         root, found_uris = uri.rstrip("/"), []
@@ -51,11 +53,15 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
             if not is_ignored(path):
                 entries.setdefault(found.uri, ListedObject(found, path))
                 found_uris.append(found.uri)
+            else:
+                litter.add(litter_name(path))
         below.append(found_uris)
     absent = [uri for uri, found_uris in zip(uris, below, strict=True) if not found_uris]
     if absent:
         raise NotFound(f"{name_of(absent)} holds no data: check the prefix and the credentials' view of it")
-    return Listing(list(entries.values()), beside, below, frozenset(zarrs))
+    return Listing(
+        list(entries.values()), beside, below, frozenset(zarrs), tuple(sorted(filter(None, litter)))
+    )
 
 
 def check_all_chosen(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cachesvc.catalog.labels.label_encoding import KINDS
+from cachesvc.catalog.labels.label_source import LabelSource, checked_labels, parse_labels
 from cachesvc.core.arguments import text, whole_number
 from cachesvc.core.errors import InvalidInput
 
@@ -29,7 +29,8 @@ class Options:
     `format`: "" infers it. `extent_bytes`: a multiple of the page; 0 takes the daemon's setting, else 64 MiB. `dtype`: a
     numpy dtype, with a shape where records have one ("(3,32,32)u1"). `seq_len`, `overlap`: in tokens. `labels`: the origin
     of labels ("folder", "none", or the name of a CSV/JSONL file beside the data; "" infers it), or their kind ("class" or
-    "float"), or both ("truth.csv:float"). `header_bytes`: bytes before the items of each `.bin`; 0 infers them. `fields`: a
+    "float"), or both ("truth.csv:float"), or a JSON object (`labels_text`). `header_bytes`: bytes before the items of each
+    `.bin`; 0 infers them. `on_error`: "skip" leaves out damaged archives; "" and "raise" make them an error. `fields`: a
     JSON list of the fields that are read of formats that store columns apart (`PROJECTED`); "" for all.
 
     Raises InvalidInput for numbers out of range, and for arguments that are not text.
@@ -43,14 +44,24 @@ class Options:
     record_bytes: int = 0
     labels: str = ""
     header_bytes: int = 0
+    on_error: str = ""
     fields: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("format", "dtype", "labels", "fields"):
+        for name in ("format", "dtype", "labels", "on_error", "fields"):
             text(name, getattr(self, name))
         for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
             object.__setattr__(self, name, given)  # numpy's integers cannot be written as JSON
+        if self.on_error not in ("", "raise", "skip"):
+            raise InvalidInput(f"on_error={self.on_error!r}: give 'raise' or 'skip'")
+        object.__setattr__(self, "on_error", self.on_error.replace("raise", ""))
+        object.__setattr__(self, "labels", checked_labels(self.labels))
+
+    @property
+    def label_source(self) -> LabelSource:
+        """The parsed `labels`."""
+        return parse_labels(self.labels)
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -65,17 +76,16 @@ class Options:
 
     @property
     def labels_from(self) -> str:
-        """The origin of labels: "folder", "none", or the name of a table; "" infers it."""
-        source, _, kind = self.labels.rpartition(":")
-        return source if kind in KINDS else self.labels
+        """The origin of labels: "folder", "none", or "table"; "" infers it."""
+        source = self.label_source
+        return "table" if source.needs_table else source.origin
 
     @property
     def label_kind(self) -> str:
         """The kind of labels, one of `KINDS`; "" infers it."""
-        kind = self.labels.rpartition(":")[2]
-        return kind if kind in KINDS else ""
+        return self.label_source.kind
 
     @property
     def table(self) -> str:
         """The table of labels that is named, "" for none."""
-        return "" if self.labels_from in ("folder", "none") else self.labels_from
+        return self.label_source.table

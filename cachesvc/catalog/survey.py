@@ -18,7 +18,16 @@ from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, ObjectVersi
 from cachesvc.sources.source import Source
 
 _Sources = Callable[[str], Source]
-_FORMAT_OPTIONS = ("dtype", "seq_len", "overlap", "record_bytes", "header_bytes", "labels_from", "label_kind")
+_FORMAT_OPTIONS = (
+    "dtype",
+    "seq_len",
+    "overlap",
+    "record_bytes",
+    "header_bytes",
+    "labels_from",
+    "label_kind",
+    "on_error",
+)
 """Options that only some formats have."""
 
 
@@ -27,7 +36,8 @@ class Survey:
     """A dataset version before it is compiled.
 
     `options.format` is resolved; `found_out`: it was inferred, not given. `left_out` counts listed objects that are not
-    part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with the data, not checked yet.
+    part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with
+    the data, not checked yet. `litter`: see `Listing`.
     """
 
     id: DatasetId
@@ -38,11 +48,17 @@ class Survey:
     found_out: bool = False
     left_out: int = 0
     first_left_out: str = ""
+    litter: tuple[str, ...] = ()
 
     @property
     def format(self) -> str:
         """The format's name."""
         return self.options.format
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats that the catalog may have: files that no option names so may be JSON lines."""
+        return (self.format, "jsonl") if self.found_out and self.format == "files" else (self.format,)
 
 
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
@@ -79,6 +95,7 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
         first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
         if left_out
         else "",
+        litter=listed.litter,
     )
 
 

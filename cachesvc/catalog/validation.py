@@ -9,6 +9,7 @@ import numpy as np
 from cachesvc.catalog.catalog import PART_COLUMNS, Catalog
 from cachesvc.catalog.columns import Ints, MappedColumns, MappedTexts, check_ascending
 from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
+from cachesvc.catalog.row_syntax import CSV, SYNTAXES
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import extent_of
 from cachesvc.sources.columnar.column import ALL_NULL
@@ -41,12 +42,28 @@ def _check_samples(catalog: Catalog) -> None:
             raise CorruptData("a sample lies outside the address space")
         begins = layout.addresses[lengths > 0]
         _check_held(catalog, begins, begins + lengths[lengths > 0])
+        if layout.syntax:
+            _check_text_rows(catalog, layout.syntax)
     if isinstance(layout, Fixed):
         _check_runs(catalog, layout)
     if isinstance(layout, Indirect) and (np.diff(catalog.extent_first) > catalog.extent_sizes // 4 - 2).any():
         raise CorruptData("a shard is too small for the offsets of its samples")
     if isinstance(layout, Columns):
         _check_chunks(catalog, layout)
+
+
+def _check_text_rows(catalog: Catalog, syntax: str) -> None:
+    columns, headers = catalog.columns, catalog.csv_headers
+    fields = [field for header in headers for field in header.fields]
+    if syntax not in SYNTAXES or not set(fields) <= set(range(len(catalog.fields))):
+        raise CorruptData("rows of text are of no known syntax, or their headers name no field")
+    chosen, first = columns["extent.header"], columns["line.first"]
+    if len(chosen) != len(catalog.extent_sizes) or not (chosen >= 0).all():
+        raise CorruptData("an extent of rows has no header")
+    if syntax == CSV and chosen.max() >= len(headers):
+        raise CorruptData("an extent of rows has no header")
+    if not 0 < len(first) == len(columns["line.from"]) or first[0] or (np.diff(first) <= 0).any():
+        raise CorruptData("the line numbers of rows are inconsistent")
 
 
 def _check_runs(catalog: Catalog, layout: Fixed) -> None:
@@ -106,7 +123,8 @@ def _check_tags(catalog: Catalog) -> None:
         raise CorruptData("a label or tag names no value")
     rows = [len(codes) for codes, _ in coded]
     rows += [len(columns[f"tag.{at}.number"]) for at in _tags(catalog, "number")]
-    rows += [len(columns[name]) for name in ("key.end", "label.number") if name in columns]
+    rows += [len(columns["key.end"])] if "key.end" in columns else []
+    rows += [len(catalog.labels)] if catalog.labels is not None else []
     if set(rows) - {catalog.samples}:
         raise CorruptData("labels, tags or keys are not one per sample")
 
@@ -120,7 +138,7 @@ def _dtype_of(name: str) -> str:
         return "<f8"
     if name == "label" or name.endswith(".code"):
         return "<i4"
-    return "|u1" if name.endswith((".text", ".codec", ".id")) else "<i8"
+    return "|u1" if name.endswith((".text", ".codec", ".id", "label.set")) else "<i8"
 
 
 def _check_pieces(columns: MappedColumns) -> None:

@@ -19,6 +19,7 @@ from cachesvc.client.control import Control, answers, find_daemon
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
 
 
@@ -65,7 +66,7 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
 def _built(name: str, options: Options, as_json: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
         sources = Sources(SourceSettings())
-        uris = sources.expand([canonical(resolve.absolute_uri(name))])
+        uris = sources.expand([canonical(resolve.absolute_uri(each)) for each in spelled_uris(name)])
         found = survey(uris, options, sources)
         path = f"{directory}/{found.id}.lmdb"
         with ProgressBar("index", as_json) as progress:

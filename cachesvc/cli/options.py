@@ -146,7 +146,14 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--labels",
             default="",
-            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon.",
+            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon; or "
+            "names of columns as JSON.",
+        ),
+        click.option(
+            "--on-error",
+            type=click.Choice(["raise", "skip"]),
+            default="raise",
+            help="skip leaves out damaged tars.",
         ),
         click.option(
             "--fields",
@@ -164,7 +171,8 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, webdataset, mds, parquet, arrow, records or tokens; inferred unless given.",
+            help="files, images, webdataset, mds, parquet, arrow, jsonl, csv, text, documents, records or tokens; "
+            "inferred unless given.",
         ),
     ):
         verb = option(verb)

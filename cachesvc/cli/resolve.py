@@ -12,6 +12,7 @@ from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.core.safe_text import redacted
+from cachesvc.sources.shard_lists import spelled_uris
 
 if TYPE_CHECKING:
     from cachesvc.catalog.options import Options
@@ -48,10 +49,9 @@ def open_uris(
     mixed = [uri for uri in uris if is_dataset_id(uri)]
     if mixed:
         raise InvalidInput(f"{mixed[0]} is a dataset id; name the data by its URI here")
+    named = [absolute_uri(each) for uri in uris for each in spelled_uris(uri)]
     with ProgressBar("index", as_json) as progress:
-        found = control.open_dataset(
-            [absolute_uri(uri) for uri in uris], options, refresh=refresh, progress=progress.update
-        )
+        found = control.open_dataset(named, options, refresh=refresh, progress=progress.update)
     print_notes(found.notes, as_json)
     return found
 

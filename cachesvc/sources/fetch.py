@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import zstandard
-
 from cachesvc.core import holes
 from cachesvc.core.errors import (
     CacheError,
@@ -24,7 +22,9 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
+from cachesvc.sources import decompression
 from cachesvc.sources.buffers import Buffers
+from cachesvc.sources.decompression import decompressed
 from cachesvc.sources.parquet import decoding
 from cachesvc.sources.parquet.recipe import CODEC as PARQUET
 from cachesvc.sources.source import Checker, Source
@@ -36,16 +36,15 @@ THREADS = 64
 BUFFERS_BYTES = 128 << 20
 """The limit of all buffers of a process; fewer threads run when ranges are large."""
 _CHUNK_BYTES = 1 << 20
-_WINDOW_BYTES = 128 << 20
 _NORESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python names from 3.13 on. An object may be larger than this machine's memory."""
 _MOST_STORED_BYTES = 1 << 32
 """The longest stored piece of Parquet that is held to be decoded; it may include columns that are not read."""
 _SLACK_BYTES = 64 << 10
-"""A zstd piece may be stored in twice its decoded size and this."""
+"""A compressed piece may be stored in twice its decoded size and this."""
 _MAX_FAILED_FIRST = 32
 """Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
-CODECS = ("zstd", "lz4", PARQUET)
+CODECS = (*decompression.CODECS, "lz4", PARQUET)
 
 OnBytes = Callable[[int, memoryview], None]
 
@@ -310,9 +309,8 @@ class Fetcher:
         if whole.stored is not None and whole.decoding is not None:
             into.write(whole.decoding.decode(whole.stored).data, whole.at)
         elif whole.stored is not None:
-            with self._buffers.borrowed(_CHUNK_BYTES) as buffer:
-                begin, end = whole.piece.ranges[0]
-                _decode(whole.piece, whole.stored[begin:end], whole.at, into, buffer)
+            begin, end = whole.piece.ranges[0]
+            _decode(whole.piece, whole.stored[begin:end], whole.at, into)
         whole.stored = None
 
     def _bytes(self, whole: _WholePiece, into: FillTarget) -> Iterator[memoryview]:
@@ -369,21 +367,16 @@ def _sparse(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(1, size), flags))[:size]
 
 
-def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget, buffer: memoryview) -> None:
-    """Decode zstd through the buffer and write. Raises CorruptData at the first byte beyond the announced length."""
+def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget) -> None:
+    """Decompress an object and write it. Raises CorruptData at the first byte beyond the announced length."""
     uri, expected, done = piece.object.uri, piece.length, 0
     if piece.codec == "lz4":
         into.write(decoding.lz4(uri, stored, expected), at)
         return
-    decoder = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-    try:
-        with decoder.stream_reader(stored, read_across_frames=True) as reader:
-            while got := reader.readinto(buffer):
-                if done + got > expected:
-                    raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
-                into.write(buffer[:got], at + done)
-                done += got
-    except zstandard.ZstdError as error:
-        raise CorruptData(f"{uri} is not valid zstd: {error}") from error
+    for step in decompressed(uri, piece.codec.partition(":")[0], [stored]):
+        if done + len(step) > expected:
+            raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
+        into.write(memoryview(step), at + done)
+        done += len(step)
     if done != expected:
         raise CorruptData(f"{uri} decodes to {done} bytes, not the {expected} that its index says")

@@ -2,7 +2,8 @@
 
 Every regular file is an object, hidden ones too, except `.nfs*` (files that NFS keeps for a process after their removal).
 Folders that are hidden or never hold data (`ignored.py`) are not opened: a `.snapshot` may hold the whole file system
-again. Symbolic links are followed while they stay below the listed root.
+again. The latter are listed as empty objects whose names end in "/". Symbolic links are followed while they stay below
+the listed root.
 
 A version is size, mtime and ctime. NFS clients cache these for up to a minute. Opening a file asks the server
 (close-to-open), and `stat_from_server` asks again after the read. A change within one tick of the file system's clock (4
@@ -28,7 +29,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import Attributes, stat_from_server
-from cachesvc.sources.ignored import is_ignored_folder
+from cachesvc.sources.ignored import is_ignored_folder, is_litter_folder
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -139,6 +140,9 @@ class FilesSource:
             for key, name, target in named:
                 here = os.path.join(path, name)
                 inner, found = -1, target
+                if key.endswith(b"/") and is_litter_folder(name):
+                    yield ObjectVersion(SCHEME + _utf8(here) + "/", 0, "")
+                    continue
                 try:
                     if key.endswith(b"/"):
                         flags = _FOLDER if target else _FOLDER | os.O_NOFOLLOW
@@ -171,7 +175,7 @@ class FilesSource:
                 if target is None:
                     continue
             is_folder = stat.S_ISDIR(target.st_mode) if target else entry.is_dir(follow_symlinks=False)
-            if is_folder and is_ignored_folder(entry.name):
+            if is_folder and entry.name.startswith("."):
                 continue
             # "a-b" sorts before "a/b", so a folder's key ends with its slash.
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target

@@ -17,11 +17,26 @@ _FOLDERS = frozenset(
 )
 _FILES = frozenset({"", "_success", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
 """The empty name is a bucket's folder marker."""
+_MARKERS = frozenset({"", "_success"})
 
 
 def is_ignored_folder(name: str) -> bool:
     """Tell whether nothing below a folder of this name is data. Names are compared without case."""
     return name.startswith(".") or name.lower() in _FOLDERS
+
+
+def is_litter_folder(name: str) -> bool:
+    """Tell whether a folder of this name belongs to an operating system, file server or tool."""
+    return name.lower() in _FOLDERS
+
+
+def litter_name(path: str) -> str:
+    """Return the name because of which a path is ignored, with a slash for a folder; "" for hidden files and markers."""
+    *folders, name = path.split("/")
+    found = next(filter(is_litter_folder, folders), "")
+    if found:
+        return f"{found}/"
+    return name if name.lower() in _FILES - _MARKERS else ""
 
 
 def is_ignored(path: str) -> bool:

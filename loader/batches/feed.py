@@ -6,8 +6,10 @@ computes the samples from them, since the order is a function.
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +24,13 @@ from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
-from loader.batches.gather import LocatedBatches, gather_method
+from loader.batches.gather import GatherMethod, LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
+from loader.datasets.decode import ImageMode
 from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
+from loader.datasets.samples import SampleReader
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.reading.address_range import Bytes
@@ -72,6 +76,25 @@ class _Slab:
         self.located: LocatedBatches | None = None
 
 
+class _SlabCache:
+    """The latest slabs of one rank's order. Threads whose feeds share it compute each slab once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: deque[tuple[object, _Slab]] = deque(maxlen=2)
+        """Two, since threads are a batch or more apart."""
+
+    def get(self, key: object, make: Callable[[], _Slab]) -> _Slab:
+        """Return the slab of a key, made by `make` unless it is at hand."""
+        with self._lock:
+            for known, slab in self._found:
+                if known == key:
+                    return slab
+            slab = make()
+            self._found.append((key, slab))
+            return slab
+
+
 class Feed(TorchDataset[Any]):
     """The batches of one rank by (epoch, turn). Picklable; each process keeps the order of its current epoch."""
 
@@ -96,7 +119,8 @@ class Feed(TorchDataset[Any]):
         self._composite = core if isinstance(core, (Mixture, Packed)) else None
         self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
         self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
-        self._samples = self._view.samples if self._view is not None else None
+        self._specs = [] if core is None else [leaf.sample_spec for leaf in core.leaves]
+        self._samples = self._view.sample_reader if self._view is not None else None
         self._gather = (
             gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
         )
@@ -105,7 +129,7 @@ class Feed(TorchDataset[Any]):
         self.empty: Callable[[int], Bytes] | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self._order: EpochOrder | RunOrder | None = None
-        self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+        self._slab, self._slabs = self._no_slab(), _SlabCache()
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
@@ -114,11 +138,41 @@ class Feed(TorchDataset[Any]):
         self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride = state
         self._prepare()
 
+    @property
+    def gathered(self) -> SampleReader | None:
+        """What makes the samples, if batches are records that need no Python call per sample; else None."""
+        samples = self._samples
+        return samples if self._default_collation and samples and samples.gathers_batches else None
+
+    @property
+    def encoded_images(self) -> bool:
+        """Whether images of batches are to be decoded on a device."""
+        return any(each.decode == "cuda" for each in self._specs)
+
+    @property
+    def image_mode(self) -> ImageMode:
+        """The mode of decoded images."""
+        return self._specs[0].image_mode
+
+    def gather_by(self, method: GatherMethod) -> None:
+        """Gather batches by another method from now on."""
+        self._gather = method
+        self._slab, self._slabs = self._no_slab(), _SlabCache()
+
+    def for_thread(self) -> Feed:
+        """Return a feed for one thread; the feeds of a rank's threads compute its order once."""
+        found = copy.copy(self)
+        found._gather, found._slabs = self._gather, self._slabs
+        return found
+
+    def _no_slab(self) -> _Slab:
+        return _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+
     def order(self, epoch: int) -> EpochOrder | RunOrder:
         """Return the order of an epoch, and make it the current one."""
         if self._order is None or self._order.epoch != epoch:
             self._order = self._order_of(epoch)
-            self._slab = _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
+            self._slab = self._no_slab()
         return self._order
 
     def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
@@ -315,17 +369,23 @@ class Feed(TorchDataset[Any]):
         order, share = self.order(epoch), self.share
         step = turn // share.accumulate
         if step >= order.full_steps:
-            slab = self._tail(order)
+            self._slab = self._slabs.get((epoch, None), lambda: self._tail(order))
         else:
-            width = share.high - share.low
-            last = min(order.full_steps, step + max(1, SLAB // width))
-            found = order.slots(step, last, share.low, share.high)
-            slab = _Slab(step * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
-            if self._gather is not None and self._view is not None:
-                slab.located = LocatedBatches(
-                    self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
-                )
-        self._slab = slab
+            steps = max(1, SLAB // (share.high - share.low))
+            first = step // steps * steps
+            last = min(order.full_steps, first + steps)
+            self._slab = self._slabs.get((epoch, first), lambda: self._full_slab(order, first, last))
+        return self._slab
+
+    def _full_slab(self, order: EpochOrder | RunOrder, first: int, last: int) -> _Slab:
+        """Return the turns of full steps [first, last)."""
+        share = self.share
+        found = order.slots(first, last, share.low, share.high)
+        slab = _Slab(first * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
+        if self._gather is not None and self._view is not None:
+            slab.located = LocatedBatches(
+                self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
+            )
         return slab
 
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:

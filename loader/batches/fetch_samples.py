@@ -26,7 +26,7 @@ def sample_fetcher(dataset: Any, depth: int = MAX_DEPTH) -> FetchSamples:
     with an index out of range."""
     view = as_view(dataset)
     if view is not None:
-        return lambda indices, rng_key: view.samples.iter_samples(
+        return lambda indices, rng_key: view.sample_reader.iter_samples(
             view.opened.reader(), view.ids_of(indices), rng_key
         )
     kind = type(dataset) if depth else None

@@ -34,7 +34,7 @@ def gather_method(
     if default_collation and samples.gathers_batches:
         return GatherMethod(samples.locate, samples.gather_batch)
     if default_collation and samples.collates_columns:
-        return GatherMethod(samples.locate_rows, samples.column_batch)
+        return GatherMethod(lambda _, ids: (ids, ids, ids), samples.column_batch)
     if collate is jagged and samples.stays_bytes:
         return GatherMethod(samples.ranges, samples.jagged)
     return None

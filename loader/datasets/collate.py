@@ -25,6 +25,7 @@ from torch.utils.data._utils.collate import (
 )
 
 from cachesvc.core.errors import InvalidInput
+from loader.datasets.encoded_images import EncodedImage, stack_encoded
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
@@ -52,6 +53,7 @@ def default_collate_into(
     stackers: dict[type | tuple[type, ...], Callable[..., Any]] = {
         kind: columns.or_else(stacks[kind]) for kind in kinds
     }
+    stackers[EncodedImage] = stack_encoded(empty or _new)
     placed = [columns.placed(each) for each in samples]
     _check_fields(placed)
     try:

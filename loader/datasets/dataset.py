@@ -15,11 +15,13 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.labels.label_source import labels_text
 from cachesvc.catalog.layout import Fixed
 from cachesvc.catalog.options import Options, fields_text
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
+from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
 from loader.datasets.samples import SampleReader, SampleSpec
 from loader.datasets.targets import Targets
@@ -33,6 +35,8 @@ NOTES_LOGGED = 8
 current_rng_key: ContextVar[tuple[int, int]] = ContextVar("current_rng_key")
 """The (seed, epoch) for transforms, set by the loader that reads in this thread. It takes precedence over
 `Dataset.rng_key`, which other loaders share."""
+_REMADE = ("_catalog", "sample_reader")
+"""Attributes that are not pickled, but made anew."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -41,7 +45,7 @@ def open_dataset(
     *,
     format: str | None = None,
     fields: str | Sequence[str] | None = None,
-    decode: Literal["auto"] | Callable[..., Any] | None = "auto",
+    decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto",
     transform: Callable[..., Any] | None = None,
     version: str | None = None,
     verify: bool = False,
@@ -52,16 +56,20 @@ def open_dataset(
     targets: Targets | None = None,
     record_bytes: int = 0,
     header_bytes: int = 0,
-    labels: str = "",
+    labels: str | Mapping[str, Any] = "",
     image_mode: Literal["RGB", "L"] | None = "RGB",
+    on_error: Literal["raise", "skip"] = "raise",
     extent_bytes: int = 0,
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
-    - `format`: "files" | "webdataset" | "mds" | "parquet" | "records" | "tokens"; None detects it from the data.
+    - `format`: "files" | "webdataset" | "mds" | "parquet" | "jsonl" | "csv" | "text" | "documents" | "records"
+      | "tokens"; None detects it from the data, but never "text" and "documents".
     - `fields`: names of the fields that make a sample, which is then a tuple of their values, also for one field.
+      Besides stored fields: "label", "key", and columns of a table beside the data.
       None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.
-    - `decode`: "auto" (by extension or column), None (bytes), or callable(sample[, rng]).
+    - `decode`: "auto" (by extension or column), None (bytes), callable(sample[, rng]), or "cuda": as "auto", but images
+      stay encoded until a DataLoader with `device=` decodes those of a batch together, to a list of uint8 tensors.
     - `image_mode`: the mode that decoded images are converted to: "RGB", "L" (grey), or None (the mode of the
       file).
     - `transform`: callable(sample[, rng]), called after decoding. `rng` is a numpy Generator keyed by (seed, epoch,
@@ -73,6 +81,7 @@ def open_dataset(
     - `targets`, for tokens: "shifted" makes samples (inputs, targets), where each target is the token after its
       input. "unshifted" makes {"input_ids", "labels"} with equal values, as Hugging Face's models take them. Both
       are contiguous, and int64 unless `out` is given.
+    - `on_error`: "skip" leaves out damaged tars, which are an error otherwise. All are named at once.
     - `extent_bytes`: approximate size of the pieces that are cached; 0 is the daemon's setting, 64 MiB by default.
 
     Rank 0 logs which data was left out or has no label. Raises InvalidInput, NotFound, NotAllowed, CorruptData,
@@ -90,7 +99,8 @@ def open_dataset(
         overlap=overlap,
         record_bytes=record_bytes,
         header_bytes=header_bytes,
-        labels=labels,
+        labels=labels_text(labels) if isinstance(labels, Mapping) else labels,
+        on_error=on_error,
         fields=fields_text(fields) if fields is not None else "",
     )
     version = text("version", "" if version is None else version)
@@ -111,14 +121,15 @@ def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
 
 
 def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return canonical URIs of one or several, with `~` expanded as in the CLI. Raises InvalidInput for other
-    types."""
+    """Return canonical URIs of one or several, with `~` expanded as in the CLI, of lists joined by `::` and of
+    `pipe:` commands. Raises InvalidInput for other types."""
     several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
     uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
     for one in uris:
         if not isinstance(one, (str, os.PathLike)):
             raise InvalidInput(f"{one!r} is not a URI; give open_dataset a str, a path, or a list of them")
-    return [canonical(os.path.expanduser(os.fsdecode(one))) for one in uris]
+    spelled = [each for one in uris for each in spelled_uris(os.fsdecode(one))]
+    return [canonical(os.path.expanduser(each)) for each in spelled]
 
 
 def _log_notes(notes: Sequence[str]) -> None:
@@ -138,7 +149,7 @@ class Dataset(TorchDataset[Any]):
     def __init__(self, opened: OpenedDataset, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
         self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
         self._catalog = opened.catalog
-        self.samples = SampleReader(opened.catalog, sample_spec)
+        self.sample_reader = SampleReader(opened.catalog, sample_spec)
         self._seed = 0
         self._epoch: list[int] | torch.Tensor = [0]
         self._identity = ""
@@ -158,15 +169,19 @@ class Dataset(TorchDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples in the order given, read in one pass. Raises as `[]` does."""
+        if self.has_own_getitem:
+            return [self[index] for index in indices]
         return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.opened, self._sample_spec, self._ids, self._seed, self._epoch
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _REMADE}
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        opened, sample_spec, ids, seed, epoch = state
-        self.__init__(opened, sample_spec, ids)  # type: ignore[misc]
-        self._seed, self._epoch = seed, [*epoch] if isinstance(epoch, list) else epoch
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._catalog = self.opened.catalog
+        self.sample_reader = SampleReader(self._catalog, self._sample_spec)
+        if isinstance(self._epoch, list):
+            self._epoch = [*self._epoch]
 
     def __repr__(self) -> str:
         return f"Dataset({self._catalog.uri!r}, {self._catalog.format}, {len(self):,} samples, {self.version[:8]})"
@@ -305,6 +320,11 @@ class Dataset(TorchDataset[Any]):
         return indices if self._ids is None else self._ids[indices]
 
     @property
+    def has_own_getitem(self) -> bool:
+        """A subclass makes samples in its own way, from indices of this dataset."""
+        return type(self).__getitem__ is not Dataset.__getitem__
+
+    @property
     def ids(self) -> Ints | None:
         """The catalog's sample id of each index; None if they are equal."""
         return self._ids
@@ -318,7 +338,7 @@ class Dataset(TorchDataset[Any]):
     def sample_kind(self) -> str:
         """The kind of a sample, in words; "" if user callables decide it."""
         callables = self._sample_spec.transform is not None or callable(self._sample_spec.decode)
-        return "" if callables else self.samples.sample_kind
+        return "" if callables else self.sample_reader.sample_kind
 
     @property
     def sample_spec(self) -> SampleSpec:
@@ -331,7 +351,7 @@ class Dataset(TorchDataset[Any]):
 
     def iter_samples(self, ids: Ints) -> Iterator[Any]:
         """Make samples by catalog id one at a time; see `SampleReader.iter_samples`."""
-        return self.samples.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
+        return self.sample_reader.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
 
     def close(self) -> None:
         """Release leases, mappings and the connection. The next use connects again."""

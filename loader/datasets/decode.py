@@ -12,12 +12,15 @@ from typing import Any, Literal
 import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
+from loader.datasets.packed_values import array_of, arrays_of, gunzipped
 
 Decoder = Callable[[bytes], Any]
 ImageMode = Literal["RGB", "L"] | None
 """Pillow's names of the modes that images are converted to; None keeps the mode of the file."""
 IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+PACKED = ".gz"
+"""End of the encoding of a value in gzip."""
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
 _REFUSED = frozenset({"pkl", "pickle", "pyd", "pt", "pth", "joblib"})
 _SCALARS = {"bool": "?", "int": "<i8", "float64": "<f8", "float32": "<f4", "float16": "<f2"} | {
@@ -35,9 +38,9 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
-    kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
-    if kind.startswith("jpeg:"):  # MDS appends the quality
-        kind = "jpeg"
+    kind = _kind(encoding)
+    if encoding.endswith(PACKED):
+        return gunzipped(decoder(name, encoding.removesuffix(PACKED), image_mode))
     if kind in _REFUSED:
         raise InvalidInput(
             f"field {name!r} is a pickle ({encoding}), which can run code when it is read; choose other fields=, "
@@ -54,6 +57,16 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     return _PLAIN.get(kind, bytes)
+
+
+def is_image(encoding: str) -> bool:
+    """Return whether a field of this encoding holds image files."""
+    return _kind(encoding) in IMAGES
+
+
+def _kind(encoding: str) -> str:
+    kind = encoding.lower().rpartition(".")[2] if "." in encoding else encoding.lower()
+    return "jpeg" if kind.startswith("jpeg:") else kind  # MDS appends the quality
 
 
 def _pillow(name: str) -> Any:
@@ -146,6 +159,14 @@ def _integer(raw: bytes) -> int:
     return int(raw)
 
 
+def _id(raw: bytes) -> int | str:
+    """A whole number, as for WebDataset; a name, which WebDataset refuses, stays text."""
+    try:
+        return int(raw)
+    except ValueError:
+        return raw.decode()
+
+
 def _number(raw: bytes) -> int | float:
     try:
         return int(raw)
@@ -157,30 +178,23 @@ def _decimal(raw: bytes) -> Decimal:
     return Decimal(raw.decode())
 
 
-def _npy(raw: bytes) -> Any:
-    """One array, not an archive. Memory is taken for the data present, not for the size in the header."""
-    file, layout = io.BytesIO(raw), np.lib.format
-    old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 only in field names
-    shape, fortran, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects; save plain arrays")
-    # raises TypeError if the header promises more data than there is
-    return np.ndarray(shape, dtype, raw, file.tell(), order="F" if fortran else "C").copy("K")
-
-
 _PLAIN: dict[str, Decoder] = {
     "json": json.loads,
+    "jsn": json.loads,
     "txt": _text,
     "text": _text,
+    "transcript": _text,
     "str": _text,
     "cls": _number,
     "cls2": _integer,
     "index": _integer,
-    "id": _text,
+    "inx": _integer,
+    "id": _id,
     "str_int": _integer,
     "str_float": float,
     "str_decimal": _decimal,
-    "npy": _npy,
+    "npy": array_of,
+    "npz": arrays_of,
 }
 
 

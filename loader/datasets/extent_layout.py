@@ -11,6 +11,7 @@ from torch.utils.data import StackDataset, Subset
 from cachesvc.core.arguments import places_of
 from cachesvc.core.order.epoch_order import EpochOrder, Plan
 from loader.datasets.components import view_layout
+from loader.datasets.dataset import Dataset
 from loader.datasets.wrapped import MAX_DEPTH, as_view, parts_of
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
@@ -41,6 +42,8 @@ def extent_layout(dataset: Any, shuffle: bool, depth: int = MAX_DEPTH) -> Extent
     """Return the layout of a dataset. If nothing is known, all samples count as one extent. Raises IndexError for a
     Subset with an index out of range."""
     view, count = as_view(dataset), len(dataset)
+    if isinstance(dataset, Dataset) and Dataset.__len__(dataset) == count:
+        view = dataset
     if view is not None:
         layout = view_layout(view, shuffle)
         parts = (LayoutPart(view.opened, layout.extent_first),) if layout.extents_known else ()

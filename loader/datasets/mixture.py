@@ -183,18 +183,19 @@ class Mixture(TorchDataset[Any]):
     ) -> Any:
         """Make a batch under default collation; records of one size take no Python call per sample."""
         if not all(
-            isinstance(part, DatasetComponent) and part.leaf.samples.gathers_batches for part in self._parts
+            isinstance(part, DatasetComponent) and part.leaf.sample_reader.gathers_batches
+            for part in self._parts
         ):
             return self.collate(self.read(spots, spec, epoch), name)
         batch = None
         for rows, part, _, _, inner in self._groups(spots, spec):
-            reader, samples = part.leaf.opened.reader(), part.leaf.samples
+            reader, samples = part.leaf.opened.reader(), part.leaf.sample_reader
             records = samples.tensor(reader, samples.locate(reader, part.leaf.ids_of(inner))).numpy()
             if batch is None:
                 batch = np.empty((len(spots), *records.shape[1:]), records.dtype)
             batch[rows] = records  # numpy assigns rows 30 times as fast as torch
         assert batch is not None, "no batch is empty"
-        return self.leaves[0].samples.batch_of_rows(batch)
+        return self.leaves[0].sample_reader.batch_of_rows(batch)
 
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
         """Collate samples as the first component does."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,15 +11,18 @@ import torch
 from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Columns, Fixed, Indirect
+from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import sample_key
+from loader.datasets.catalog_values import LABEL, ValueOf, value_names, value_of
 from loader.datasets.collate import default_collate_into
-from loader.datasets.columns.column_batches import collation_is_torchs, column_batch
+from loader.datasets.columns.column_batches import columns_batch
 from loader.datasets.columns.column_samples import ColumnSamples
-from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder
+from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder, is_image
 from loader.datasets.dtypes import check_range, output_dtype
+from loader.datasets.encoded_images import EncodedImage
+from loader.datasets.generators import RngParameter, rng_of, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
+from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.targets import (
     DEFAULT_DTYPE,
     Targets,
@@ -30,10 +31,12 @@ from loader.datasets.targets import (
     split_targets,
     target_sample,
 )
+from loader.datasets.text_rows import RowParser
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
-LABEL = "label"
+ROW = "row"
+"""The field of rows of text that are not decoded."""
 _ALL_STORED: tuple[Any, ...] = ()
 """Stands for the stored values of a row of columns: a null is None, and no field is left out."""
 
@@ -43,7 +46,7 @@ class SampleSpec:
     """The form of a sample that the user asked for; see `open_dataset`. Raises InvalidInput for bad arguments."""
 
     fields: tuple[str, ...] | None = None
-    decode: Literal["auto"] | Callable[..., Any] | None = "auto"
+    decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto"
     transform: Callable[..., Any] | None = None
     out: str | None = None
     image_mode: ImageMode = "RGB"
@@ -51,9 +54,13 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_targets(self.targets)
-        if not (self.decode is None or self.decode == "auto" or callable(self.decode)):
+        if not (self.decode in (None, "auto", "cuda") or callable(self.decode)):
             raise InvalidInput(
-                f"decode={self.decode!r} is neither 'auto', None (bytes) nor a function of the sample"
+                f"decode={self.decode!r} is neither 'auto', 'cuda', None (bytes) nor a function of the sample"
+            )
+        if self.decode == "cuda" and self.transform is not None:
+            raise InvalidInput(
+                "decode='cuda' decodes whole batches on the device: transform those there, and leave transform= out"
             )
         if not (self.transform is None or callable(self.transform)):
             raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
@@ -62,14 +69,10 @@ class SampleSpec:
             raise InvalidInput(
                 f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
             )
-        if self.image_mode != "RGB" and self.decode != "auto":
+        if self.image_mode != "RGB" and self.decode not in ("auto", "cuda"):
             raise InvalidInput(
-                f"image_mode={self.image_mode!r} is for decode='auto', not decode={self.decode!r}"
+                f"image_mode={self.image_mode!r} is for decode='auto' or 'cuda', not decode={self.decode!r}"
             )
-
-
-RngParameter = Literal["nothing", "named", "second"]
-"""How a user's callable takes its generator."""
 
 
 class SampleReader:
@@ -79,14 +82,22 @@ class SampleReader:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
         self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
-        names = [field.name for field in catalog.fields]
-        self._names = _field_names(spec.fields, names, catalog.labels is not None)
-        self._columns = [
-            -1 if name == LABEL and name not in names else names.index(name) for name in self._names
-        ]
-        self._decoders = self._decoders_of(spec)
-        self._decode_rng = _rng_parameter(spec.decode)
-        self._transform_rng = _rng_parameter(spec.transform)
+        text = isinstance(self._layout, Rows) and bool(self._layout.syntax)
+        parsed = text and spec.decode in ("auto", "cuda")
+        names = [ROW] if text and not parsed else [field.name for field in catalog.fields]
+        self._names = names if spec.fields is None else list(spec.fields)
+        self._values = _values_of(catalog, self._names, names)
+        self._columns = [-1 if name in self._values else names.index(name) for name in self._names]
+        self._label = value_of(catalog, LABEL)
+        self._parser = None
+        if parsed:
+            stored = [name for name in self._names if name not in self._values]
+            self._parser = RowParser(catalog, stored if spec.fields is not None else None)
+        if text:
+            self._columns = [0]
+        self._decoders = None if text else self._decoders_of(spec)
+        self._decode_rng = rng_parameter(spec.decode)
+        self._transform_rng = rng_parameter(spec.transform)
         self._with_label = spec.fields is None and catalog.labels is not None and len(names) == 1
         self._single = spec.fields is None and len(names) == 1 and not self._with_label
         self.gathered = isinstance(self._layout, Fixed) and spec.decode == "auto"
@@ -107,13 +118,11 @@ class SampleReader:
             self._out = output_dtype(out) or (native if native != self._dtype else None)
         self._column_samples: ColumnSamples | None = None
         if isinstance(self._layout, Columns):
-            self._column_samples = ColumnSamples(catalog, self._names, spec.decode, spec.image_mode)
-        self.collates_columns = (
-            self._column_samples is not None
-            and spec.decode == "auto"
-            and spec.transform is None
-            and not self._column_samples.has_images
-        )
+            stored = [name for name in self._names if name not in self._values]
+            self._column_samples = ColumnSamples(catalog, stored, spec.decode, spec.image_mode)
+        columns = self._column_samples
+        alone = spec.decode == "auto" and spec.transform is None and not self._values
+        self.collates_columns = alone and columns is not None and not columns.has_images
         """A batch is made a column at a time."""
         if spec.targets is not None:
             plain = self.gathered and spec.fields is None and not self._with_label
@@ -122,6 +131,8 @@ class SampleReader:
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
+        if self._parser is not None:
+            return self._parser.sample_kind
         names = [*self._names, *([LABEL] if self._with_label else [])]
         classes = self._describe_labels() if LABEL in names else ""
         if not isinstance(self._layout, Fixed):
@@ -140,6 +151,8 @@ class SampleReader:
 
     def _describe_labels(self) -> str:
         labels = self._catalog.labels
+        if labels is not None and labels.ndim == 2:
+            return f" of {labels.shape[1]:,} numbers{_describe_classes(self._catalog.classes)}"
         is_number = labels is not None and labels.dtype.kind == "f"
         return " as a number" if is_number else _describe_classes(self._catalog.classes)
 
@@ -210,48 +223,42 @@ class SampleReader:
         records = reader.gather(*located, empty)
         return records.view(self._dtype).reshape(len(records), *self._shape)
 
-    def locate_rows(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return what `column_batch` takes: the samples. Their extents are found with their values."""
-        return samples, samples, samples
-
     def column_batch(
         self,
         reader: ExtentReader,
         located: tuple[Ints, Ints, Ints],
         empty: Callable[[int], Bytes] | None = None,
     ) -> Any:
-        """Make a batch of samples of columns under default collation."""
-        samples, columns = located[0], self._column_samples
-        assert columns is not None, "only columns are collated so"
-        name = partial(self._name_in, samples)
-        found = columns.find(reader, samples) if collation_is_torchs() else None
-        if not found:
-            rows = self.iter_samples(reader, samples, (0, 0))
-            return default_collate_into(empty, rows, len(samples), name)
-
-        def collate(values: list[Any]) -> Any:
-            return default_collate_into(empty, values, len(values), name)
-
-        try:
-            batch = [column_batch(columns, each, empty, collate) for each in found]
-        except UnicodeDecodeError:
-            columns.rows(reader, samples)  # raises an error that names the sample
-            raise
-        if self._spec.fields is not None:  # torch makes tuples of texts then
-            return [
-                tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each
-                for each in batch
-            ]
-        return batch[0] if len(batch) == 1 else dict(zip(self._names, batch, strict=True))
-
-    def _name_in(self, samples: Ints, place: int) -> str:
-        return self._catalog.key(int(samples[place]))
+        """Make a batch of samples of columns under default collation; `located` begins with the samples."""
+        assert self._column_samples is not None, "only columns are collated so"
+        batch = columns_batch(self._column_samples, reader, located[0], empty, self._spec.fields is not None)
+        if batch is None:
+            rows = self.iter_samples(reader, located[0], (0, 0))
+            return default_collate_into(
+                empty, rows, len(located[0]), self._column_samples.name_in(located[0])
+            )
+        return batch
 
     @property
     def record_bytes(self) -> int:
         """Size of a sample, where all have the same size."""
         assert isinstance(self._layout, Fixed), "only records of one size have it"
         return self._layout.record_bytes
+
+    @property
+    def record_form(self) -> RecordForm | None:
+        """The form of records whose batches need no Python call per sample and no check of their values; None for
+        other samples."""
+        if not (self.gathers_batches and isinstance(self._layout, Fixed)):
+            return None
+        stored, out = torch_dtype(self._dtype), None if self._out is None else torch_dtype(self._out)
+        converts = self._out is None or (out is not None and np.can_cast(self._dtype, self._out, "safe"))
+        if stored is None or not converts:
+            return None
+        layout = self._layout
+        return RecordForm(
+            layout.record_bytes, layout.stride_bytes, stored, self._shape, out, self._spec.targets
+        )
 
     def ranges(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the begin and end of samples that stay bytes, and the extents in which they lie, as `jagged` takes
@@ -309,6 +316,11 @@ class SampleReader:
         if self._column_samples is not None:
             return self._column_rows(self._column_samples, reader, samples, rng_key)
         raw = self._read_fields(reader, samples)
+        if self._parser is not None:
+            parsed = self._parser.parse(samples, [row[0] or b"" for row in raw])
+            if not self._values:
+                return parsed
+            return (self._shape_sample(row, n, row) for row, n in zip(parsed, samples.tolist(), strict=True))
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)
         rows = zip(raw, samples.tolist(), strict=True)
@@ -324,15 +336,11 @@ class SampleReader:
     def _column_rows(
         self, columns: ColumnSamples, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]
     ) -> Iterator[Any]:
-        rows: Iterable[tuple[tuple[Any, ...], int]] = zip(
-            columns.rows(reader, samples), samples.tolist(), strict=True
-        )
-        if columns.has_images:
-            rows = ((columns.with_images(row, n), n) for row, n in rows)
+        rows = zip(columns.decoded_rows(reader, samples), samples.tolist(), strict=True)
+        shaped = ((self._shape_sample(row, n, _ALL_STORED), n) for row, n in rows)
         decode = self._spec.decode
         if not callable(decode):
-            return (self._shape_sample(row, n, _ALL_STORED) for row, n in rows)
-        shaped = ((self._shape_sample(row, n, _ALL_STORED), n) for row, n in rows)
+            return (row for row, _ in shaped)
         return (self._call_user(decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
 
     def _call_user(
@@ -348,7 +356,7 @@ class SampleReader:
         try:
             if rng_parameter == "nothing":
                 return function(row)
-            rng = _rng_of(rng_key, sample)
+            rng = rng_of(rng_key, sample)
             return function(row, rng=rng) if rng_parameter == "named" else function(row, rng)
         except Exception as error:
             if hasattr(error, "add_note"):
@@ -385,13 +393,12 @@ class SampleReader:
         """Return a tuple if fields were named, (value, label) for one field with labels, the value for one field,
         otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
         None, as JSON's null."""
-        labels = self._catalog.labels
         if self._spec.fields is not None:
             given = iter(values)
-            full = [next(given) if column >= 0 else labels[sample].item() for column in self._columns]  # type: ignore[index]
-            return tuple(full)
-        if self._with_label:
-            return values[0], labels[sample].item()  # type: ignore[index]
+            held = self._values
+            return tuple(held[name](sample) if name in held else next(given) for name in self._names)
+        if self._with_label and self._label is not None:
+            return values[0], self._label(sample)
         if len(values) == 1:
             return values[0]
         if stored is _ALL_STORED:
@@ -400,20 +407,31 @@ class SampleReader:
         return {name: value for name, value, held in fields if held is not None}
 
     def _decoders_of(self, spec: SampleSpec) -> list[Decoder] | None:
-        if spec.decode != "auto" or isinstance(self._layout, (Fixed, Columns)):
+        if spec.decode not in ("auto", "cuda") or isinstance(self._layout, (Fixed, Columns)):
             return None
-        fields = self._catalog.fields
-        return [decoder(fields[c].name, fields[c].encoding, spec.image_mode) for c in self._columns if c >= 0]
+        fields = [self._catalog.fields[column] for column in self._columns if column >= 0]
+        return [
+            EncodedImage
+            if spec.decode == "cuda" and is_image(field.encoding)
+            else decoder(field.name, field.encoding, spec.image_mode)
+            for field in fields
+        ]
 
 
-def _field_names(wanted: tuple[str, ...] | None, names: list[str], labelled: bool) -> list[str]:
-    if wanted is None:
-        return names
-    known = [*names, LABEL] if labelled else names
-    missing = [name for name in wanted if name not in known]
+def _values_of(catalog: Catalog, wanted: Sequence[str], fields: Sequence[str]) -> dict[str, ValueOf]:
+    """Return the functions of those names that are no fields, but the catalog has the values of.
+
+    Raises InvalidInput for unknown names, and for none.
+    """
+    stored = {field.name for field in catalog.fields}
+    found = {
+        name: None if name in stored else value_of(catalog, name) for name in wanted if name not in fields
+    }
+    missing = [name for name, value in found.items() if value is None]
     if missing or not wanted:
-        raise InvalidInput(f"fields {missing} are not in the dataset, which has {', '.join(known)}")
-    return list(wanted)
+        known = ", ".join(dict.fromkeys([*fields, *value_names(catalog)]))
+        raise InvalidInput(f"fields {missing} are not in the dataset, which has {known}")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _describe_classes(classes: Sequence[str]) -> str:
@@ -422,24 +440,3 @@ def _describe_classes(classes: Sequence[str]) -> str:
         return ""
     some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
     return f" of {len(classes):,} classes ({some}; {xxh3_64_hexdigest(repr(tuple(classes)).encode())[:8]})"
-
-
-def _rng_parameter(function: object) -> RngParameter:
-    """Return how a callable takes `rng`: by a parameter of that name, or by a second one without a default."""
-    if not callable(function):
-        return "nothing"
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return "nothing"  # a builtin without a signature takes only the sample
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if any(parameter.name == "rng" for parameter in positional[1:2]):
-        return "second"
-    given = function.keywords if isinstance(function, partial) else {}
-    if any(parameter.name == "rng" for parameter in parameters) and "rng" not in given:
-        return "named"
-    return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
-
-
-def _rng_of(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
-    return np.random.default_rng(sample_key(*rng_key, sample))

@@ -48,8 +48,10 @@ def cache_dataset_in(dataset: object) -> CacheDataset | None:
     Raises InvalidInput for a mixture or packs inside another dataset: their samples are drawn anew in each epoch,
     so an outer index names none of them.
     """
-    if isinstance(dataset, (Dataset, Mixture, Packed)):
+    if isinstance(dataset, (Mixture, Packed)):
         return dataset
+    if isinstance(dataset, Dataset):
+        return WrappedDataset(dataset, (dataset,)) if dataset.has_own_getitem else dataset
     leaves: dict[Dataset, None] = {}
     for found in _cache_datasets_in(dataset, MAX_DEPTH):
         if not isinstance(found, Dataset):
@@ -85,10 +87,10 @@ def _attribute_values(dataset: object) -> Iterator[object]:
 
 
 def as_view(dataset: object) -> Dataset | None:
-    """Return the dataset as a view, if it is a dataset of `open_dataset` or torch's Subset of one; otherwise None.
-    Raises IndexError."""
+    """Return the dataset as a view, if it is a dataset of `open_dataset` or torch's Subset of one; otherwise None,
+    as for a subclass with its own `__getitem__`. Raises IndexError."""
     if isinstance(dataset, Dataset):
-        return dataset
+        return None if dataset.has_own_getitem else dataset
     if type(dataset) is Subset:
         inner = as_view(dataset.dataset)
         return inner.select(places_of(dataset.indices, len(inner), "sample")) if inner is not None else None
@@ -137,7 +139,7 @@ def parts_of(dataset: object) -> Iterable[Any] | None:
 def _identity(dataset: object, depth: int) -> str:
     """Return a view's identity, a digest for concatenated or stacked parts and for chosen indices, or the identity
     of the dataset that is held."""
-    view = as_view(dataset)
+    view = dataset if isinstance(dataset, Dataset) else as_view(dataset)
     if view is not None:
         return view.identity
     if dataset is None or not depth:

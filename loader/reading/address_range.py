@@ -38,6 +38,11 @@ class AddressRange:
         self.array.flags.writeable = False
         self.memory = self.array.data
 
+    @property
+    def address(self) -> int:
+        """Where the range begins in this process."""
+        return self._home
+
     def map(self, address: int, size_bytes: int, fd: int, offset: int) -> None:
         """Map `size_bytes` of `fd` from `offset` (a page multiple) at `address`. Pages are populated at once: one call
         without the interpreter lock instead of a fault per page with it. Raises OutOfSpace."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class HeldExtents:
         """By index: whether the extent is mapped."""
         self.files = 0
         """Extents held as open descriptors."""
+        self.before_unmapping: Callable[[int], None] = _no_call
+        """Called with each extent that is about to be unmapped."""
         self._catalog, self._limit_bytes = catalog, limit_bytes
         self._starts, self._sizes = catalog.extent_starts, catalog.extent_sizes
         self._mapped_bytes, self._unmapped = 0, len(self._starts)
@@ -104,6 +106,7 @@ class HeldExtents:
             os.close(held.fd)
             self.files -= 1
         else:
+            self.before_unmapping(extent)
             self.mapped[extent] = False
             self._unmapped += 1
             self.range.unmap(int(self._starts[extent]), held.size_bytes)
@@ -170,3 +173,7 @@ class HeldExtents:
         if self._one_origin is None:
             return list(self.by_index.values())
         return [next(iter(self.by_index.values()))]
+
+
+def _no_call(extent: int) -> None:
+    """Do nothing: no device reads the mapped extents."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,10 @@ class ExtentReader:
         """See `Leases.release_when_unused`; later reads lease these extents anew."""
         self._leases.release_when_unused(extents)
 
+    def release_streaming(self) -> None:
+        """See `Leases.release_streaming`; later reads lease these extents anew."""
+        self._leases.release_streaming()
+
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The first and the last extent that each byte range touches; for an empty range, the extent of its address."""
         first = self._extents.of(addresses)
@@ -108,6 +113,30 @@ class ExtentReader:
             return out
         finally:
             self._leases.end(read, read_bytes)
+
+    @contextmanager
+    def holding(self, first: Ints, last: Ints, size_bytes: int) -> Iterator[bool]:
+        """Keep the extents of ranges mapped meanwhile, for a device that reads `size_bytes` out of them. Yields False,
+        and counts no bytes, when one is not mapped: a gather leases it."""
+        read, ready = self._leases.begin(first, last)
+        try:
+            yield ready
+        finally:
+            self._leases.end(read, size_bytes if ready else 0)
+
+    @property
+    def space(self) -> tuple[int, int]:
+        """The address and the size in bytes of the memory in which extents are mapped."""
+        return self._held.range.address, int(self._ends.max(initial=0))
+
+    def place_of(self, extent: int) -> tuple[int, int]:
+        """The address at which an extent is mapped, if it is, and its size in bytes."""
+        start = int(self._starts[extent])
+        return self._held.range.address + start, int(self._ends[extent]) - start
+
+    def before_unmapping(self, call: Callable[[int], None]) -> None:
+        """Call with each mapped extent before it is unmapped, while no read needs it. The call must be quick."""
+        self._held.before_unmapping = call
 
     def join(
         self,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import copy
+import warnings
 from collections.abc import Callable
+from functools import partial
 from operator import is_not
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput
 from loader.batches.bad_samples import OnError
 from loader.batches.buffer_pool import BufferPool
-from loader.batches.feed import Feed
+from loader.batches.feed import BatchKey, Feed
+from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
-from loader.batches.to_device import DeviceMover
+from loader.gpu.cuda_driver import can_register
+from loader.gpu.image_decoder import ImageDecoder, UndecodableImage
+from loader.gpu.record_gather import RecordGather
+from loader.gpu.to_device import DeviceMover
 from loader.process.parent_watch import EndsWithTrainer
 from loader.workers.threads import Make, ThreadEngine
 from loader.workers.torch_processes import ProcessEngine
@@ -24,6 +29,8 @@ WorkerType = Literal["process", "thread"]
 WORKER_TYPES = get_args(WorkerType)
 MOVED_AHEAD = 2
 """Batches under way to a device besides the one in use: one being copied, one waiting."""
+GATHERING_THREADS = 2
+"""While one waits for the device, the other prepares the next batch."""
 
 
 class WorkerSettings(NamedTuple):
@@ -42,6 +49,7 @@ class WorkerSettings(NamedTuple):
     pin_memory_device: str
     worker_type: str
     device: torch.device | None
+    pinned_bytes: int
 
     def check(self) -> None:
         """Check what torch checks when an iteration begins. Raises InvalidInput."""
@@ -50,6 +58,14 @@ class WorkerSettings(NamedTuple):
         if self.timeout and not self.num_workers:
             raise InvalidInput(
                 f"timeout={self.timeout} is for workers, and num_workers is 0: give workers, or no timeout"
+            )
+        if self.pinned_bytes and self.device is None:
+            raise InvalidInput(
+                f"pinned_bytes={self.pinned_bytes} is for batches that a device gathers: give device='cuda', too"
+            )
+        if self.pinned_bytes and self.num_workers and self.worker_type == "process":
+            raise InvalidInput(
+                "pinned_bytes= lets the device gather for this process: give num_workers=0 or worker_type='thread'"
             )
 
     @property
@@ -63,7 +79,10 @@ class WorkerSettings(NamedTuple):
 
 
 def worker_settings(
-    loader: torch.utils.data.DataLoader[Any], worker_type: str, device: torch.device | None
+    loader: torch.utils.data.DataLoader[Any],
+    worker_type: str,
+    device: torch.device | None,
+    pinned_bytes: int,
 ) -> WorkerSettings:
     """Collect the settings of a loader: torch's arguments and cachesvc's own."""
     return WorkerSettings(
@@ -79,6 +98,7 @@ def worker_settings(
         pin_memory_device=loader.pin_memory_device,
         worker_type=worker_type,
         device=device,
+        pinned_bytes=pinned_bytes,
     )
 
 
@@ -147,12 +167,18 @@ def check_device(worker_type: str, device: Any) -> torch.device | None:
 def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> BatchEngine | None:
     """Return the engine for the batches of a feed; None if this process makes each batch on demand."""
     workers, device = settings.num_workers, settings.device
-    mover = DeviceMover(device) if device is not None else None
+    images = partial(ImageDecoder, mode=feed.image_mode) if feed.encoded_images else None
+    mover = DeviceMover(device, images) if device is not None else None
     feed.turn_stride = max(1, workers)
+    of_device = (
+        _feed_of_device(feed, mover, settings.pinned_bytes) if mover and settings.pinned_bytes else None
+    )
     if workers and settings.worker_type == "thread":
         ahead = workers * (settings.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker_factory(feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)),
+            _maker_factory(
+                of_device or feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)
+            ),
             workers,
             ahead,
             settings.timeout,
@@ -161,37 +187,75 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
         )
         return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
-        return DeviceEngine(ThreadEngine(_maker_factory(feed, mover, False, on_error), 1, MOVED_AHEAD), mover)
+        count = 1 if of_device is None else GATHERING_THREADS
+        maker = _maker_factory(of_device or feed, mover, False, on_error)
+        return DeviceEngine(ThreadEngine(maker, count, MOVED_AHEAD + count - 1), mover)
     if workers == 0 and not settings.pin_memory:
         return None
     engine = ProcessEngine(BatchMaker(feed, on_error), _torch_arguments(settings))
     if mover is None:
         return engine
-    sender = mover.send
-    return DeviceEngine(
-        ThreadEngine(lambda: lambda turn: move_batch(engine.fetch(turn), sender), 1, MOVED_AHEAD),
-        mover,
-        engine,
-    )
+
+    def new_mover() -> Make:
+        mover.begin_thread()
+        return _naming_images(feed, lambda turn: move_batch(engine.fetch(turn), mover.send))
+
+    return DeviceEngine(ThreadEngine(new_mover, 1, MOVED_AHEAD), mover, engine)
+
+
+def _feed_of_device(feed: Feed, mover: DeviceMover, limit_bytes: int) -> Feed | None:
+    """Return a feed whose batches the device gathers, or None, with a warning, where it cannot."""
+    samples = feed.gathered
+    form = samples.record_form if samples is not None else None
+    if samples is None or form is None or not can_register(mover.device.index):
+        reason = (
+            "samples are not records of one size" if form is None else "the device cannot read such memory"
+        )
+        warnings.warn(f"pinned_bytes={limit_bytes} has no effect: {reason}", stacklevel=2)
+        return None
+    found, gather = feed.for_thread(), RecordGather(samples, form, mover, limit_bytes)
+    found.gather_by(GatherMethod(gather.locate, gather.make))
+    return found
 
 
 def _maker_factory(
-    feed: Feed, mover: DeviceMover | None, pinned: bool, on_error: OnError, pool: BufferPool | None = None
+    feed: Feed,
+    mover: DeviceMover | None,
+    pinned: bool,
+    on_error: OnError,
+    pool: BufferPool | None = None,
 ) -> Callable[[], Make]:
     """Return a function that gives each thread its own copy of the feed. The threads share dataset and reader."""
 
     def new_maker() -> Make:
-        own = copy.copy(feed)
+        own = feed.for_thread()
         make = BatchMaker(own, on_error).make
         if mover is not None:
+            mover.begin_thread()
             send, own.empty = mover.send, mover.empty
-            return lambda turn: move_batch(make(turn), send)
+            return _naming_images(own, lambda turn: move_batch(make(turn), send))
         own.empty = pool.empty if pool is not None else None
         if pinned and torch.cuda.is_available():
             return lambda turn: move_batch(make(turn), pin_memory)
         return make
 
     return new_maker
+
+
+def _naming_images(feed: Feed, make: Make) -> Make:
+    """Return a maker of batches whose error names the sample of an image that does not decode."""
+
+    def named(key: BatchKey) -> Any:
+        try:
+            return make(key)
+        except UndecodableImage as error:
+            index = int(feed.indices(*key)[0][error.row])
+            name = feed.key_of(index) or f"sample {index}"
+            raise CorruptData(
+                f"{name} does not decode: {error.cause}; repair the file, or leave it out"
+            ) from error
+
+    return named
 
 
 def _torch_arguments(settings: WorkerSettings) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_megatron_pairs_are_matched_without_case(tmp_path: Path) -> None:
         },
         {"a.json": b"{}", "a.idx": b"i", "a.tar.idx": b"i", "a.txt": b"t"},
         {"a.parquet": b"PAR1", "a_stats.json": b"{}"},
-        {"labels.csv": b"file,label\n"},
+        {"labels.csv": b"sun,moon\n"},
         {"idx/a.idx": b"i", "idx/b.idx": b"i"},
         {"dataset.yaml": b"y"},
     ],
@@ -218,7 +218,8 @@ def test_images_of_several_extensions_are_decoded(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", dict.fromkeys(names, b"x"))
     (field,) = catalog.fields
     assert (field.name, field.encoding in decode.IMAGES) == ("image", True)
-    assert (catalog.samples, catalog.classes, catalog.notes) == (4, ("a", "b"), ())
+    assert (catalog.samples, catalog.classes) == (4, ("a", "b"))
+    assert catalog.notes == ("left out, as left by operating systems and tools: Thumbs.db",)
 
 
 def test_files_beside_mostly_images_belong_only_if_they_share_a_stem(tmp_path: Path) -> None:
@@ -259,7 +260,9 @@ LITTER = (
 
 def test_files_of_operating_systems_are_neither_samples_nor_classes(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", IMAGES | dict.fromkeys(LITTER, b"litter"))
-    assert (catalog.samples, catalog.classes, catalog.notes) == (10, ("cat", "dog"), ())
+    assert (catalog.samples, catalog.classes) == (10, ("cat", "dog"))
+    (note,) = catalog.notes
+    assert note.endswith("tools: @eaDir/, Thumbs.db, __MACOSX/, desktop.ini and 1 names more")
 
 
 def test_hive_partitions_are_columns_of_parquet_and_noted_elsewhere(tmp_path: Path) -> None:

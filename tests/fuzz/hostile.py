@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import io
 import os
 import struct
@@ -13,6 +15,8 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +26,19 @@ from xxhash import xxh3_64_hexdigest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.formats.arrow import compile_arrow
+from cachesvc.catalog.formats.csv_rows import compile_csv
+from cachesvc.catalog.formats.files import compile_files
+from cachesvc.catalog.formats.jsonl import compile_jsonl
 from cachesvc.catalog.formats.mds import compile_mds
 from cachesvc.catalog.formats.parquet import compile_parquet
+from cachesvc.catalog.formats.plain_text import compile_documents, compile_text
 from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
 from cachesvc.catalog.layout import Columns
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.row_syntax import csv_rows, json_value
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
@@ -38,6 +47,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
+from cachesvc.sources.decompression import CODECS, decompressed
 from cachesvc.sources.parquet.parquet import Footer, decoding
 from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
@@ -150,6 +160,69 @@ def webdataset(data: bytes) -> None:
     _compiled(compile_webdataset, Options(format="webdataset", extent_bytes=4096), a_tar=data)
 
 
+def label_table(data: bytes) -> None:
+    """Compile files with a table beside them, as CSV and as JSONL."""
+    for labels in ("", "t.csv", '{"target": ["label", "x"]}', '{"separator": "|", "target": "label"}'):
+        options = Options(labels=labels, extent_bytes=4096)
+        _compiled(compile_files, options, a_jpg=b"1", b_jpg=b"22", t_csv=data)
+    _compiled(compile_files, Options(extent_bytes=4096), a_jpg=b"1", b_jpg=b"22", labels_jsonl=data)
+
+
+def packed_tar(data: bytes) -> None:
+    """Compile the bytes as a tar in gzip, and a gzip of them."""
+    options = Options(format="webdataset", extent_bytes=4096)
+    _compiled(compile_webdataset, options, a_tar_gz=data, b_tgz=gzip.compress(data, 1))
+
+
+def compressed(data: bytes) -> None:
+    """Decompress by each codec, the first byte choosing it. The bytes are read in pieces."""
+    if data:
+        codec, body = CODECS[data[0] % len(CODECS)], data[1:]
+        with suppress(CacheError):
+            parts = (body[at : at + 100] for at in range(0, len(body), 100))
+            assert sum(map(len, islice(decompressed("u", codec, parts), 100))) >= 0
+
+
+def jsonl(data: bytes) -> None:
+    """Compile a file of JSON lines, and parse each row."""
+    for row in _rows(compile_jsonl, "jsonl", data):
+        with suppress(ValueError):
+            json_value(row)
+
+
+def csv_file(data: bytes) -> None:
+    """Compile a CSV file; a row is still one row when it is read alone."""
+    for row in _rows(compile_csv, "csv", data):
+        with suppress(UnicodeDecodeError, csv.Error):
+            assert len(list(csv_rows([row.decode()], ","))) <= 1
+
+
+def text(data: bytes) -> None:
+    """Compile a text file: its lines, or its one document, are all of its bytes."""
+    rows, whole = _rows(compile_text, "txt", data), data.removeprefix(b"\xef\xbb\xbf")
+    assert _rows(compile_documents, "txt", data) == ([whole] if rows else [])
+    lines = whole.split(b"\n")
+    assert not rows or rows == [line.removesuffix(b"\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _rows(compile_it: Callable[[Inputs], Draft], name: str, body: bytes) -> list[bytes]:
+    """Return the rows of the draft of a file, [] where it is refused."""
+    drafts: list[Draft] = []
+
+    def kept(inputs: Inputs) -> Draft:
+        drafts.append(compile_it(inputs))
+        return drafts[0]
+
+    _compiled(kept, Options(format=name, extent_bytes=4096), **{f"a_{name}": body})
+    if not drafts:
+        return []
+    begins, lengths = (drafts[0].columns[f"row.{which}"].tolist() for which in ("address", "length"))
+    assert all(
+        0 <= begin <= begin + length <= len(body) for begin, length in zip(begins, lengths, strict=True)
+    )
+    return [body[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
+
+
 def mds(data: bytes) -> None:
     """Compile an MDS index beside one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
@@ -209,6 +282,12 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         plan_memory,
         tar,
         webdataset,
+        label_table,
+        packed_tar,
+        compressed,
+        jsonl,
+        csv_file,
+        text,
         mds,
         npy,
         megatron,

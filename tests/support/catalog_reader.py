@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import zstandard
 
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
@@ -15,6 +14,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import SourceChanged
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.decompression import decompressed
 
 DEFAULT = Options()
 
@@ -66,9 +66,10 @@ def space_of(catalog: Catalog) -> np.ndarray:
     for index, start in enumerate(catalog.extent_starts.tolist()):
         for piece in catalog.extent(index).pieces:
             raw = Path(piece.object.uri).read_bytes()
-            raw = (
-                zstandard.decompress(raw) if piece.codec else raw[piece.offset : piece.offset + piece.length]
-            )
+            if piece.codec:
+                raw = b"".join(decompressed(piece.object.uri, piece.codec, [raw]))
+            else:
+                raw = raw[piece.offset : piece.offset + piece.length]
             assert len(raw) == piece.length
             space[start : start + len(raw)] = np.frombuffer(raw, np.uint8)
             start += len(raw)

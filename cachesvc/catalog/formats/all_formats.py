@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats import arrow, files, mds, parquet, records, tokens, webdataset
+from cachesvc.catalog.formats import (
+    arrow,
+    csv_rows,
+    files,
+    images,
+    jsonl,
+    mds,
+    parquet,
+    plain_text,
+    records,
+    tokens,
+    webdataset,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +34,17 @@ class Format:
 
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
-    "webdataset": Format(webdataset.select, webdataset.compile_webdataset, ("label_kind",)),
+    "images": Format(images.select, images.compile_images),
+    "webdataset": Format(
+        webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
+    ),
     "mds": Format(mds.select, mds.compile_mds),
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "arrow": Format(arrow.select, arrow.compile_arrow),
+    "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
+    "csv": Format(csv_rows.select, csv_rows.compile_csv),
+    "text": Format(plain_text.select, plain_text.compile_text),
+    "documents": Format(plain_text.select, plain_text.compile_documents),
     "records": Format(
         records.select,
         records.compile_records,

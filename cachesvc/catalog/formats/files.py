@@ -13,28 +13,31 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
-from cachesvc.catalog.containers import BY_EXTENSION, refusal
-from cachesvc.catalog.kinds import IMAGES, TABLES
+from cachesvc.catalog.kinds import IMAGES, TABLES, kind_of
 from cachesvc.catalog.labels import label_tables, sidecars
+from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.layout import Field
-from cachesvc.core.errors import NotFound
+from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import PAGE_BYTES
 
 _MAX_FIELDS = 16
 """With more extensions than this in one folder, a shared stem is a coincidence: each file is a sample."""
+IMAGE = "image"
+"""Name of the field of images with several extensions."""
 _HASH_BITS = 64
 _SHOWN = 4
 """Number of extensions in a note."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Samples:
+class Samples:
     """Files grouped to samples: file i is field `field[i]` of sample `sample[i]`."""
 
     names: list[str]
@@ -55,7 +58,7 @@ def compile_files(inputs: Inputs) -> Draft:
     Raises NotFound where there is no byte of data, InvalidInput for a label file that is absent or labels nothing,
     CorruptData for one that does not parse.
     """
-    split = label_tables.separate_tables(inputs)
+    split = label_tables.separate_tables(inputs, cache(partial(_names_by_stem, inputs.entries)))
     rest, strays = split.rest, inputs.strays
     if inputs.found_out:
         strays = strays.union(_rows(inputs, rest))
@@ -66,6 +69,27 @@ def compile_files(inputs: Inputs) -> Draft:
     if not rest:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
+    draft, files = draft_files(inputs, rest, samples)
+    draft.notes += split.notes
+    if inputs.found_out and samples.fields == (Field("file", ""),):
+        draft.notes += _mixed([inputs.entries[at] for at in rest])
+    draft.strays = strays
+    sidecars.annotate(inputs, draft, files, split.tables)
+    return draft
+
+
+def _names_by_stem(entries: Sequence[ListedObject]) -> SampleNames:
+    """Return the names of files; those of one stem are one sample."""
+    index: dict[str, int] = {}
+    stems = [split_name(entry.path)[0] for entry in entries]
+    return sidecars.sample_names(entries, [index.setdefault(stem, len(index)) for stem in stems])
+
+
+def draft_files(inputs: Inputs, rest: Sequence[int], samples: Samples) -> tuple[Draft, sidecars.Files]:
+    """Lay out the samples that the entries `rest` make; return the draft, without labels, and its files.
+
+    Raises NotFound where there is no byte of data.
+    """
     if not samples.size.sum():
         raise NotFound(f"{inputs.uri} holds no data: every file is empty")
     order, firsts, space, address = _lay_out(inputs, rest, samples)
@@ -78,14 +102,8 @@ def compile_files(inputs: Inputs) -> Draft:
     lengths[rows, samples.field] = samples.size
     draft = Draft("rows", space, samples.fields, firsts)
     draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
-    draft.notes += split.notes
-    if inputs.found_out and samples.fields == (Field("file", ""),):
-        draft.notes += _mixed([inputs.entries[at] for at in rest])
-    draft.strays = strays
     draft.keys = TextColumn(samples.names[sample] for sample in order)
-    files = sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
-    sidecars.annotate(inputs, draft, files, split.tables)
-    return draft
+    return draft, sidecars.Files(rest, rows, samples.field, samples.fields, len(order))
 
 
 def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
@@ -101,7 +119,10 @@ def _rows(inputs: Inputs, rest: Sequence[int]) -> list[int]:
     rows = [at for at in rows if at not in fields]
     if rows and len(rows) >= len(others):
         first = inputs.entries[rows[0]]
-        raise refusal(first.object.uri, BY_EXTENSION[first.extension], len(rows))
+        raise InvalidInput(
+            f"{first.object.uri} holds rows, and no labels of the other files: format={str(kind_of(first.name))!r} reads "
+            "its rows, format='files' reads each file as one sample of bytes"
+        )
     return rows
 
 
@@ -121,31 +142,55 @@ def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int
     return {at for at, stem in stems.items() if stem in shared}
 
 
-def _group(entries: Sequence[ListedObject]) -> _Samples:
-    names = _names(entries)
+def _group(entries: Sequence[ListedObject]) -> Samples:
+    names = names_of(entries)
     split = _alike([split_name(name) for name in names])
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
     size = ints(array("q", [entry.object.size_bytes for entry in entries]))
     if alone:
-        only = (_only_field(sorted({extension.lower() for extension in extensions})),)
-        numbers = np.arange(len(entries))
-        return _Samples(names, numbers, np.zeros_like(numbers), only, size)
+        only = _only_field(sorted({extension.lower() for extension in extensions}))
+        return one_each(names, only, size)
+    split, image = _one_image_field(split)
+    extensions = sorted({extension for _, extension in split}, key=_data_first)
     index: dict[str, int] = {}
     sample = ints(array("q", [index.setdefault(stem, len(index)) for stem, _ in split]))
     at = {extension: number for number, extension in enumerate(extensions)}
     bare = "file"  # the field of names without an extension
     while bare in extensions:
         bare = "_" + bare
-    fields = tuple(Field(extension or bare, extension.lower()) for extension in extensions)
-    return _Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+    fields = tuple(
+        Field(extension or bare, image if extension == IMAGE else extension.lower())
+        for extension in extensions
+    )
+    return Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+
+
+def one_each(names: list[str], field: Field, size: Ints) -> Samples:
+    """Make each file a sample of one field."""
+    numbers = np.arange(len(names))
+    return Samples(names, numbers, np.zeros_like(numbers), (field,), size)
+
+
+def _one_image_field(split: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """Give images of several extensions one, `IMAGE`, unless a stem has two of them, such as a picture and its mask.
+
+    Returns one of their extensions too, as the encoding of the field.
+    """
+    given = {extension for _, extension in split}
+    images = sorted(extension for extension in given if extension.lower() in IMAGES)
+    stems = [stem for stem, extension in split if extension in images]
+    if len(images) < 2 or IMAGE in given or len(set(stems)) < len(stems):
+        return split, IMAGE
+    joined = [(stem, IMAGE if extension in images else extension) for stem, extension in split]
+    return joined, images[0].lower()
 
 
 def _only_field(extensions: Sequence[str]) -> Field:
     """Return the field of samples of one file each, by their extensions."""
     if len(extensions) == 1:
         return Field(extensions[0] or "file", extensions[0])
-    return Field("image", extensions[0]) if IMAGES.issuperset(extensions) else Field("file", "")
+    return Field(IMAGE, extensions[0]) if IMAGES.issuperset(extensions) else Field("file", "")
 
 
 def _mixed(entries: Sequence[ListedObject]) -> list[str]:
@@ -170,7 +215,7 @@ def _alike(split: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return split if same or len(set(lowered)) < len(split) else lowered
 
 
-def _names(entries: Sequence[ListedObject]) -> list[str]:
+def names_of(entries: Sequence[ListedObject]) -> list[str]:
     """Return paths below the URI; where several URIs hold the same path, below their common folder."""
     paths = [entry.path for entry in entries]
     if len(set(paths)) == len(paths):
@@ -227,7 +272,7 @@ def _with_bytes(runs: Sequence[tuple[int, int]], total: Ints) -> list[tuple[int,
     return kept
 
 
-def _lay_out(inputs: Inputs, rest: Sequence[int], samples: _Samples) -> tuple[Ints, Ints, AddressSpace, Ints]:
+def _lay_out(inputs: Inputs, rest: Sequence[int], samples: Samples) -> tuple[Ints, Ints, AddressSpace, Ints]:
     """Return the sample order, the first sample of each extent, the address space, and each file's address."""
     limit = inputs.options.extent_bytes // PAGE_BYTES * PAGE_BYTES
     bytes_of = np.bincount(samples.sample, samples.size, len(samples.names)).astype(np.int64)

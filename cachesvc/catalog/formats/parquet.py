@@ -68,7 +68,7 @@ def compile_parquet(inputs: Inputs) -> Draft:
                 inputs.progress(at + 1, len(inputs.entries))
         if schema.equals(known):
             break
-    missing = [name for name in names if name not in schema.names]
+    missing = [name for name in names if name not in schema.names and name != "key"]
     if missing:
         raise InvalidInput(
             f"fields {missing} are not in {inputs.uri}, which has {_known(footer, partitions)}"

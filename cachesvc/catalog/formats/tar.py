@@ -36,7 +36,8 @@ class _Header:
 
 
 def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
-    """Yield regular members and links in order; `read(offset, length)` returns exactly those bytes of the archive.
+    """Yield regular members and links in order; `read(offset, length)` returns exactly those bytes of the archive, or fewer
+    at its end where `size_bytes` is only a limit.
 
     Raises CorruptData, naming archive and offset, for broken headers and for an archive that ends early. Raises
     InvalidInput for sparse members, whose stored bytes are not their content, and for another archive behind the first.
@@ -48,6 +49,8 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
                 f"{uri}: truncated at offset {at}: no end-of-archive block in {size_bytes} bytes"
             )
         block = read(at, BLOCK)
+        if len(block) < BLOCK:
+            raise CorruptData(f"{uri}: truncated at offset {at}: no end-of-archive block")
         if block == _ZERO:
             _check_last(uri, at + BLOCK, size_bytes, read)
             return
@@ -81,6 +84,8 @@ def _check_last(uri: str, at: int, size_bytes: int, read: Callable[[int, int], b
         block = read(begin, BLOCK)
         if block == _ZERO:
             continue
+        if len(block) < BLOCK:
+            return
         try:
             _parse(uri, begin, block)
         except CorruptData:
@@ -126,7 +131,10 @@ def _number(uri: str, at: int, raw: bytes, what: str) -> int:
 def _small(uri: str, body: int, size: int, read: Callable[[int, int], bytes]) -> bytes:
     if size > _MAX_NAME_BYTES:
         raise CorruptData(f"{uri}: the extended header at offset {body} has {size} bytes")
-    return read(body, size)
+    raw = read(body, size)
+    if len(raw) < size:
+        raise CorruptData(f"{uri}: truncated at offset {body}: in an extended header")
+    return raw
 
 
 def _pax_size(uri: str, at: int, records: dict[str, bytes], header: _Header) -> int:

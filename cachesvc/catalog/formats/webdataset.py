@@ -1,14 +1,14 @@
 """Compiles WebDataset tars: consecutive members with one name up to its first dot are one sample.
 
 A tar carries no index, so its headers are read once, through the cache, which is filled by that. Extents are cut at a fixed
-size, and a member may span two.
+size, and a member may span two. A compressed tar is decoded instead, and is one extent (`object_bytes.py`).
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,15 +16,20 @@ from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
 from cachesvc.catalog.containers import compression_of
+from cachesvc.catalog.formats.object_bytes import ObjectBytes
 from cachesvc.catalog.formats.tar import BLOCK, Member, members
+from cachesvc.catalog.kinds import kind_of
+from cachesvc.catalog.labels.label_tables import may_be_beside, read_tables, separate_tables
+from cachesvc.catalog.labels.sample_names import SampleKeys
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 _MAX_FIELDS = 64
-_CODECS = ("gz", "bz2", "xz", "zst", "zstd", "lz4", "br")
-PACKED = (*tuple(f".tar.{codec}" for codec in _CODECS), ".tgz", ".tbz2", ".txz", ".tzst")
-"""Names of compressed tars, in lower case."""
+_NAMED = 100
+"""Number of damaged archives that an error names."""
+_ANY_SIZE = 1 << 62
+"""The size of an archive that is known only when it has been decoded."""
 _WINDOW_BYTES = 16 << 10
 """Size of one read: a header and its small neighbours."""
 _META = re.compile(r"__[^/]*__($|/)")
@@ -33,43 +38,104 @@ _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the tars. Raises InvalidInput for compressed ones, whose samples would be missing."""
-    for entry in entries:
-        if entry.name.lower().endswith(PACKED):
-            raise _packed(entry)
-    return [entry for entry in entries if entry.extension == "tar"]
+    """Choose the tars by their names, and possible tables about their samples."""
+    tars = [entry for entry in entries if _is_tar(entry)]
+    return [entry for entry in entries if _is_tar(entry) or may_be_beside(entry)] if tars else []
 
 
-def _packed(entry: ListedObject) -> InvalidInput:
-    return InvalidInput(
-        f"{entry.object.uri} is a compressed tar: decompress it, or name the plain ones (*.tar); format='files' "
-        "reads it as it is"
-    )
+def _is_tar(entry: ListedObject) -> bool:
+    return kind_of(entry.name) == "webdataset"
 
 
 def compile_webdataset(inputs: Inputs) -> Draft:
-    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample."""
+    """Index every tar. Raises CorruptData naming archive and offset, NotFound where no member is a sample, InvalidInput for
+    labels that are not found, and as `ObjectBytes` does."""
+    if inputs.options.labels_from == "folder":
+        raise InvalidInput(f"labels='folder' is for files, and {inputs.uri} is read as webdataset")
+    split = separate_tables(inputs)
+    tars = [at for at in split.rest if _is_tar(inputs.entries[at])]
+    bodies = ObjectBytes(inputs, tars)
     space = AddressSpace([entry.object for entry in inputs.entries])
-    cut = inputs.options.extent_bytes
-    spans = []
-    for index, entry in enumerate(inputs.entries):
-        first = len(space)
-        spans.append((space.add_run(index, 0, entry.object.size_bytes, cut), first))
-    inputs.data.declare(list(space.extents()))
-    total = sum(entry.object.size_bytes for entry in inputs.entries)
+    total = sum(inputs.entries[at].object.size_bytes for at in tars)
     samples, done = _Collector(), 0
-    for entry, (start, first) in zip(inputs.entries, spans, strict=True):
-        shard = _Shard(inputs.data, first, cut, entry.object.size_bytes)
-        if compression_of(shard.read(0, min(BLOCK, entry.object.size_bytes))):
-            raise _packed(entry)
-        samples.begin_shard(entry.object.uri, start, shard)
-        for member in members(entry.object.uri, entry.object.size_bytes, shard.read):
-            samples.add(member)
-            inputs.progress(done + member.offset, total)
-        shard.finish()
-        done += entry.object.size_bytes
+    damaged: dict[int, CorruptData] = {}
+    for at in tars:
+        uri, size = inputs.entries[at].object.uri, inputs.entries[at].object.size_bytes
+        packed = bool(bodies.codecs[at])
+        shard: _Shard | _PackedShard
+        if packed:
+            shard = _PackedShard(bodies.windows(at))
+        else:
+            shard = _Shard(inputs.data, bodies.first_extent[at], bodies.cut, size)
+            if found := compression_of(shard.read(0, min(BLOCK, size))):
+                raise InvalidInput(
+                    f"{uri} is compressed by {found}: give it a name that says so, like .tar.gz"
+                )
+        samples.begin_shard(uri, shard)
+        try:
+            for member in members(uri, _ANY_SIZE if packed else size, shard.read):
+                samples.add(member)
+                inputs.progress(done + min(member.offset, size), total)
+            samples.end_shard(bodies.add_to(space, at, shard.finish()))
+        except CorruptData as error:
+            damaged[at] = error.with_traceback(None)
+            samples.drop_shard()
+        done += size
         inputs.progress(done, total)
-    return samples.draft(inputs, space)
+    if damaged and (inputs.options.on_error != "skip" or len(damaged) == len(tars)):
+        raise _damaged(inputs, damaged, len(tars))
+    draft = samples.draft(inputs, space, split.tables)
+    if damaged:
+        draft.notes.append(f"left out by on_error='skip': {_damaged(inputs, damaged, len(tars))}")
+    draft.strays = set(split.rest).difference(tars)
+    return draft
+
+
+def _damaged(inputs: Inputs, damaged: dict[int, CorruptData], tars: int) -> CorruptData:
+    """Return the error that names all damaged archives; for a single one, its own."""
+    first, *others = damaged.values()
+    if not others:
+        return CorruptData(f"{first}; write it anew, or leave it out by on_error='skip'")
+    mend = "write them anew, or leave them out by on_error='skip'"
+    names = ", ".join(inputs.entries[at].name for at in list(damaged)[:_NAMED])
+    more = f" and {len(damaged) - _NAMED:,} more" if len(damaged) > _NAMED else ""
+    return CorruptData(
+        f"{len(damaged):,} of {tars:,} archives are damaged: {names}{more}; {mend}. The first: {first}"
+    )
+
+
+def _encoding(name: str) -> str:
+    """Return the last extension; for gzip, `.gz` behind the one before, which decoders take for its content."""
+    before, _, last = name.rpartition(".")
+    return f"{before.rpartition('.')[2]}.gz" if last == "gz" else last
+
+
+class _PackedShard:
+    """Reads a compressed tar forward, while it is decoded."""
+
+    def __init__(self, windows: Iterator[bytes]) -> None:
+        self._windows = windows
+        self._held, self._held_at = bytearray(), 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes [offset, offset + length), fewer at the end. The bytes before them are dropped."""
+        while self._held_at + len(self._held) < offset + length:
+            window = next(self._windows, b"")
+            if not window:
+                break
+            self._drop(offset)
+            self._held += window
+        self._drop(offset)
+        return bytes(self._held[:length])
+
+    def _drop(self, offset: int) -> None:
+        dropped = min(len(self._held), offset - self._held_at)
+        del self._held[:dropped]
+        self._held_at += dropped
+
+    def finish(self) -> int:
+        """Decode what follows the last member, and return the size of the archive."""
+        return self._held_at + len(self._held) + sum(map(len, self._windows))
 
 
 class _Shard:
@@ -108,17 +174,18 @@ class _Shard:
             self._touched += 1
             self._data.read(self._first + self._touched, 0, 1)
 
-    def finish(self) -> None:
-        """Touch the extents behind the last member."""
+    def finish(self) -> int:
+        """Touch the extents behind the last member, and return the size of the archive."""
         self._touch(-(-self._size // self._cut) - 1)
+        return self._size
 
 
 class _Collector:
     """Collects members as samples."""
 
     def __init__(self) -> None:
-        self._uri, self._start = "", 0
-        self._shard: _Shard | None = None
+        self._uri, self._begun, self._fields_begun = "", (0, 0), 0
+        self._shard: _Shard | _PackedShard | None = None
         self._key: str | None = None
         self._seen: set[str] = set()
         self._fields: dict[str, int] = {}
@@ -127,9 +194,26 @@ class _Collector:
         self._sample, self._field = array("q"), array("B")
         self._address, self._length = array("q"), array("q")
 
-    def begin_shard(self, uri: str, start: int, shard: _Shard) -> None:
+    def begin_shard(self, uri: str, shard: _Shard | _PackedShard) -> None:
         """Begin another archive: no sample spans two."""
-        self._uri, self._start, self._shard, self._key = uri, start, shard, None
+        self._uri, self._shard, self._key = uri, shard, None
+        self._begun, self._fields_begun = (len(self._first), len(self._address)), len(self._fields)
+
+    def end_shard(self, start: int) -> None:
+        """Turn the offsets in the archive to addresses: it lies at `start`."""
+        for column, begun in zip((self._first, self._address), self._begun, strict=True):
+            if len(column) > begun:
+                np.frombuffer(column, np.int64)[begun:] += start
+
+    def drop_shard(self) -> None:
+        """Forget the members of the archive that was begun last."""
+        keys, members = self._begun
+        self._keys.truncate(keys)
+        for column, length in ((self._first, keys), (self._sample, members), (self._field, members)):
+            del column[length:]
+        del self._address[members:], self._length[members:]
+        self._fields = dict(list(self._fields.items())[: self._fields_begun])
+        self._tags.drop_samples(keys)
 
     def add(self, member: Member) -> None:
         """Add a member to its sample. Skips names without an extension, and those that `_META` matches."""
@@ -145,7 +229,7 @@ class _Collector:
         if key != self._key:
             self._key, self._seen = key, set()
             self._keys.append(key)
-            self._first.append(self._start + member.offset)
+            self._first.append(member.offset)
         if extension in self._seen:
             at = member.offset - BLOCK
             raise CorruptData(
@@ -159,7 +243,7 @@ class _Collector:
         sample = len(self._keys) - 1
         self._sample.append(sample)
         self._field.append(self._fields.setdefault(extension, len(self._fields)))
-        self._address.append(self._start + member.offset)
+        self._address.append(member.offset)
         self._length.append(member.size)
         if extension in SIDECARS and member.size <= SIDECAR_BYTES and self._shard is not None:
             self._tags.add_sidecar(sample, extension, self._shard.read(member.offset, member.size))
@@ -172,7 +256,7 @@ class _Collector:
         )
         return [*([links] if self._links else []), *self._tags.notes()]
 
-    def draft(self, inputs: Inputs, space: AddressSpace) -> Draft:
+    def draft(self, inputs: Inputs, space: AddressSpace, tables: Sequence[int]) -> Draft:
         """Return the collected samples as a draft. Raises NotFound where there are none."""
         count, names = len(self._keys), sorted(self._fields)
         if not count:
@@ -183,10 +267,16 @@ class _Collector:
         addresses, lengths = (np.full((count, len(names)), fill, np.int64) for fill in (0, -1))
         addresses[where], lengths[where] = ints(self._address), ints(self._length)
         firsts = np.searchsorted(ints(self._first), ints(space.starts)).astype(np.int64)
-        fields = tuple(Field(name, name.rpartition(".")[2]) for name in names)
+        fields = tuple(Field(name, _encoding(name)) for name in names)
         draft = Draft("rows", space, fields, np.append(firsts, np.int64(count)))
         draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
         draft.keys = self._keys
+        if tables:
+            told = Tags()
+            draft.notes += read_tables(
+                inputs, tables, SampleKeys(self._keys[at] for at in range(count)), told
+            )
+            self._tags.update(told)
         draft.label(inputs, self._tags.take_labels(count, inputs.options.label_kind, inputs.uri))
         draft.tags = self._tags.columns(count)
         draft.notes += self._notes()

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.safe_text import printable
 
-KINDS = ("class", "float")
-"""The kinds of labels that `labels=` may name; "" infers the kind."""
 MAX_CLASSES = 1 << 20
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d*)", re.ASCII)
 """Text that is a whole number; "007" is a class name."""
@@ -38,7 +36,7 @@ def encode_labels(values: Sequence[Value], kind: str, uri: str) -> EncodedLabels
     order. Raises InvalidInput where `kind` is "float" and a label is not a number.
     """
     distinct = list(dict.fromkeys(values))
-    numbers = {value: _number(value) for value in distinct}
+    numbers = {value: as_number(value) for value in distinct}
     given = [value for value in distinct if not is_absent(value)]
     words = [value for value in given if numbers[value] is None]
     if kind == "float" and words:
@@ -62,7 +60,7 @@ def mixed_label(values: Sequence[Value]) -> str:
     """Return the first label that is not a number where others are numbers with a fraction; else ""."""
     word, fraction = "", False
     for value in dict.fromkeys(values):
-        number = _number(value)
+        number = as_number(value)
         if number is None and not is_absent(value):
             word = word or str(value)
         fraction = fraction or isinstance(number, float)
@@ -81,7 +79,7 @@ def _whole_classes(numbers: set[int]) -> list[str]:
     return [str(number) for number in sorted(numbers)]
 
 
-def _number(value: Value) -> int | float | None:
+def as_number(value: Value) -> int | float | None:
     """Return an int for a whole number in any spelling, else a float; None for anything else, such as NaN."""
     if isinstance(value, str):
         if _WHOLE.fullmatch(value):

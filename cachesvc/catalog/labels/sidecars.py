@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesvc.catalog.columns import Array, Ints
-from cachesvc.catalog.compiler import Draft, Inputs, split_name
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.labels.hive_partitions import is_partition
 from cachesvc.catalog.labels.label_encoding import encode_labels
 from cachesvc.catalog.labels.label_tables import read_tables
+from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import InvalidInput
@@ -48,7 +49,8 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     """
     tags, wanted, kind = Tags(), inputs.options.labels_from, inputs.options.label_kind
     if table_entries:
-        draft.notes += read_tables(inputs, table_entries, _by_name(inputs, files), tags)
+        names = sample_names([inputs.entries[at] for at in files.entry], files.sample.tolist())
+        draft.notes += read_tables(inputs, table_entries, names, tags)
         if conflicting := tags.conflicting():
             draft.notes.append(
                 f"{conflicting:,} rows give a file another label than before: the last one counts"
@@ -63,21 +65,13 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     draft.notes += tags.notes()
 
 
-def _by_name(inputs: Inputs, files: Files) -> dict[str, int | None]:
-    """Map names to samples: paths and URIs, with extension and, where no file has that name, without.
-
-    A name shared by several samples, of several URIs or of one stem, maps to None.
-    """
-    sample_of: dict[str, int | None] = {}
-    stems: dict[str, int | None] = {}
-    for at, sample in zip(files.entry, files.sample.tolist(), strict=True):
-        entry = inputs.entries[at]
-        for name in (entry.path, entry.object.uri):
-            for found, key in ((sample_of, name), (stems, split_name(name)[0])):
-                found[key] = sample if found.get(key, sample) == sample else None
-    for stem, only in stems.items():
-        sample_of.setdefault(stem, only)
-    return sample_of
+def sample_names(entries: Sequence[ListedObject], samples: Sequence[int]) -> SampleNames:
+    """Return the samples of files by path and URI."""
+    return SampleNames(
+        (name, sample)
+        for entry, sample in zip(entries, samples, strict=True)
+        for name in (entry.path, entry.object.uri)
+    )
 
 
 def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str, ...], Array] | None:
@@ -107,11 +101,18 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
         return None
     if not requested and SPLITS.issuperset(classes):
         notes.append(f"the classes are {', '.join(classes)}: to have the folders in them, open one of these")
-    numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.full(files.samples, -1, np.int32)
-    labels[files.sample] = [numbers[path.partition("/")[0]] for path in paths]
+    names, labels = class_folders(paths, files.sample, files.samples)
     if inputs.options.label_kind == "float":
-        return (), encode_labels(classes, "float", inputs.uri)[1][labels]
+        return (), encode_labels(names, "float", inputs.uri)[1][labels]
+    return names, labels
+
+
+def class_folders(paths: Sequence[str], sample: Ints, samples: int) -> tuple[tuple[str, ...], Array]:
+    """Return the classes in alphabetical order, and the class index of each sample: the first folder of its path."""
+    classes = sorted({path.partition("/")[0] for path in paths})
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.full(samples, -1, np.int32)
+    labels[sample] = [numbers[path.partition("/")[0]] for path in paths]
     return tuple(classes), labels
 
 

@@ -7,11 +7,14 @@ import keyword
 import re
 import unicodedata
 from array import array
+from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
 from cachesvc.catalog.labels.label_encoding import EncodedLabels, Value, encode_labels, mixed_label
+from cachesvc.catalog.labels.multi_labels import encode_columns, encode_lists
 from cachesvc.core.safe_text import printable
 
 SIDECARS = ("cls", "json", "txt")
@@ -20,7 +23,8 @@ SIDECAR_BYTES = 64 << 10
 MAX_TAGS = 64
 MAX_DROPPED = 1000
 """Limit of left-out names that are counted: data may hold millions of them."""
-MAX_VALUE_CHARS = 1024
+MAX_VALUE_CHARS = 1 << 16
+"""A longer value is left out, and noted."""
 _RESERVED = {"key", "label", "shard"}
 _JSON_LABEL = "label of .json"
 """Internal name of the `label` of `.json` sidecars; no tag can have it."""
@@ -43,11 +47,13 @@ class Tags:
     def __init__(self) -> None:
         self._samples: dict[str, array[int]] = {}
         self._values: dict[str, list[Value]] = {}
+        self._lists: dict[str, dict[int, list[Any]]] = {}
+        self._targets: tuple[str, ...] = ()
         self._dropped: set[str] = set()
         self._mixed = ""
 
     def add(self, sample: int, raw_name: str, value: object) -> None:
-        """Add one value of a column or sidecar. The name `label` is that of the label."""
+        """Add one value of a column or sidecar. The name `label` is that of the label, which may be a list."""
         self._add(sample, raw_name if raw_name == "label" else tag_name(raw_name), value)
 
     def _add(self, sample: int, name: str, value: object) -> None:
@@ -55,6 +61,9 @@ class Tags:
 
         Lone surrogates, which JSON may hold and UTF-8 may not, become question marks.
         """
+        if isinstance(value, list) and name in ("label", _JSON_LABEL):
+            self._lists.setdefault(name, {})[sample] = value
+            return
         if not isinstance(value, (str, int, float)) or not 0 < _chars(value) <= MAX_VALUE_CHARS:
             return
         if value != value:  # JSON's NaN: no value, as in a column of numbers
@@ -67,6 +76,38 @@ class Tags:
             return
         self._samples.setdefault(name, array("q")).append(sample)
         self._values.setdefault(name, []).append(value)
+
+    def add_label(self, sample: int, value: object, columns: tuple[str, ...]) -> None:
+        """Add a label of a table: the value of its one column, or a list of the values of several."""
+        if len(columns) > 1:
+            self._targets = columns
+        self.add(sample, "label", value)
+
+    def update(self, other: Tags) -> None:
+        """Add what another has. Its labels replace those here."""
+        if other.labelled:
+            for name in ("label", _JSON_LABEL):
+                for held in (self._samples, self._values, self._lists):
+                    held.pop(name, None)
+        for name, values in other._values.items():
+            if name in self._values or len(self._values) < MAX_TAGS or name == "label":
+                self._samples.setdefault(name, array("q")).extend(other._samples[name])
+                self._values.setdefault(name, []).extend(values)
+            else:
+                self._dropped.add(name)
+        self._lists.update(other._lists)
+        self._targets = other._targets or self._targets
+
+    def drop_samples(self, first: int) -> None:
+        """Drop the values of samples from `first` on, which were added last."""
+        for name, samples in list(self._samples.items()):
+            kept = bisect_left(samples, first)
+            del samples[kept:], self._values[name][kept:]
+            if not kept:
+                del self._samples[name], self._values[name]
+        for lists in self._lists.values():
+            for sample in [sample for sample in lists if sample >= first]:
+                del lists[sample]
 
     def add_sidecar(self, sample: int, encoding: str, body: bytes) -> None:
         """Add the tags of a `.cls`, `.txt` or `.json` body. One that does not parse has no tags, and stays data."""
@@ -87,7 +128,7 @@ class Tags:
     @property
     def labelled(self) -> bool:
         """True where a sample has a label of a table or a `.cls` sidecar."""
-        return "label" in self._values
+        return "label" in self._values or "label" in self._lists
 
     def notes(self) -> list[str]:
         """Return notes for people on left-out tags and on numbers among class names."""
@@ -111,6 +152,11 @@ class Tags:
         The `label` of `.json` sidecars is used where there is no other label, else it becomes the tag `_label`. Raises the
         errors of `encode_labels`.
         """
+        json_lists = self._lists.pop(_JSON_LABEL, {})
+        if json_lists and not self.labelled:
+            self._lists["label"] = json_lists
+        if "label" in self._lists:
+            return self._take_lists(samples, kind, uri)
         if _JSON_LABEL in self._values:
             name = "_label" if self.labelled else "label"
             self._samples.setdefault(name, array("q")).extend(self._samples.pop(_JSON_LABEL))
@@ -125,6 +171,17 @@ class Tags:
         labels[where] = codes
         return classes, labels
 
+    def _take_lists(self, samples: int, kind: str, uri: str) -> EncodedLabels:
+        """Return labels of which some or all are lists. A single one is a list of one."""
+        lists = self._lists.pop("label")
+        for name in ("label", _JSON_LABEL):
+            for sample, value in zip(self._samples.pop(name, ()), self._values.pop(name, ()), strict=True):
+                lists.setdefault(sample, [value])
+        values = [lists.get(sample) for sample in range(samples)]
+        return (
+            encode_columns(values, self._targets, uri) if self._targets else encode_lists(values, kind, uri)
+        )
+
     def columns(self, samples: int) -> dict[str, Array | tuple[Array, TextColumn]]:
         """Return every other tag: float64[samples], NaN for none, where all values are numbers; else int32 codes and the
         distinct texts."""
@@ -132,7 +189,7 @@ class Tags:
 
     def _column(self, name: str, samples: int) -> Array | tuple[Array, TextColumn]:
         where, values = ints(self._samples[name]), self._values[name]
-        numbers = [_number(value) for value in values]
+        numbers = [number_of(value) for value in values]
         if None not in numbers:
             column = np.full(samples, np.nan)
             column[where] = np.asarray(numbers, np.float64)
@@ -149,7 +206,7 @@ def _chars(value: Value) -> int:
     return value.bit_length() + 1 if isinstance(value, int) else len(str(value))
 
 
-def _number(value: Value) -> float | None:
+def number_of(value: Value) -> float | None:
     """Return a value as a float where float64 holds it exactly, else None."""
     if isinstance(value, str) and not NUMBER.fullmatch(value):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Columns, Indirect
+from cachesvc.catalog.layout import Columns
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
@@ -24,7 +24,7 @@ def memory_needed(catalog: Catalog, size_bytes: int) -> int:
     """The bytes of memory that a filler needs to fill an extent of `size_bytes` from its source."""
     if isinstance(catalog.layout, Columns) and catalog.format == "parquet":
         return PARQUET_EXTENTS * size_bytes
-    if isinstance(catalog.layout, (Indirect, Columns)):  # what is compressed is held as it is stored
+    if catalog.compressed:  # an object is held as it is stored
         return size_bytes
     return min(size_bytes, BUFFERS_BYTES)
 

@@ -19,13 +19,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from botocore.session import Session
 
-from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, SourceUnavailable
+from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3.errors import FAILED
 from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
@@ -39,28 +40,35 @@ _FIELDS = {
     "AWS_SESSION_TOKEN": "token",
 }
 _INVALID = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+_NO_SIGN = "AWS_NO_SIGN_REQUEST"
+_PAYER = "AWS_REQUEST_PAYER"
+"""Variables as GDAL has them, since botocore has none."""
 RENEW_S = 5.0
 """The least time between two renewals: all threads are refused at once, and a failing metadata service needs rest."""
 
 
 class AccountIdentity:
-    """A boto3 client and the keys to sign with. Thread-safe. `connect` resolves the chain anew (environment, files, role)
-    and returns (client, credentials)."""
+    """A boto3 client and the keys to sign with. Thread-safe. `connect(region)` resolves the chain anew (environment, files,
+    role) and returns (client, credentials); "" is the region of the settings. Without credentials requests are not signed,
+    as public buckets take them."""
 
     def __init__(
-        self, connect: Callable[[], tuple[Any, Any]], clock: Callable[[], float] = time.monotonic
+        self, connect: Callable[[str], tuple[Any, Any]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connect, self._clock = connect, clock
-        self.client, self._credentials = connect()
+        self.client, self._credentials = connect("")
+        self._elsewhere: dict[str, Any] = {}
+        self.headers = _payer()
+        """Headers of all requests."""
         self._keys: Any = None
         self._next_try_at = 0.0
         self._lock = threading.Lock()
 
     def signing_keys(self) -> Any:
-        """Return the keys to sign with. While a refresh fails, these are the previous ones: they stay valid for minutes
-        after botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput for keys that no
-        header can hold."""
-        if self._keys is not None and self._clock() < self._next_try_at:
+        """Return the keys to sign with, None for none. While a refresh fails, these are the previous ones: they stay valid
+        for minutes after botocore wants new ones. Raises SourceUnavailable when there are none yet, InvalidInput for keys
+        that no header can hold."""
+        if self._credentials is None or (self._keys is not None and self._clock() < self._next_try_at):
             return self._keys
         try:
             self._keys = check_keys(self._credentials.get_frozen_credentials())
@@ -86,7 +94,7 @@ class AccountIdentity:
                 return False
             self._next_try_at = self._clock() + RENEW_S
             try:
-                client, credentials = self._connect()
+                client, credentials = self._connect("")
                 kept = credentials and check_keys(credentials.get_frozen_credentials())
             except InvalidInput:
                 raise
@@ -98,6 +106,7 @@ class AccountIdentity:
             if kept in (None, refused):  # None: the chain has no keys any more
                 return False
             self.client, self._credentials, self._keys = client, credentials, kept
+            self._elsewhere.clear()
             self._next_try_at = 0.0
             log.info("the AWS credentials were renewed")
             return True
@@ -108,35 +117,48 @@ class AccountIdentity:
         return isinstance(self._credentials, RefreshableCredentials)
 
     @property
-    def missing(self) -> bool:
-        """True if the chain has no credentials."""
-        return self._credentials is None
+    def anonymous(self) -> str:
+        """The reason why requests are not signed, in words; "" if they are."""
+        if self._credentials is not None:
+            return ""
+        return f"{_NO_SIGN} is set" if _wants_no_signature() else "no S3 credentials were found"
+
+    def client_in(self, region: str) -> Any:
+        """Return the client; for a `region`, one that resolves addresses there."""
+        if not region:
+            return self.client
+        with self._lock:
+            if region not in self._elsewhere:
+                self._elsewhere[region] = self._connect(region)[0]
+            return self._elsewhere[region]
 
 
 def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountIdentity:
-    """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises NotAllowed without
-    credentials, InvalidInput for a wrong setting, SourceUnavailable when this process is at a limit."""
-    config = Config(
+    """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises InvalidInput for a wrong
+    setting, SourceUnavailable when this process is at a limit."""
+    plain = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard", "total_max_attempts": LIST_ATTEMPTS},
         max_pool_connections=32,
     )
 
-    def connect() -> tuple[Any, Any]:
+    def connect(elsewhere: str) -> tuple[Any, Any]:
         session = _session()
+        credentials = None if _wants_no_signature() else session.get_credentials()
+        unsigned = Config(signature_version=UNSIGNED)
         client = session.client(
             "s3",
             endpoint_url=endpoint or None,
-            region_name=region or session.region_name or "us-east-1",
-            config=config,
+            region_name=elsewhere or region or session.region_name or "us-east-1",
+            config=plain if credentials is not None else plain.merge(unsigned),
         )
-        return client, session.get_credentials()
+        if payer := _payer():
+            client.meta.events.register("before-call.s3", lambda params, **_: params["headers"].update(payer))
+        return client, credentials
 
     try:
         identity = AccountIdentity(connect, clock)
-        if identity.missing:
-            raise NotAllowed(f"no S3 credentials found: {s3_errors.CREDENTIALS}")
         if not identity.refreshable:  # refreshable ones may need a request, so they wait for the first use
             identity.signing_keys()
     except CacheError:
@@ -146,6 +168,15 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountId
     if not _is_web(url := identity.client.meta.endpoint_url):
         raise InvalidInput(f"the S3 endpoint {url} is no http:// or https:// address; check AWS_ENDPOINT_URL")
     return identity
+
+
+def _wants_no_signature() -> bool:
+    return os.environ.get(_NO_SIGN, "").lower() in ("yes", "true", "1")
+
+
+def _payer() -> dict[str, str]:
+    """Return the header by which this account pays for its requests; empty unless the environment says so."""
+    return {"x-amz-request-payer": "requester"} if os.environ.get(_PAYER, "").lower() == "requester" else {}
 
 
 @cache

@@ -10,6 +10,7 @@ from cachesvc.core.errors import CacheError, CorruptData, SourceChanged, SourceU
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
+from cachesvc.sources.s3.addressing import split_uri
 from cachesvc.sources.s3.errors import OVERWRITTEN
 from cachesvc.sources.s3.http import parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
@@ -34,7 +35,7 @@ class MismatchJudge:
 
         Raises SourceChanged for an overwritten object, CorruptData when the server still lists it as that version,
         SourceUnavailable for a response without a tag, and what the HEAD raises."""
-        bucket, _, key = version.uri.removeprefix("s3://").partition("/")
+        bucket, key = split_uri(version.uri)
         said = self._call(version.uri, "head_object", Bucket=bucket, Key=key, **arguments)
         headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
         etag = headers.get("etag", "")
@@ -81,7 +82,7 @@ class MismatchJudge:
     def _changed(self, version: ObjectVersion, now: str) -> CacheError:
         """Return the error for an object that differs from the listing; CorruptData if a new listing still does not
         agree."""
-        bucket, _, key = version.uri.removeprefix("s3://").partition("/")
+        bucket, key = split_uri(version.uri)
         page = self._call(version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
         for row in s3_listing.contents(version.uri, page):
             listed = row["Key"] == key and row["Size"] == version.size_bytes

@@ -16,17 +16,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import botocore.exceptions
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 
-from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
+from cachesvc.sources.s3.addressing import (
+    DIRECTORY_BUCKET,
+    Addressing,
+    BucketAddress,
+    split_uri,
+)
 from cachesvc.sources.s3.errors import EXPIRED, FAILED
 from cachesvc.sources.s3.http import (
     ConnectionClosed,
@@ -42,13 +46,10 @@ from cachesvc.sources.s3.responses import OtherVersion, verify
 from cachesvc.sources.s3.stated_checksums import StatedChecksums
 from cachesvc.sources.source import Checker
 
-SCHEME = "s3://"
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _RIGHT_REGION = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]{1,32})</Region>", re.DOTALL)
 """The error of AWS, MinIO and Garage for a request that was signed for another region than the server's."""
-_ADDRESS = re.compile(r"[0-9.]+|.*:.*")
-_HOST_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,6 @@ class S3Settings:
 
     endpoint: str = ""
     region: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    host: str
-    port: int
-    path: str
-    url: str
-    name: str
-    """The value of the Host header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +74,13 @@ class S3Source:
 
     def __init__(self, identity: AccountIdentity, tls: ssl.SSLContext | None) -> None:
         client = identity.client
-        self._identity = identity
-        self._region: str = client.meta.region_name
+        self._identity, self._addressing = identity, Addressing(identity.client_in)
         self._endpoint = urlsplit(client.meta.endpoint_url)
         host = self._endpoint.hostname or ""
         self._aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
         self._ask_for_stored = host.endswith(".googleapis.com")
         self._if_match = True
         self._mismatches = MismatchJudge(self._call)
-        style = (client.meta.config.s3 or {}).get("addressing_style")
-        self._path_style = style == "path" or not (self._aws or style == "virtual")
         self._regions: dict[str, str] = {}
         self._checksums = StatedChecksums(tags_are_md5=self._aws)
         self._proxy = proxy_of(client.meta.endpoint_url)
@@ -108,7 +96,12 @@ class S3Source:
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Yield every object below `prefix`, in key order, or the one object of exactly that name."""
         bucket, key = split_uri(prefix, key_needed=False)
-        if key and not key.endswith("/"):
+        if key and not key.endswith("/") and bucket.endswith(DIRECTORY_BUCKET):
+            with suppress(NotFound):  # a directory bucket lists only prefixes that end in a slash
+                yield self.head(prefix)
+                return
+            key += "/"
+        elif key and not key.endswith("/"):
             page = self._call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
             first = s3_listing.contents(prefix, page)
             if first and first[0]["Key"] == key:
@@ -133,7 +126,7 @@ class S3Source:
 
     def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:
         """Send a LIST or HEAD through boto3, and again with new credentials if the old ones have expired."""
-        used = self._identity.signing_keys()
+        used, renewed = self._identity.signing_keys(), False
         while True:
             try:
                 return getattr(self._identity.client, operation)(**arguments)
@@ -141,9 +134,10 @@ class S3Source:
                 code = error.response.get("Error", {}).get("Code", "")
                 # A HEAD has no body that would state a code.
                 expired = code in EXPIRED or (operation == "head_object" and code in ("400", "403"))
-                if used is None or not expired or not self._identity.renew(used):
+                expired = expired or (used is None and code == "AccessDenied")
+                if renewed or not expired or not self._identity.renew(used):
                     raise self._translated(error, uri) from error
-                used = None
+                renewed = True
             except FAILED as error:
                 raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
@@ -191,9 +185,14 @@ class S3Source:
         """Send one GET, and again when a kept connection was stale. Return False to send it anew with another region or new
         credentials, known by then. `stored`: request stored bytes from a server that decodes."""
         bucket, key = split_uri(version.uri)
-        signer = _Signer(self._identity.signing_keys(), self._regions.get(bucket) or self._region)
-        target = self._target(bucket, key)
-        request = self._signed(target, signer, version, (offset, offset + len(into) - 1), stored)
+        keys = self._identity.signing_keys()
+        try:
+            address = self._addressing.of(bucket, self._regions.get(bucket, ""))
+            span = (offset, offset + len(into) - 1)
+            request = self._signed(address, bucket, key, keys, version, span, stored)
+        except FAILED as error:
+            raise self._translated(error, version.uri) from s3_errors.without_secrets(error)
+        signer, target = _Signer(keys, address.region), address.target(key)
         connection = self._pool.take(target.host, target.port)
         try:
             return self._exchange(connection, request, signer, version, offset, into)
@@ -228,7 +227,7 @@ class S3Source:
             connection.read_into(into)
             if b"Accept-Encoding" in request and "content-encoding" in response.headers:
                 self._ask_for_stored = True
-            if len(into) == version.size_bytes:
+            if len(into) == version.size_bytes and not _in_directory_bucket(version):
                 self._checksums.check(version, response.headers, (into,))
         except CacheError as error:
             error.received_bytes = connection.received_bytes - before
@@ -261,11 +260,16 @@ class S3Source:
         if _REGION.fullmatch(region) and region != signer.region:
             self._regions[bucket] = region
             return True
-        return _code(body) in EXPIRED and self._identity.renew(signer.keys)
+        expired = _code(body) in EXPIRED or (signer.keys is None and response.status == 403)
+        return expired and self._identity.renew(signer.keys)
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
             return SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
+        if self._identity.anonymous and status in ("401", "403"):
+            return NotAllowed(
+                f"{uri} is not public ({status} {code}), and {self._identity.anonymous}: {s3_errors.CREDENTIALS}"
+            )
         return s3_errors.from_response(status, code, uri, headers)
 
     def _translated(self, error: Exception, uri: str) -> CacheError:
@@ -275,23 +279,12 @@ class S3Source:
             return self._error(str(meta.get("HTTPStatusCode", "")), code, uri, meta.get("HTTPHeaders", {}))
         return s3_errors.from_botocore(error, uri)
 
-    def _target(self, bucket: str, key: str) -> _Target:
-        scheme, host = self._endpoint.scheme, self._endpoint.hostname or ""
-        port = self._endpoint.port or (443 if scheme == "https" else 80)
-        name = self._endpoint.netloc
-        if self._aws and bucket in self._regions:
-            host = name = f"s3.{self._regions[bucket]}.{host[host.rindex('amazonaws.') :]}"
-        path = self._endpoint.path.rstrip("/") + "/" + quote(key, safe="/~")
-        if self._path_style or _ADDRESS.fullmatch(host) or not _HOST_BUCKET.fullmatch(bucket):
-            path = f"{self._endpoint.path.rstrip('/')}/{bucket}/{quote(key, safe='/~')}"
-        else:
-            host, name = f"{bucket}.{host}", f"{bucket}.{name}"
-        return _Target(host, port, path, f"{scheme}://{name}{path}", name)
-
     def _signed(
         self,
-        target: _Target,
-        signer: _Signer,
+        address: BucketAddress,
+        bucket: str,
+        key: str,
+        keys: Any,
         version: ObjectVersion,
         span: tuple[int, int],
         stored: bool,
@@ -299,11 +292,12 @@ class S3Source:
         """Return the request head. Range and If-Match need no signature, since the response is checked against both.
         Accept-Encoding must not be signed, since Google's front end changes it. A whole object is requested without a
         range: with one, S3 states no checksum."""
+        target = address.target(key)
         lines = [f"GET {target.path} HTTP/1.1", f"Host: {target.name}"]
         if self._proxy is not None and self._endpoint.scheme == "http":
             lines[0] = f"GET {target.url} HTTP/1.1"
             lines += filter(None, [self._proxy.authorization])
-        headers = {}
+        headers = self._identity.headers.copy()
         if span == (0, version.size_bytes - 1):
             headers["x-amz-checksum-mode"] = "ENABLED"
         else:
@@ -312,15 +306,14 @@ class S3Source:
             lines.append(f'If-Match: "{version.etag}"')
         if stored:
             lines.append("Accept-Encoding: gzip")
-        signed = AWSRequest(method="GET", url=target.url, headers={"Host": target.name, **headers})
-        S3SigV4Auth(signer.keys, "s3", signer.region).add_auth(signed)
-        lines += [f"{name}: {value}" for name, value in signed.headers.items() if name != "Host"]
+        signed = self._addressing.signed_headers(address, target, bucket, key, keys, headers)
+        lines += [f"{name}: {value}" for name, value in signed.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
-    """Open a source from settings and the AWS environment. Raises NotAllowed without credentials, InvalidInput for wrong
-    settings, SourceUnavailable when this process is at a limit."""
+    """Open a source from settings and the AWS environment. Raises InvalidInput for wrong settings, SourceUnavailable when
+    this process is at a limit."""
     identity = sign_in(settings.endpoint, settings.region, clock)
     return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
@@ -335,14 +328,9 @@ def prepare_s3() -> None:
             service_data().load_service_model("s3", kind)
 
 
-def split_uri(uri: str, key_needed: bool = True) -> tuple[str, str]:
-    """Split `s3://bucket/key` into (bucket, key). Raises InvalidInput."""
-    bucket, _, key = uri.removeprefix(SCHEME).partition("/")
-    if not uri.startswith(SCHEME) or not bucket or (key_needed and not key):
-        raise InvalidInput(
-            f"not an S3 {'object' if key_needed else 'prefix'}: {uri!r}; write s3://bucket/key"
-        )
-    return bucket, key
+def _in_directory_bucket(version: ObjectVersion) -> bool:
+    """Tell whether the object lies in a directory bucket, whose tags are no MD5."""
+    return split_uri(version.uri)[0].endswith(DIRECTORY_BUCKET)
 
 
 def _code(body: bytes) -> str:

@@ -10,21 +10,44 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cachesvc.core.errors import InvalidInput
+from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_reader import Values
 from loader.datasets.columns.column_samples import ColumnSamples, Found
 from loader.reading.address_range import Bytes
+from loader.reading.reader import ExtentReader, Ints
 
 _TORCHS = dict(default_collate_fn_map)
 """torch's functions, before a user registers others."""
 Empty = Callable[[int], Bytes]
 
 
-def collation_is_torchs() -> bool:
-    """Tell whether default collation is as torch defines it: nobody registered a function."""
-    return default_collate_fn_map == _TORCHS
+def columns_batch(
+    samples: ColumnSamples, reader: ExtentReader, ids: Ints, empty: Empty | None, as_tuple: bool
+) -> Any:
+    """Make a batch of samples; `as_tuple` where samples are tuples. Return None where rows are to be collated: a user
+    registered functions, or the samples are of several schemas. Raises InvalidInput, and CorruptData that names a
+    sample."""
+    found = samples.find(reader, ids) if default_collate_fn_map == _TORCHS else None
+    if not found:
+        return None
+    name = samples.name_in(ids)
+
+    def collate(values: list[Any]) -> Any:
+        return default_collate_into(empty, values, len(values), name)
+
+    try:
+        batch = [_column_batch(samples, each, empty, collate) for each in found]
+    except UnicodeDecodeError:
+        samples.rows(reader, ids)  # raises an error that names the sample
+        raise
+    if as_tuple:  # torch makes tuples of texts then
+        return [
+            tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each for each in batch
+        ]
+    return batch[0] if len(batch) == 1 else dict(zip(samples.names, batch, strict=True))
 
 
-def column_batch(
+def _column_batch(
     samples: ColumnSamples, found: Found, empty: Empty | None, collate: Callable[[list[Any]], Any]
 ) -> Any:
     """Return the batch of one column: a tensor of numbers, of lists or tensors of one shape; a list of texts; what

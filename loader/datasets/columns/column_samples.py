@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,14 +30,15 @@ class Found:
 
 
 class ColumnSamples:
-    """Reads the chosen fields of samples. `decode`: "auto" for Python's values, else the bytes that are stored."""
+    """Reads the chosen fields of samples. `decode`: "auto" for Python's values, else the bytes that are stored. "cuda" is as
+    "auto": pictures in columns are decoded here."""
 
     def __init__(self, catalog: Catalog, names: Sequence[str], decode: Any, image_mode: ImageMode) -> None:
         """Raises InvalidInput for images where Pillow is not installed."""
         assert isinstance(catalog.layout, Columns), "only columns are read so"
         self._catalog, self._layout, self._names = catalog, catalog.layout, names
         self._facts = ColumnFacts(catalog, catalog.layout)
-        self._decode: Literal["auto"] | None = "auto" if decode == "auto" else None
+        self._decode: Literal["auto"] | None = "auto" if decode in ("auto", "cuda") else None
         self._places = [self._places_of(schema) for schema in catalog.layout.schemas]
         columns = [column for column, _ in self._places[0]] if self._places else []
         self._images = [
@@ -93,6 +94,22 @@ class ColumnSamples:
     def has_images(self) -> bool:
         """True if a field holds images that are decoded."""
         return any(each is not None for each in self._images)
+
+    def decoded_rows(self, reader: ExtentReader, samples: Ints) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of each sample, each with its images decoded on demand."""
+        rows = self.rows(reader, samples)
+        if not self.has_images:
+            return iter(rows)
+        return (self.with_images(row, n) for row, n in zip(rows, samples.tolist(), strict=True))
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The chosen fields."""
+        return self._names
+
+    def name_in(self, samples: Ints) -> Callable[[int], str]:
+        """Return the function that names the sample in a row of a batch."""
+        return lambda place: self._catalog.key(int(samples[place]))
 
     def with_images(self, row: tuple[Any, ...], sample: int) -> tuple[Any, ...]:
         """Return a row with its images decoded. Raises CorruptData, which names the sample."""

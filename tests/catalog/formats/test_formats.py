@@ -335,16 +335,6 @@ def test_extensions_that_differ_in_case_alone_are_one_field(tmp_path: Path) -> N
     assert [field.name for field in compiled(tmp_path / "e").fields] == ["JPG", "jpg"]
 
 
-@pytest.mark.parametrize("others", [{}, {"b.tar": bytes(1024)}])
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst"])
-def test_compressed_tars_are_refused_and_not_left_out(
-    tmp_path: Path, name: str, others: dict[str, bytes]
-) -> None:
-    write_files(tmp_path / "d", {name: b"x", **others})
-    assert "is a compressed tar" in str(_refusal(tmp_path / "d"))
-    assert compiled(tmp_path / "d", Options(format="files")).samples == 1 + len(others)
-
-
 def test_a_tar_member_of_absurd_size_is_corrupt(tmp_path: Path) -> None:
     info = tarfile.TarInfo("k.jpg")
     info.size = 1 << 50

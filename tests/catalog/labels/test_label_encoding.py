@@ -167,7 +167,7 @@ def test_sidecars_in_tars_are_numbers_too(tmp_path: Path) -> None:
     assert catalog.labels is not None
     assert catalog.labels.tolist() == [0.5, 1.5, 2.5]
     assert compiled(tmp_path / "d", Options(labels="class")).classes == ("0.5", "1.5", "2.5")
-    with pytest.raises(InvalidInput, match=r"labels='labels\.csv:float' is for files"):
+    with pytest.raises(InvalidInput, match=r"no label file 'labels\.csv'"):
         compiled(tmp_path / "d", Options(labels="labels.csv:float"))
 
 

@@ -16,7 +16,7 @@ from cachesvc.core.model import ObjectVersion
 from loader import open_dataset
 from testbed import ROOT
 from tests.support.catalog_reader import Folder, compiled
-from tests.support.datasets import tar_bytes, tar_shards, write_files
+from tests.support.datasets import mds_shards, tar_bytes, write_files
 
 FILES = {f"{n}.dat": bytes([n]) * 9 for n in range(4)}
 KINDS = ["cat", "dog", "cat", "dog"]
@@ -94,14 +94,24 @@ def test_files_are_named_by_path_uri_or_stem(
     ("table", "name", "error", "says"),
     [
         ("", "labels.csv", InvalidInput, "the columns nothing"),
-        ("0.dat,cat\n1.dat,dog\n", "labels.csv", InvalidInput, "'0.dat', 'cat'.*file_name.*target"),
-        ("file_name;size\n0.dat;3\n", "labels.csv", InvalidInput, "'file_name', 'size'.*label, class"),
+        (
+            "0.dat,cat\n1.dat,dog\n",
+            "labels.csv",
+            InvalidInput,
+            "'0.dat', 'cat': none is known as the file.*file_name",
+        ),
+        (
+            "file_name;size\n0.dat;3\n",
+            "labels.csv",
+            InvalidInput,
+            '\'size\': none is known as the label.*"target": "size"',
+        ),
         ("id|label\n0.dat|cat\n", "labels.csv", InvalidInput, r"'id\|label'"),
         ("file,label\n", "labels.csv", InvalidInput, "no rows"),
         ("file,label\n0.jpg,cat\n", "labels.csv", InvalidInput, r"'0.jpg' where the data has '\d.dat'"),
         ("file,label\n/elsewhere/0.dat,cat\n", "labels.csv", InvalidInput, "'/elsewhere/0.dat'"),
         ("file,label\n0.dat,\n", "labels.csv", InvalidInput, "no row of a file has a label"),
-        ('{"file": "0.dat", "label": ["cat"]}\n', "l.jsonl", InvalidInput, "no row of a file has a label"),
+        ('{"file": "0.dat", "label": {"a": 1}}\n', "l.jsonl", InvalidInput, "no row of a file has a label"),
         ('{"image": "0.dat"}\n', "l.jsonl", InvalidInput, "'image'"),
         ("file,label\n0.dat,cat\n", "l.jsonl", CorruptData, "line 1 is no JSON"),
         ('[{"file": "0.dat", "label": 1}]', "l.json", CorruptData, "one a line"),
@@ -181,7 +191,7 @@ def test_a_file_called_labels_that_is_not_a_table_is_noted(tmp_path: Path) -> No
     assert catalog.samples == 4
     left_out, why = catalog.notes
     assert left_out.startswith("1 of 5 objects are no files and were left out, the first is ")
-    assert "labels.csv is no table of labels: its first line would name a column" in why
+    assert "labels.csv is no table of labels: its first line would name columns" in why
 
 
 def test_requested_folders_give_classes_or_an_error_that_names_the_file_outside(tmp_path: Path) -> None:
@@ -224,9 +234,9 @@ def test_classes_in_the_only_split_folder_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_format_that_takes_no_labels_refuses_them(tmp_path: Path) -> None:
-    tar_shards(tmp_path / "d", 1, 3, 100)
+    mds_shards(tmp_path / "d", {"x": "bytes"}, [{"x": b"1"}], 1)
     write_files(tmp_path / "d", {"labels.csv": b"file,label\n000-00000,cat\n"})
-    with pytest.raises(InvalidInput, match="read as webdataset"):
+    with pytest.raises(InvalidInput, match="read as mds"):
         compiled(tmp_path / "d", Options(labels="labels.csv"))
     assert compiled(tmp_path / "d", Options(labels="none")).classes == ()
 

@@ -102,8 +102,8 @@ def test_one_named_field_is_joined_and_an_absent_one_is_empty(
     dataset = in_memory(link, fields=("jpg",), decode=None)
     joined = [samples[dataset.catalog.key(n)].get("jpg", b"") for n in range(20)]
     assert dataset[1] == (joined[1],)
-    assert dataset.samples.stays_bytes
-    assert not in_memory(link, fields=("jpg", "cls"), decode=None).samples.stays_bytes
+    assert dataset.sample_reader.stays_bytes
+    assert not in_memory(link, fields=("jpg", "cls"), decode=None).sample_reader.stays_bytes
     twice: ConcatDataset[Any] = ConcatDataset([dataset, dataset])
     loaders = [DataLoader(given, 6, collate_fn=jagged, **workers) for given in (dataset, twice)]
     loaders += [TorchDataLoader(dataset, 6, collate_fn=jagged, **workers)]  # type: ignore[list-item]

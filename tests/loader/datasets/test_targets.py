@@ -82,7 +82,7 @@ def test_batches_are_contiguous_inputs_and_targets(
     home: Path, stream: np.ndarray, targets: Any, way: str
 ) -> None:
     data = open_tokens(home, targets)
-    assert data.samples.gathers_batches, "no Python per sample"
+    assert data.sample_reader.gathers_batches, "no Python per sample"
     count = len(data)
     loader = WAYS[way](data)
     first, at = 0, None

@@ -122,14 +122,18 @@ def test_wrong_credentials_are_refused_by_name(
             call()
 
 
-def test_missing_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_one_clear_line(
+    s3_env: dict[str, str], version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    with pytest.raises(NotAllowed, match="AWS_ACCESS_KEY_ID"):
-        open_s3(S3Settings())
+    found = open_s3(S3Settings())
+    for call in (lambda: _read(found, version), lambda: list(found.list(version.uri))):
+        with pytest.raises(NotAllowed, match="no S3 credentials were found: set AWS_ACCESS_KEY_ID"):
+            call()
 
 
 def test_a_missing_bucket_is_not_found(source: S3Source, version: ObjectVersion) -> None:

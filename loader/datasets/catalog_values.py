@@ -1,0 +1,66 @@
+"""Values of samples that the catalog holds: the label, the key, and the columns of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.columns import Array
+from cachesvc.catalog.labels.multi_labels import ABSENT
+from cachesvc.catalog.labels.tags import tag_name
+
+LABEL, KEY = "label", "key"
+ValueOf = Callable[[int], Any]
+"""Returns the value of a sample of the catalog."""
+
+
+def value_names(catalog: Catalog) -> list[str]:
+    """Return the names of the values."""
+    tags = [str(name) for name, _ in catalog.columns.head["tags"]]
+    return [*([LABEL] if catalog.labels is not None else []), KEY, *tags]
+
+
+def value_of(catalog: Catalog, name: str) -> ValueOf | None:
+    """Return the function that gives the value of a sample; None for an unknown name.
+
+    - The label: a class index or float. Of several values, a float32 tensor.
+    - The key: text.
+    - A column of a table, by its name there or as a tag. Numbers are ints where all samples have a whole one, otherwise
+      floats, NaN for none. Texts are "" for none.
+    """
+    if name == LABEL and catalog.labels is not None:
+        return _label_of(catalog.labels)
+    if name == KEY:
+        return catalog.key
+    found = catalog.tag(name)
+    found = catalog.tag(tag_name(name)) if found is None else found
+    if found is None:
+        return None
+    if not isinstance(found, tuple):
+        return _number_of(found)
+    codes, texts = found
+    return lambda sample: texts[int(codes[sample])] if codes[sample] >= 0 else ""
+
+
+def _label_of(labels: Array) -> ValueOf:
+    if labels.ndim == 1:
+        return lambda sample: labels[sample].item()
+    if labels.dtype.kind == "f":
+        return lambda sample: torch.from_numpy(labels[sample].astype(np.float32))
+    return lambda sample: torch.from_numpy(_absent_as_nan(labels[sample]))
+
+
+def _absent_as_nan(cells: Array) -> Array:
+    found = cells.astype(np.float32)
+    found[cells == ABSENT] = np.nan
+    return found
+
+
+def _number_of(values: Array) -> ValueOf:
+    if np.array_equal(values, np.floor(values)):  # NaN is unequal to itself
+        return lambda sample: int(values[sample])
+    return lambda sample: values[sample].item()

@@ -1,0 +1,123 @@
+"""Makes samples of rows of text: JSON, CSV and plain lines, as the catalog's `row_syntax` parses them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Rows
+from cachesvc.catalog.row_syntax import JSON, TEXT, CsvHeader, csv_rows, json_value
+from cachesvc.core.errors import CorruptData
+from loader.reading.reader import Ints
+
+_NUMBERS: dict[str, Callable[[str], int | float]] = {"int": int, "float": float}
+
+
+class RowParser:
+    """Parses the rows of one catalog: to dicts, or to tuples of `fields`; lines of plain text to str."""
+
+    def __init__(self, catalog: Catalog, fields: Sequence[str] | None) -> None:
+        self._catalog, self._fields = catalog, fields
+        assert isinstance(catalog.layout, Rows), "only rows have a syntax"
+        self._syntax = catalog.layout.syntax
+        self._headers = catalog.csv_headers
+        self._names = [field.name for field in catalog.fields]
+
+    @property
+    def sample_kind(self) -> str:
+        """The kind of a sample, in words. JSON rows may have any keys."""
+        if self._fields is not None:
+            return f"a tuple of {', '.join(self._fields)}"
+        return {JSON: "a value of JSON", TEXT: "text"}.get(
+            self._syntax, f"a dict of {', '.join(self._names)}"
+        )
+
+    def parse(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
+        """Yield samples. Raises CorruptData for a row that does not parse, naming file and line."""
+        if self._fields is not None and not self._fields:
+            yield from [()] * len(rows)
+            return
+        if self._syntax == JSON:
+            yield from (self._json(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True))
+        elif self._syntax == TEXT:
+            for sample, row in zip(samples.tolist(), rows, strict=True):
+                text = self._text(sample, row)
+                yield text if self._fields is None else (text,) * len(self._fields)
+        else:
+            yield from self._csv(samples, rows)
+
+    def _json(self, sample: int, row: bytes) -> Any:
+        try:
+            value = json_value(row)
+        except ValueError as error:
+            raise self._malformed(sample, f"is no JSON: {error}") from error
+        if self._fields is None:
+            return value
+        if not isinstance(value, dict):
+            raise self._malformed(sample, f"is {type(value).__name__} and no object, which fields= needs")
+        return tuple(value.get(name) for name in self._fields)
+
+    def _text(self, sample: int, row: bytes) -> str:
+        try:
+            return row.decode()
+        except UnicodeDecodeError as error:
+            raise self._malformed(sample, f"is no UTF-8 text: {error}") from error
+
+    def _csv(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
+        """Parse the rows of each header together."""
+        texts = [self._text(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True)]
+        chosen = self._fields or self._names
+        columns: dict[str, list[Any]] = {name: [None] * len(texts) for name in chosen}
+        headers = self._catalog.headers_of(samples)
+        for number in np.unique(headers).tolist():
+            where = np.flatnonzero(headers == number).tolist()
+            header = self._headers[number]
+            cells = zip(
+                *self._cells(header, samples[where].tolist(), [texts[at] for at in where]), strict=True
+            )
+            for field, column in zip(header.fields, cells, strict=True):
+                if self._names[field] in columns:
+                    into = columns[self._names[field]]
+                    for at, value in zip(where, self._values(field, column), strict=True):
+                        into[at] = value
+        values = zip(*(columns[name] for name in chosen), strict=True)
+        return (
+            values if self._fields is not None else (dict(zip(chosen, each, strict=True)) for each in values)
+        )
+
+    def _cells(self, header: CsvHeader, samples: Sequence[int], texts: Sequence[str]) -> list[list[str]]:
+        width = len(header.fields)
+        try:
+            cells = list(csv_rows(texts, header.separator))
+            if len(cells) == len(texts) and all(len(each) == width for each in cells):
+                return cells
+        except csv.Error:
+            pass
+        return [self._row(header, *each) for each in zip(samples, texts, strict=True)]  # one of them raises
+
+    def _row(self, header: CsvHeader, sample: int, text: str) -> list[str]:
+        try:
+            cells = next(csv_rows([text], header.separator))
+        except csv.Error as error:
+            raise self._malformed(sample, f"is no CSV: {error}") from error
+        if len(cells) != len(header.fields):
+            raise self._malformed(sample, f"has {len(cells)} cells, its header {len(header.fields)}")
+        return cells
+
+    def _values(self, field: int, cells: Sequence[str]) -> Sequence[Any]:
+        """Convert the cells of a column. An empty cell is None among numbers."""
+        number = _NUMBERS.get(self._catalog.fields[field].encoding)
+        if number is None:
+            return cells
+        try:
+            return [number(cell) for cell in cells]
+        except ValueError:
+            return [number(cell) if cell.strip() else None for cell in cells]
+
+    def _malformed(self, sample: int, why: str) -> CorruptData:
+        uri, line = self._catalog.line_of(sample)
+        return CorruptData(f"{uri} line {line} {why}; repair it, or leave it out by on_error='skip'")
