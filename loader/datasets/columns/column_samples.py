@@ -30,8 +30,8 @@ class Found:
 
 
 class ColumnSamples:
-    """Reads the chosen fields of samples. `decode`: "auto" for Python's values, else the bytes that are stored. "cuda" is as
-    "auto": pictures in columns are decoded here."""
+    """Reads the chosen fields of samples. `decode`: "auto" for Python's values, else the bytes that are stored. "cuda" is
+    as "auto": pictures in columns are decoded here."""
 
     def __init__(self, catalog: Catalog, names: Sequence[str], decode: Any, image_mode: ImageMode) -> None:
         """Raises InvalidInput for images where Pillow is not installed."""
