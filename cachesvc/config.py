@@ -44,6 +44,8 @@ CALLERS = 1024
 READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection, and as many again for control connections."""
+PEERS_PER_EXTENT = 3
+"""Peers asked for one extent. The extent's id chooses them, so all nodes ask the same ones."""
 MAX_UNPLANNED_SHARE = 0.5
 """The largest part of a tier for readers without a plan; the cache is for the datasets that jobs declare."""
 

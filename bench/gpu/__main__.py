@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import platform
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,26 +18,30 @@ import torch
 
 from bench.gpu import checks, data, pictures, training, transfer
 
+HANGS_S = 300
+"""After so long every thread's stack is printed, and the run ends."""
+
 
 def main(folder: str) -> int:
     """Write results.json below `folder`; 1 when a check fails."""
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)  # the whole takes about three minutes
     has_device = torch.cuda.is_available()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as root:
         given = data.Data(Path(root, "data"), 2.0 if has_device else 1 / 16)
         began = time.perf_counter()
         data.write(given, 2_048 if has_device else 64)
-        say(f"data written after {time.perf_counter() - began:.0f} s")
+        say(f"data written in {time.perf_counter() - began:.0f} s")
         if not has_device:
             say("no CUDA device: only the data, a daemon and a small training step are tried")
             with data.daemon(given, "1GiB"):
-                found["training"] = training.measure(given, "cpu", small=True)
-            return save(folder, found)
+                measured(folder, found, "training", training.measure(given, "cpu", small=True))
+            return 0
         with data.daemon(given, "12GiB"):
             found["checks"] = {check.__name__: passed(check, given) for check in checks.CHECKS[:-1]}
-            for part in (transfer, pictures, training):
-                found[part.__name__.rpartition(".")[2]] = measured(part, given)
-                save(folder, found)
+            measured(folder, found, "pictures", pictures.measure(given))
+            measured(folder, found, "training", training.measure(given))
+            measured(folder, found, "transfer", transfer.measure(given))
         with data.daemon(given, "2304MiB"):
             found["checks"]["recalls"] = passed(checks.CHECKS[-1], given)
     save(folder, found)
@@ -50,20 +56,21 @@ def passed(check: Any, given: data.Data) -> dict[str, Any]:
     except Exception:  # noqa: BLE001  the next check is run
         say(f"FAILED {check.__name__}\n{traceback.format_exc()[-1500:]}")
         return {"passed": False, "note": traceback.format_exc()[-1500:]}
-    say(f"passed {check.__name__} in {time.perf_counter() - began:.1f} s {'' if note is None else note}")
+    seconds, reserved = time.perf_counter() - began, torch.cuda.memory_reserved() >> 20
+    say(f"passed {check.__name__} in {seconds:.1f} s, {reserved} MiB reserved; {note or ''}")
     return {"passed": True, "note": note}
 
 
-def measured(part: Any, given: data.Data) -> Any:
-    """Run a measurement, and print it."""
-    began = time.perf_counter()
+def measured(folder: str, found: dict[str, Any], name: str, figures: Iterator[tuple[str, Any]]) -> None:
+    """Run a measurement; print and save each figure as it comes."""
+    began, into = time.perf_counter(), found.setdefault(name, {})
     try:
-        found = part.measure(given)
+        for figure, value in figures:
+            into[figure] = value
+            say(f"{time.perf_counter() - began:4.0f} s  {name}: {figure}: {json.dumps(rounded(value))}")
+            save(folder, found)
     except Exception:  # noqa: BLE001  the next part is run
-        say(f"FAILED {part.__name__}\n{traceback.format_exc()[-1500:]}")
-        return traceback.format_exc()[-1500:]
-    say(f"{part.__name__} in {time.perf_counter() - began:.0f} s\n{json.dumps(rounded(found), indent=1)}")
-    return found
+        say(f"FAILED {name}\n{traceback.format_exc()[-1500:]}")
 
 
 def rounded(value: Any) -> Any:
@@ -83,11 +90,10 @@ def machine() -> dict[str, str]:
     return found
 
 
-def save(folder: str, found: dict[str, Any]) -> int:
+def save(folder: str, found: dict[str, Any]) -> None:
     """Write the results so far."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     Path(folder, "results.json").write_text(json.dumps(rounded(found), indent=1))
-    return 0
 
 
 def say(line: str) -> None:

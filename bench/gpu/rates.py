@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-SECONDS = 1.5
+SECONDS = 1.0
 
 
 def synchronize() -> None:
@@ -29,24 +30,28 @@ def timed(call: Callable[[], object], times: int = 20) -> float:
     return (time.perf_counter() - began) / times
 
 
-def rate(batches: Iterable[Any], count: Callable[[Any], int], seconds: float = SECONDS) -> dict[str, float]:
-    """Iterate for about `seconds`, after a start of a quarter of that. Returns `per_s`, what `count` adds up to per
-    second, and `cores`, the processor time of this process per second. Child processes are not counted in it."""
-    began, warm, total = time.perf_counter(), seconds / 4, 0
-    started, cpu = 0.0, 0.0
-    while True:
-        for batch in batches:
-            now = time.perf_counter()
-            if not started:
-                if now - began > warm:
-                    synchronize()
-                    started, cpu = time.perf_counter(), time.process_time()
-                continue
-            total += count(batch)
-            if now - started > seconds:
+def rate(
+    batches: Callable[[], Iterable[Any]], count: Callable[[Any], int], seconds: float = SECONDS
+) -> dict[str, float]:
+    """Iterate over what `batches` returns, again and again, for about `seconds`, after a start of a quarter of that.
+
+    Returns `per_s`, what `count` adds up to per second, and `cores`, the processor time of this process per second.
+    Child processes are not counted in it.
+    """
+    began, total, started, cpu = time.perf_counter(), 0, 0.0, 0.0
+    for batch in itertools.chain.from_iterable(iter(batches, None)):
+        now = time.perf_counter()
+        if not started:
+            if now - began > seconds / 4:
                 synchronize()
-                wall = time.perf_counter() - started
-                return {"per_s": total / wall, "cores": (time.process_time() - cpu) / wall}
+                started, cpu = time.perf_counter(), time.process_time()
+            continue
+        total += count(batch)
+        if now - started > seconds:
+            break
+    synchronize()
+    wall = time.perf_counter() - started
+    return {"per_s": total / wall, "cores": (time.process_time() - cpu) / wall}
 
 
 def bus_bytes_per_s(size_bytes: int = 256 << 20) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,22 +19,21 @@ SIZES = (256, 1024, 4096, 16_384, 65_536)
 """Records in a batch."""
 
 
-def measure(data: Data) -> dict[str, Any]:
-    """Return GB/s and cores by data, batch size and way."""
-    found: dict[str, Any] = {"bus_gb_per_s": bus_bytes_per_s() / 1e9}
+def measure(data: Data) -> Iterator[tuple[str, Any]]:
+    """Yield a name and its figures: GB/s and cores by way and batch size."""
+    yield "bus, GB/s", bus_bytes_per_s() / 1e9
     kinds = {
         "records": (data.records(), RECORD_BYTES),
-        "odd records": (data.records("odd"), RECORD_BYTES + 1),
         "tokens": (data.tokens(overlap=0, targets=None), 2 * SEQ_LEN),
+        "odd records": (data.records("odd"), RECORD_BYTES + 1),
         "shifted tokens": (data.tokens(), 2 * SEQ_LEN),
     }
     for name, (dataset, size_bytes) in kinds.items():
-        found[name] = _rows(dataset, size_bytes, SIZES if name in ("records", "tokens") else (4096,))
+        yield name, _rows(dataset, size_bytes, SIZES if name in ("records", "tokens") else (4096,))
+        yield f"{name}, the kernel alone, GB/s", _kernel(dataset, size_bytes)
     for name in ("records", "tokens"):
-        dataset, size_bytes = kinds[name]
-        found[name]["the kernel alone"] = _kernel(dataset, size_bytes)
-        found[name]["torch, memmap, 4 workers, pin_memory"] = _torch(data, name)
-    return found
+        yield f"{name}, torch over a memmap, 4 workers, pin_memory", _torch(data, name)
+    yield "bus again, GB/s", bus_bytes_per_s() / 1e9
 
 
 def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str
                 for _ in range(len(dataset) // size // 4):
                     next(batches)
                 del batches
-            one = rate(loader, len)
+            one = rate(partial(iter, loader), _count)
             found.setdefault(way, {})[size] = {
                 "gb_per_s": one["per_s"] * size_bytes / 1e9,
                 "cores": one["cores"],
@@ -78,6 +78,10 @@ def _kernel(dataset: Dataset, size_bytes: int) -> dict[int, float]:
         on_device = torch.from_numpy(slots).cuda()
         found[size] = size * size_bytes / timed(partial(records.gather, on_device)) / 1e9
     return found
+
+
+def _count(batch: Any) -> int:
+    return len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
 
 
 class _Mapped(torch.utils.data.Dataset[torch.Tensor]):
@@ -103,6 +107,6 @@ def _torch(data: Data, name: str, size: int = 4096) -> dict[str, Any]:
         for batch in loader:
             yield batch.cuda(non_blocking=True)
 
-    one = rate(moved(), len, 2.0)
+    one = rate(moved, len, 2.0)
     size_bytes = width * np.dtype(dtype).itemsize
     return {f"{size}": {"gb_per_s": one["per_s"] * size_bytes / 1e9, "cores": one["cores"]}}

@@ -35,7 +35,7 @@ def adopt(survey: Survey, beside: ObjectVersion, into: str, sources: Callable[[s
         _download(beside, temporary, sources(beside.uri))
         verify_digest(temporary)
         catalog = Catalog.open(temporary)
-        if catalog.id != survey.id or catalog.format != survey.format:
+        if catalog.id != survey.id or catalog.format not in survey.formats:
             raise CorruptData(f"its version is {catalog.id}, the data's is {survey.id}")
         if catalog.objects != len(survey.entries) or any(
             catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)

@@ -36,7 +36,8 @@ _NAME = "which needs a name that ends with "
 TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
 LITDATA = Container("litData", (), (), _TO_SHARDS)
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
-JSON_LIST = Container("a JSON list", (), (), _TO_PARQUET)
+ONE_A_LINE = "write each item on a line of a .jsonl file (jq -c '.[]' x.json > x.jsonl)"
+JSON_LIST = Container("a JSON list", (), (), f"{_NOT_READ}{ONE_A_LINE}")
 ARROW = Container(
     "Arrow",
     ("arrow", "feather", "ipc"),

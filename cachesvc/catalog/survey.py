@@ -55,6 +55,11 @@ class Survey:
         """The format's name."""
         return self.options.format
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats that the catalog may have: files that no option names so may be JSON lines."""
+        return (self.format, "jsonl") if self.found_out and self.format == "files" else (self.format,)
+
 
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     """List the objects, find the format, and compute the version's digest. Reads no data.

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
 from cachesvc import config
-from cachesvc.cli import doctor_checks, options, output
-from cachesvc.cli.doctor_checks import Finding, Level
+from cachesvc.cli import options, output
 from cachesvc.cli.serve import settings_of
 from cachesvc.client.control import find_daemon
 from cachesvc.core.safe_text import redacted
 from cachesvc.system.memory import allowed_bytes
 
-_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+if TYPE_CHECKING:
+    from cachesvc.cli.doctor_checks import Finding
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 @click.command()
@@ -37,7 +38,7 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     failed = False
     for finding in map(_without_secrets, _examine(settings, endpoint)):
-        failed = failed or finding.level is Level.FAIL
+        failed = failed or finding.level.value == "fail"
         if json:
             output.emit({"check": finding.check, "level": finding.level.value} | _rest(finding))
         else:
@@ -46,6 +47,8 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
 
 
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
+    from cachesvc.cli import doctor_checks
+
     yield doctor_checks.kernel()
     yield doctor_checks.settings(settings)
     yield doctor_checks.memory(settings, allowed_bytes())
@@ -69,7 +72,9 @@ def _rest(finding: Finding) -> dict[str, str]:
 
 def _show(finding: Finding) -> None:
     advice = f"; {finding.advice}" if finding.advice else ""
-    line = Text(f"{finding.level.value:<4}", style=_STYLES[finding.level])
+    from rich.text import Text
+
+    line = Text(f"{finding.level.value:<4}", style=_STYLES[finding.level.value])
     with output.written():
         output.console().print(
             line.append(f"  {finding.check}: {finding.text}{advice}", style="default"), soft_wrap=True

@@ -9,9 +9,9 @@ import click
 
 from cachesvc.cli import options, output
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
+from cachesvc.config import PEERS_PER_EXTENT
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
-from cachesvc.daemon.fills.peer_client import PEERS_PER_EXTENT
 from cachesvc.system.footprint import default_fillers, default_ram_bytes, footprint_bytes
 from cachesvc.system.memory import allowed_bytes
 

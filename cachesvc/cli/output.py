@@ -7,13 +7,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.safe_text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COLUMNS = 1000
 """Width of tables, and of all output that does not go to a terminal: their lines are never folded."""
@@ -24,6 +24,8 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 def console(to_stderr: bool = False, folded: bool = True) -> Console:
     """Return a console on the current stdout or stderr; `folded` wraps lines at the width of a terminal."""
+    from rich.console import Console
+
     stream = sys.stderr if to_stderr else sys.stdout
     size = (None, None) if folded and stream.isatty() else (COLUMNS, LINES)
     return Console(file=stream, width=size[0], height=size[1], highlight=False, emoji=False)
@@ -74,6 +76,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     Raises the errors of `written`.
     """
+    from rich.table import Table
+
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for header in headers:
         right = header.endswith(">")

@@ -7,17 +7,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from typing import TYPE_CHECKING
 
 from cachesvc.cli import output
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LINE_S = 1.0
 """Interval of lines: often enough to follow, rare enough not to fill a log."""
@@ -36,6 +31,15 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def __enter__(self) -> ProgressBar:
         if not self._json and sys.stderr.isatty():
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),

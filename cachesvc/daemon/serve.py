@@ -57,8 +57,6 @@ from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.grants.unix_sockets import identity, remove
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.metrics.collector import MetricsCollector
-from cachesvc.daemon.metrics.scrape_server import ScrapeServer
 from cachesvc.daemon.peers.sharer_process import SharerProcess
 from cachesvc.daemon.ports import check_addresses
 from cachesvc.daemon.processes.logs import configure_logging
@@ -258,7 +256,10 @@ def _build(
     server = control_server(settings, service, grants.caller, most_callers(open_files))
     control_file = identity(control_path(settings))
     ending.callback(server.stop, STOP_GRACE_S)
-    if settings.metrics:
+    if settings.metrics:  # Prometheus's library takes 50 ms of CPU
+        from cachesvc.daemon.metrics.collector import MetricsCollector
+        from cachesvc.daemon.metrics.scrape_server import ScrapeServer
+
         MetricsCollector(runner, sharing).register()
         ScrapeServer(settings.metrics)
     return runner

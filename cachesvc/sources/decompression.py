@@ -9,7 +9,7 @@ import bz2
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import zstandard
 
@@ -23,7 +23,7 @@ ENDINGS = {
 """The codec by the last extension of a name, in lower case."""
 UNREAD_ENDINGS = frozenset({"xz", "txz", "lz4", "br"})
 WINDOW_BYTES = 128 << 20
-"""The most memory that a zstd frame may ask for, as in `zstd --memory`."""
+"""The most memory that a zstd frame may ask for."""
 
 
 def codec_of(uri: str) -> str:
@@ -37,50 +37,41 @@ def codec_of(uri: str) -> str:
     return ENDINGS.get(ending, "")
 
 
-class _Decoder(Protocol):
-    """Decodes one member, stream or frame. `eof`: it has ended, and `unused_data` follows it."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: memoryview, /) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """`step_bytes`: stored bytes that are decoded at a time. They decode to 64 MiB at most, however well they compress."""
+    """`new` makes a decoder of one member, stream or frame. It gets `step_bytes` of stored bytes at a time, and `limit`,
+    the most that it returns of them. Without a limit they decode to 32 MiB at most, however well they compress."""
 
-    new: Callable[[], _Decoder]
+    new: Callable[[], Any]
     step_bytes: int
+    limit: tuple[int, ...] = ()
 
 
 _CODECS = {
-    "gzip": _Codec(lambda: zlib.decompressobj(wbits=31), 64 << 10),
-    "bz2": _Codec(bz2.BZ2Decompressor, 2 << 10),
-    "zstd": _Codec(lambda: zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj(), 2 << 10),
+    "gzip": _Codec(lambda: zlib.decompressobj(wbits=31), 16 << 10),
+    "bz2": _Codec(bz2.BZ2Decompressor, 64 << 10, (1 << 20,)),  # 40 bytes may decode to 46 MB
+    "zstd": _Codec(lambda: zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj(), 1 << 10),
 }
 CODECS = tuple(_CODECS)
 
 
 def decompressed(uri: str, codec: str, stored: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     """Yield the decoded bytes of an object. Raises CorruptData, naming it, where it is damaged or ends early."""
-    chosen, decoder = _CODECS[codec], None
+    chosen, decoder, more = _CODECS[codec], None, False
     for part in stored:
         view, at = memoryview(part), 0
-        while at < len(view):
+        while at < len(view) or more:
             if decoder is None and not view[at] and codec == "gzip":  # zeros behind a member, as on a tape
                 at = len(view) - len(bytes(view[at:]).lstrip(b"\0"))
                 continue
             decoder = decoder or chosen.new()
-            step = view[at : at + chosen.step_bytes]
+            step = view[at : at if more else at + chosen.step_bytes]
             try:
-                found = decoder.decompress(step)
+                found = decoder.decompress(step, *chosen.limit)
             except (zlib.error, OSError, EOFError, ValueError, zstandard.ZstdError) as error:
                 raise CorruptData(f"{uri} is not valid {codec}: {error}; write it anew") from error
             at += len(step)
+            more = bool(chosen.limit) and not decoder.eof and not decoder.needs_input
             if decoder.eof:
                 at, decoder = at - len(decoder.unused_data), None
             if found:

@@ -6,8 +6,10 @@ computes the samples from them, since the order is a function.
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +76,25 @@ class _Slab:
         self.located: LocatedBatches | None = None
 
 
+class _SlabCache:
+    """The latest slabs of one rank's order. Threads whose feeds share it compute each slab once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: deque[tuple[object, _Slab]] = deque(maxlen=2)
+        """Two, since threads are a batch or more apart."""
+
+    def get(self, key: object, make: Callable[[], _Slab]) -> _Slab:
+        """Return the slab of a key, made by `make` unless it is at hand."""
+        with self._lock:
+            for known, slab in self._found:
+                if known == key:
+                    return slab
+            slab = make()
+            self._found.append((key, slab))
+            return slab
+
+
 class Feed(TorchDataset[Any]):
     """The batches of one rank by (epoch, turn). Picklable; each process keeps the order of its current epoch."""
 
@@ -108,7 +129,7 @@ class Feed(TorchDataset[Any]):
         self.empty: Callable[[int], Bytes] | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self._order: EpochOrder | RunOrder | None = None
-        self._slab = self._no_slab()
+        self._slab, self._slabs = self._no_slab(), _SlabCache()
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
@@ -136,7 +157,13 @@ class Feed(TorchDataset[Any]):
     def gather_by(self, method: GatherMethod) -> None:
         """Gather batches by another method from now on."""
         self._gather = method
-        self._slab = self._no_slab()
+        self._slab, self._slabs = self._no_slab(), _SlabCache()
+
+    def for_thread(self) -> Feed:
+        """Return a feed for one thread; the feeds of a rank's threads compute its order once."""
+        found = copy.copy(self)
+        found._gather, found._slabs = self._gather, self._slabs
+        return found
 
     def _no_slab(self) -> _Slab:
         return _Slab(0, np.empty((0, self.share.batch_size), np.int64), None)
@@ -342,17 +369,23 @@ class Feed(TorchDataset[Any]):
         order, share = self.order(epoch), self.share
         step = turn // share.accumulate
         if step >= order.full_steps:
-            slab = self._tail(order)
+            self._slab = self._slabs.get((epoch, None), lambda: self._tail(order))
         else:
-            width = share.high - share.low
-            last = min(order.full_steps, step + max(1, SLAB // width))
-            found = order.slots(step, last, share.low, share.high)
-            slab = _Slab(step * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
-            if self._gather is not None and self._view is not None:
-                slab.located = LocatedBatches(
-                    self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
-                )
-        self._slab = slab
+            steps = max(1, SLAB // (share.high - share.low))
+            first = step // steps * steps
+            last = min(order.full_steps, first + steps)
+            self._slab = self._slabs.get((epoch, first), lambda: self._full_slab(order, first, last))
+        return self._slab
+
+    def _full_slab(self, order: EpochOrder | RunOrder, first: int, last: int) -> _Slab:
+        """Return the turns of full steps [first, last)."""
+        share = self.share
+        found = order.slots(first, last, share.low, share.high)
+        slab = _Slab(first * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
+        if self._gather is not None and self._view is not None:
+            slab.located = LocatedBatches(
+                self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
+            )
         return slab
 
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Fixed, Indirect, Table
+from cachesvc.catalog.layout import Fixed, Indirect, Rows, Table
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import subset_first
 from loader.datasets.dataset import Dataset
@@ -48,7 +48,8 @@ def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
     """Return the documents of a dataset: Megatron's documents, or records of integers, or one field of each sample
     as raw `dtype`. Raises InvalidInput when lengths are unknown without reading, or samples are not integers."""
     catalog, wanted_dtype = dataset.catalog, None if dtype is None else _type(dtype)
-    if isinstance(catalog.layout, (Indirect, Table)):
+    rows_of_text = isinstance(catalog.layout, Rows) and bool(catalog.layout.syntax)
+    if rows_of_text or isinstance(catalog.layout, (Indirect, Table)):
         raise InvalidInput(
             f"{catalog.uri}: lengths of {catalog.format} rows are not in the catalog; pack token files or raw files"
         )

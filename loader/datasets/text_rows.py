@@ -31,7 +31,7 @@ class RowParser:
     def sample_kind(self) -> str:
         """The kind of a sample, in words. JSON rows may have any keys."""
         if self._fields is not None:
-            return f"a tuple of {', '.join(self._fields)} of {self._syntax}"
+            return f"a tuple of {', '.join(self._fields)}"
         return {JSON: "a value of JSON", TEXT: "text"}.get(
             self._syntax, f"a dict of {', '.join(self._names)}"
         )
@@ -84,7 +84,7 @@ class RowParser:
                     into = columns[self._names[field]]
                     for at, value in zip(where, self._values(field, column), strict=True):
                         into[at] = value
-        values = zip(*columns.values(), strict=True)
+        values = zip(*(columns[name] for name in chosen), strict=True)
         return (
             values if self._fields is not None else (dict(zip(chosen, each, strict=True)) for each in values)
         )

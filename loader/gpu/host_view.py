@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CPU, _CUDA = 1, 2  # DLDeviceType
 _INT, _UINT = 0, 1  # DLDataTypeCode
 
@@ -34,31 +33,45 @@ class _Tensor(ctypes.Structure):
 
 
 class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor of dlpack.h. A null deleter means that nothing is to be freed."""
+    """DLManagedTensor of dlpack.h, with the arrays that it points to."""
 
-    _fields_ = (("tensor", _Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
-
-
-class HostRows:
-    """Rows at multiples of a stride in host memory, as a tensor of a device. No access is made before an index."""
-
-    def __init__(
-        self, address: int, rows: int, stride_bytes: int, row_bytes: int, unit: int, device: torch.device
-    ) -> None:
-        """`unit`: bytes of an element (1, 2, 4 or 8); divides the address, the stride and the row."""
-        self._shape = (ctypes.c_int64 * 2)(rows, row_bytes // unit)
-        self._strides = (ctypes.c_int64 * 2)(stride_bytes // unit, 1)
-        kind, code = (_CUDA if device.type == "cuda" else _CPU), (_UINT if unit == 1 else _INT)
-        number = device.index if device.index is not None else 0
-        self._managed = _ManagedTensor(
-            _Tensor(address, kind, number, 2, code, 8 * unit, 1, self._shape, self._strides, 0), None, None
-        )
-        self.tensor: torch.Tensor = torch.from_dlpack(_capsule(self._managed))
-        """[rows, row_bytes / unit], unsigned for bytes, else signed. This object must outlive it."""
-        assert self.tensor.dtype is _DTYPES[unit], "DLPack and torch disagree on a type"
+    _fields_ = (
+        ("tensor", _Tensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * 2),
+        ("strides", ctypes.c_int64 * 2),
+    )
 
 
-def _capsule(managed: _ManagedTensor) -> Any:
+_libc = ctypes.CDLL(None)
+_libc.malloc.restype, _libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+_FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value
+
+
+def host_rows(
+    address: int, rows: int, stride_bytes: int, row_bytes: int, unit: int, device: torch.device
+) -> torch.Tensor:
+    """Return rows at multiples of a stride in host memory as a tensor of a device, [rows, row_bytes / unit], without
+    an access to the memory.
+
+    `unit`: bytes of an element (1, 2, 4 or 8), unsigned for bytes, else signed; divides address, stride and row.
+    """
+    # torch calls the deleter with the structure when the tensor dies, after Python may have freed what it owns.
+    place = _libc.malloc(ctypes.sizeof(_ManagedTensor))
+    found = _ManagedTensor.from_address(place)
+    found.shape[:], found.strides[:] = (rows, row_bytes // unit), (stride_bytes // unit, 1)
+    found.manager_ctx, found.deleter = None, _FREE
+    kind, code = (_CUDA if device.type == "cuda" else _CPU), (_UINT if unit == 1 else _INT)
+    shape, strides = (
+        ctypes.cast(each, ctypes.POINTER(ctypes.c_int64)) for each in (found.shape, found.strides)
+    )
+    found.tensor = _Tensor(address, kind, device.index or 0, 2, code, 8 * unit, 1, shape, strides, 0)
+    tensor: torch.Tensor = torch.from_dlpack(_capsule(place))
+    return tensor
+
+
+def _capsule(managed: int) -> Any:
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return new(ctypes.addressof(managed), b"dltensor", None)
+    return new(managed, b"dltensor", None)

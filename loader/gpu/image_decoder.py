@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import InvalidInput
 from loader.datasets.decode import ImageMode, decoder
 from loader.datasets.encoded_images import EncodedImages
 
 _JPEG = b"\xff\xd8\xff"
 
 
-class UndecodableImage(CorruptData):
+class UndecodableImage(Exception):
     """An image that does not decode; `row` is its place in the batch."""
 
     def __init__(self, row: int, cause: Exception) -> None:
@@ -27,15 +27,10 @@ class ImageDecoder:
     """Decodes images to uint8 tensors [3, height, width] of a device; [1, height, width] for the mode "L"."""
 
     def __init__(self, device: torch.device, mode: ImageMode) -> None:
-        """Raises InvalidInput where torchvision is not installed, or cannot decode on a device."""
-        try:
-            from torchvision.io import ImageReadMode, decode_jpeg
-        except (ImportError, OSError):
-            raise InvalidInput(
-                "decode='cuda' needs torchvision with CUDA, and it is not installed: pip install torchvision"
-            ) from None
-        self._device, self._decode_jpeg = device, decode_jpeg
-        modes = {"RGB": ImageReadMode.RGB, "L": ImageReadMode.GRAY, None: ImageReadMode.UNCHANGED}
+        """Raises InvalidInput where torchvision is not installed."""
+        io = _torchvision()
+        self._device, self._decode_jpeg = device, io.decode_jpeg
+        modes = {"RGB": io.ImageReadMode.RGB, "L": io.ImageReadMode.GRAY, None: io.ImageReadMode.UNCHANGED}
         self._mode, self._by_pillow = modes[mode], decoder("image", "jpg", mode)
 
     def decode(self, images: EncodedImages) -> list[torch.Tensor]:
@@ -73,3 +68,13 @@ class ImageDecoder:
         planes = torch.from_numpy(pixels.astype(np.uint8, copy=False))
         planes = planes[None] if planes.dim() == 2 else planes.permute(2, 0, 1).contiguous()
         return planes.to(self._device)
+
+
+def _torchvision() -> Any:
+    try:
+        from torchvision import io
+    except (ImportError, OSError):
+        raise InvalidInput(
+            "decode='cuda' needs torchvision with CUDA, and it is not installed: pip install torchvision"
+        ) from None
+    return io

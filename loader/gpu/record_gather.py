@@ -17,7 +17,7 @@ import torch
 from loader.datasets.record_form import RecordForm
 from loader.datasets.samples import SampleReader
 from loader.datasets.targets import target_sample
-from loader.gpu.host_view import HostRows
+from loader.gpu.host_view import host_rows
 from loader.gpu.registered_extents import RegisteredExtents, registered_extents
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
@@ -60,21 +60,21 @@ class HostRecords:
         self._parts = []
         self._unit = unit
         if wide_bytes:
-            self._parts.append(HostRows(address, rows, form.stride_bytes, wide_bytes, unit, device))
+            self._parts.append(host_rows(address, rows, form.stride_bytes, wide_bytes, unit, device))
         if tail_bytes:  # the last token of overlapping sequences, for example
             self._unit = math.gcd(tail_bytes, unit)
             at = address + wide_bytes
-            self._parts.append(HostRows(at, rows, form.stride_bytes, tail_bytes, self._unit, device))
+            self._parts.append(host_rows(at, rows, form.stride_bytes, tail_bytes, self._unit, device))
 
     def gather(self, slots: torch.Tensor) -> torch.Tensor:
         """Return records by slots, int64 [n] on the device, as [n, record_bytes / unit] integers."""
         kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[self._unit]
-        found = [part.tensor.index_select(0, slots).view(kind) for part in self._parts]
+        found = [part.index_select(0, slots).view(kind) for part in self._parts]
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
 class RecordGather:
-    """Makes batches of records on a device, those in registered extents without the processor. One for each thread.
+    """Makes batches of records on a device, those in registered extents without the processor. Threads may share it.
 
     A batch is gathered by the processor as before when one of its extents is not in memory, or when the extents of
     the samples located together do not fit `limit_bytes`.
@@ -84,9 +84,7 @@ class RecordGather:
         self, samples: SampleReader, form: RecordForm, device: GatherDevice, limit_bytes: int
     ) -> None:
         self._samples, self._form, self._device, self._limit_bytes = samples, form, device, limit_bytes
-        self._reader: ExtentReader | None = None
-        self._records: HostRecords | None = None
-        self._registered: RegisteredExtents | None = None
+        self._of_reader: tuple[ExtentReader, HostRecords, RegisteredExtents] | None = None
 
     def locate(self, reader: ExtentReader, ids: Ints) -> tuple[Ints, ...]:
         """See `GatherMethod`; the first of the arrays says whether the device is to gather."""
@@ -104,7 +102,7 @@ class RecordGather:
         return self._samples.gather_batch(reader, (slots, first, last), empty) if batch is None else batch
 
     def _gather(self, reader: ExtentReader, slots: Ints, first: Ints, last: Ints) -> Any:
-        records, registered = self._of(reader)
+        _, records, registered = self._of(reader)
         with (
             reader.holding(first, last, len(slots) * self._form.record_bytes) as is_mapped,
             registered.using(_distinct(first, last) if is_mapped else ()) as is_registered,
@@ -114,15 +112,14 @@ class RecordGather:
             with self._device.working():
                 return _batch_of(self._form, records.gather(self._device.upload(slots)))
 
-    def _of(self, reader: ExtentReader) -> tuple[HostRecords, RegisteredExtents]:
-        if reader is not self._reader or self._records is None or self._registered is None:
+    def _of(self, reader: ExtentReader) -> tuple[ExtentReader, HostRecords, RegisteredExtents]:
+        found = self._of_reader
+        if found is None or found[0] is not reader:
             device = self._device
-            self._records = HostRecords(self._form, *reader.space, device.device)
-            self._registered = registered_extents(
-                reader, self._limit_bytes, device.register, device.unregister
-            )
-            self._reader = reader
-        return self._records, self._registered
+            records = HostRecords(self._form, *reader.space, device.device)
+            registered = registered_extents(reader, self._limit_bytes, device.register, device.unregister)
+            found = self._of_reader = reader, records, registered
+        return found
 
 
 def _batch_of(form: RecordForm, records: torch.Tensor) -> Any:

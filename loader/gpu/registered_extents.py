@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from cachesvc.core.errors import CacheError
 from loader.reading.reader import ExtentReader
 
 _log = logging.getLogger("cachesvc")
@@ -28,7 +27,8 @@ class RegisteredExtents:
         register: Callable[[int, int], None],
         unregister: Callable[[int], None],
     ) -> None:
-        """`register` takes an address and a size in bytes, `unregister` the address."""
+        """`register` takes an address and a size in bytes, and raises RuntimeError when it is refused. `unregister` takes
+        the address."""
         self.limit_bytes = 0
         """At most so many bytes are registered at once."""
         self._place_of = reader.place_of
@@ -84,7 +84,7 @@ class RegisteredExtents:
         address, size_bytes = self._place_of(extent)
         try:
             self._register(address, size_bytes)
-        except CacheError as error:
+        except RuntimeError as error:
             _log.warning("pinned_bytes has no effect from now on: %s", error)
             self.limit_bytes = 0
             return False

@@ -56,7 +56,7 @@ class DeviceMover:
         return found
 
     def begin_thread(self) -> None:
-        """Prepare a thread that calls `send` or works on the device. Raises DriverError."""
+        """Prepare a thread that calls `send` or works on the device. Raises CudaError."""
         leave_captures_alone()
 
     @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +17,7 @@ from loader.batches.buffer_pool import BufferPool
 from loader.batches.feed import BatchKey, Feed
 from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
-from loader.datasets.samples import SampleReader
-from loader.gpu.cuda_driver import registers_read_only
+from loader.gpu.cuda_driver import can_register
 from loader.gpu.image_decoder import ImageDecoder, UndecodableImage
 from loader.gpu.record_gather import RecordGather
 from loader.gpu.to_device import DeviceMover
@@ -172,11 +170,15 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
     images = partial(ImageDecoder, mode=feed.image_mode) if feed.encoded_images else None
     mover = DeviceMover(device, images) if device is not None else None
     feed.turn_stride = max(1, workers)
-    gather = _device_gather(feed, mover, settings.pinned_bytes)
+    of_device = (
+        _feed_of_device(feed, mover, settings.pinned_bytes) if mover and settings.pinned_bytes else None
+    )
     if workers and settings.worker_type == "thread":
         ahead = workers * (settings.prefetch_factor or 1)
         threads = ThreadEngine(
-            _maker_factory(feed, mover, settings.pin_memory, on_error, gather, BufferPool(ahead + workers)),
+            _maker_factory(
+                of_device or feed, mover, settings.pin_memory, on_error, BufferPool(ahead + workers)
+            ),
             workers,
             ahead,
             settings.timeout,
@@ -185,8 +187,8 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
         )
         return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
-        count = 1 if gather is None else GATHERING_THREADS
-        maker = _maker_factory(feed, mover, False, on_error, gather)
+        count = 1 if of_device is None else GATHERING_THREADS
+        maker = _maker_factory(of_device or feed, mover, False, on_error)
         return DeviceEngine(ThreadEngine(maker, count, MOVED_AHEAD + count - 1), mover)
     if workers == 0 and not settings.pin_memory:
         return None
@@ -201,25 +203,19 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
     return DeviceEngine(ThreadEngine(new_mover, 1, MOVED_AHEAD), mover, engine)
 
 
-def _device_gather(
-    feed: Feed, mover: DeviceMover | None, limit_bytes: int
-) -> Callable[[SampleReader], GatherMethod] | None:
-    """Return what makes a thread's method of gathering by the device, or None where the processor gathers."""
-    if mover is None or not limit_bytes:
-        return None
-    form = feed.gathered.record_form if feed.gathered is not None else None
-    if form is None or not registers_read_only(mover.device.index):
+def _feed_of_device(feed: Feed, mover: DeviceMover, limit_bytes: int) -> Feed | None:
+    """Return a feed whose batches the device gathers, or None, with a warning, where it cannot."""
+    samples = feed.gathered
+    form = samples.record_form if samples is not None else None
+    if samples is None or form is None or not can_register(mover.device.index):
         reason = (
             "samples are not records of one size" if form is None else "the device cannot read such memory"
         )
         warnings.warn(f"pinned_bytes={limit_bytes} has no effect: {reason}", stacklevel=2)
         return None
-
-    def method(samples: SampleReader) -> GatherMethod:
-        own = RecordGather(samples, form, mover, limit_bytes)
-        return GatherMethod(own.locate, own.make)
-
-    return method
+    found, gather = feed.for_thread(), RecordGather(samples, form, mover, limit_bytes)
+    found.gather_by(GatherMethod(gather.locate, gather.make))
+    return found
 
 
 def _maker_factory(
@@ -227,18 +223,15 @@ def _maker_factory(
     mover: DeviceMover | None,
     pinned: bool,
     on_error: OnError,
-    gather: Callable[[SampleReader], GatherMethod] | None,
     pool: BufferPool | None = None,
 ) -> Callable[[], Make]:
     """Return a function that gives each thread its own copy of the feed. The threads share dataset and reader."""
 
     def new_maker() -> Make:
-        own = copy.copy(feed)
+        own = feed.for_thread()
         make = BatchMaker(own, on_error).make
         if mover is not None:
             mover.begin_thread()
-            if gather is not None and own.gathered is not None:
-                own.gather_by(gather(own.gathered))
             send, own.empty = mover.send, mover.empty
             return _naming_images(own, lambda turn: move_batch(make(turn), send))
         own.empty = pool.empty if pool is not None else None

@@ -15,6 +15,7 @@ from cachesvc.__main__ import run
 from cachesvc.config import CONTROL_SOCKET
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
+from tests.support.shared_daemon import for_one_test
 
 EXTENT = 1 << 20
 RECORDS = ["--format", "records", "--record-bytes", "4096"]
@@ -47,13 +48,19 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon with room to keep four extents, and some for streaming."""
-    options = ["--ram", "6MiB", "--allow", str(tmp_path), "--extent-bytes", str(EXTENT), "--fillers", "1"]
-    with Daemon(tmp_path / "node", options) as found:
-        monkeypatch.setenv("CACHESVC_SOCKET", found.socket_dir)
+    root = tmp_path_factory.getbasetemp()
+    options = ["--ram", "6MiB", "--allow", str(root), "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    with Daemon(tmp_path_factory.mktemp("node"), options) as found:
         yield found
+
+
+@pytest.fixture
+def daemon(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setenv("CACHESVC_SOCKET", shared.socket_dir)
+    yield from for_one_test(shared)
 
 
 def rows(text: str) -> list[dict[str, Any]]:
@@ -161,8 +168,7 @@ def test_a_dataset_is_filled_listed_verified_and_evicted(daemon: Daemon, pets: P
     assert filled["resident"] is True
     assert verified["checked_extents"] == filled["extents"]
     assert run(["ls", "--json"]) == 0
-    (listed,) = rows(capsys.readouterr().out)
-    assert listed["dataset"]["id"] == filled["dataset"]
+    (listed,) = [row for row in rows(capsys.readouterr().out) if row["dataset"]["id"] == filled["dataset"]]
     assert listed["resident_bytes"] == 6000
     assert run(["pin", str(pets)]) == 0
     assert run(["unpin", str(pets)]) == 0

@@ -70,7 +70,7 @@ def test_a_relative_directory_is_found_by_a_command_in_another_directory(
             assert run(["run", "--socket", place, *SMALL, *command]) == 0, capfd.readouterr()
 
 
-@pytest.mark.parametrize("name", ["a#b", "50%25?", "/"])
+@pytest.mark.parametrize("name", ["a#b50%25?", "/"])
 def test_a_socket_directory_may_hold_characters_special_in_uris(home: Path, capfd: Any, name: str) -> None:
     command = shell(f"exec {' '.join(CACHESVC)} status")
     place = f"/{home}" if name == "/" else f"{home}/{name}"  # two slashes in front

@@ -190,7 +190,7 @@ def test_released_extents_are_granted_again_and_nothing_stays_open(grants: Grant
         assert read(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
         grants.release([0])
     assert leases(grants) == 0
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before)
 
 
 def test_leases_of_one_extent_are_counted(grants: Grants, setting: Setting) -> None:
@@ -263,7 +263,8 @@ def test_an_extent_that_cannot_be_read_is_a_typed_error_that_leases_nothing(
     with pytest.raises((NotFound, SourceUnavailable, DaemonUnavailable)):
         grants.acquire([1, 4], TIMEOUT_S)
     assert leases(grants) == 0
-    assert descriptors() <= before + 1 + ROOM, "a connection, and copies that have yet to be discarded"
+    # A connection, and copies that have yet to be discarded.
+    wait_until(lambda: descriptors() <= before + 1 + ROOM)
     grants.close()
 
 

@@ -26,6 +26,7 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.processes import held_memory, stop_fills
 from tests.support.records import EXTENT, EXTENTS, opened, options, written
+from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 RESIDENT = 2
@@ -38,10 +39,16 @@ def data(tmp_path: Path) -> bytes:
     return written(tmp_path)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, data: bytes) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node", options(tmp_path)) as found:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    root = tmp_path_factory.getbasetemp()
+    with Daemon(tmp_path_factory.mktemp("node"), options(root)) as found:
         yield found
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    yield from for_one_test(shared)
 
 
 @pytest.fixture
@@ -90,9 +97,9 @@ def asking(pool: ThreadPoolExecutor, grants: DaemonGrants, extents: list[int]) -
 
 
 def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
-    daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
+    tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
     for extent in range(RESIDENT):
         taken(grants, extent)
     before = kept(daemon)
@@ -115,9 +122,13 @@ def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
 
 
 def test_a_long_wait_for_a_stopped_daemon_is_logged_once(
-    daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    daemon: Daemon,
+    data: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
     assert taken(grants, 0) == part(data, 0)
     monkeypatch.setattr(connection, "WARN_AFTER_S", 0.1)
     assert daemon.process is not None
@@ -137,7 +148,7 @@ def test_more_extents_than_a_sockets_buffer_holds_answers_for_are_granted_in_one
     (tmp_path / "data/0.bin").write_bytes(os.urandom(extents * 4096))
     small = ["--ram", "16MiB", "--allow", f"{tmp_path}/", "--extent-bytes", "4096"]
     with Daemon(tmp_path / "node", small) as daemon:
-        grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+        grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
         for turn in ("cold", "resident", "resident"):
             answers = grants.acquire(range(extents), 60.0)
             assert [answer.extent for answer in answers] == [*range(extents)], turn
@@ -161,9 +172,9 @@ class _Greets(DaemonGrants):
 
 
 def test_waiting_threads_raise_when_the_daemon_is_killed_and_one_connection_replaces_theirs(
-    daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
+    tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
-    grants = _Greets(daemon.socket_dir, opened(daemon))
+    grants = _Greets(daemon.socket_dir, opened(daemon, tmp_path))
     taken(grants, 0)
     before = kept(daemon)
     (held,) = grants.acquire([1], 30)
@@ -189,9 +200,9 @@ def test_waiting_threads_raise_when_the_daemon_is_killed_and_one_connection_repl
     grants.close()
 
 
-def test_close_ends_every_wait(daemon: Daemon, data: bytes, pool: ThreadPoolExecutor) -> None:
+def test_close_ends_every_wait(tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor) -> None:
     before = kept(daemon)
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
     taken(grants, 0)
     fillers = stop_fills(daemon)
     waits = asking(pool, grants, [3, 4, 5])
@@ -207,9 +218,9 @@ def test_close_ends_every_wait(daemon: Daemon, data: bytes, pool: ThreadPoolExec
 
 
 def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_no_thread(
-    daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
+    tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
     taken(grants, 0)
     fillers = stop_fills(daemon)
     waits = asking(pool, grants, [3, 4])
@@ -226,11 +237,11 @@ def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_no_thread(
 
 
 def test_threads_get_their_extents_while_deadlines_pass_and_the_daemon_dies(
-    daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
+    tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
     """A seeded stress: short deadlines, several extents at once, a kill -9 in the midst."""
     before = kept(daemon)
-    dataset = opened(daemon)
+    dataset = opened(daemon, tmp_path)
     grants = DaemonGrants(daemon.socket_dir, dataset)
     over, right = threading.Event(), [0] * THREADS
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.processes import held_memory
+from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 EXTENT = 1 << 20
@@ -34,23 +36,62 @@ EXTENTS = 8
 RECORDS = Options(format="records", record_bytes=4096)
 
 
-@pytest.fixture
-def data(s3_server: SeaweedFS, bucket: str) -> bytes:
-    body = os.urandom(EXTENTS * EXTENT)
-    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=body)
-    return body
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, s3_server: SeaweedFS, bucket: str, proxy: Proxy) -> Iterator[Daemon]:
-    options = ["--ram", "32MiB", "--allow", f"s3://{bucket}/data/", "--extent-bytes", str(EXTENT)]
-    with Daemon(tmp_path / "node", options, s3_server.env(proxy.endpoint)) as found:
+@pytest.fixture(scope="module")
+def shared_proxy(s3_server: SeaweedFS) -> Iterator[Proxy]:
+    with Proxy(s3_server.endpoint.removeprefix("http://")) as found:
         yield found
 
 
-def opened(daemon: Daemon, bucket: str) -> DatasetInfo:
+@pytest.fixture
+def proxy(shared_proxy: Proxy) -> Proxy:
+    """The proxy before the server, with counters at 0."""
+    shared_proxy.reset()
+    return shared_proxy
+
+
+@pytest.fixture(scope="module")
+def allowed(s3_server: SeaweedFS) -> str:
+    """The prefix that daemons may read."""
+    return f"s3://{s3_server.create_bucket(f'daemon-{uuid.uuid4().hex[:8]}')}/data/"
+
+
+@pytest.fixture
+def uri(allowed: str) -> str:
+    """A new prefix."""
+    return f"{allowed}{uuid.uuid4().hex[:8]}/"
+
+
+@pytest.fixture
+def data(s3_server: SeaweedFS, uri: str) -> bytes:
+    """The bytes of a new dataset, an object of eight extents below `uri`."""
+    return put(s3_server, uri)
+
+
+def put(s3: SeaweedFS, uri: str) -> bytes:
+    """Store an object of random bytes, in place of one that is there."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    body = os.urandom(EXTENTS * EXTENT)
+    s3.client().put_object(Bucket=bucket, Key=f"{prefix}0.bin", Body=body)
+    return body
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS, allowed: str, shared_proxy: Proxy
+) -> Iterator[Daemon]:
+    options = ["--ram", "32MiB", "--allow", allowed, "--extent-bytes", str(EXTENT)]
+    with Daemon(tmp_path_factory.mktemp("node"), options, s3_server.env(shared_proxy.endpoint)) as found:
+        yield found
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    yield from for_one_test(shared)
+
+
+def opened(daemon: Daemon, uri: str) -> DatasetInfo:
     with Control(daemon.socket_dir) as control:
-        return control.open_dataset([f"s3://{bucket}/data/"], RECORDS)
+        return control.open_dataset([uri], RECORDS)
 
 
 def read(answer: Granted | Refused) -> bytes:
@@ -65,8 +106,8 @@ def gets(proxy: Proxy) -> dict[str, int]:
     return {key: count for key, count in proxy.counts.by.items() if key.startswith("GET") and "0.bin" in key}
 
 
-def test_extents_are_granted_with_the_bytes_of_the_source(daemon: Daemon, bucket: str, data: bytes) -> None:
-    info = opened(daemon, bucket)
+def test_extents_are_granted_with_the_bytes_of_the_source(daemon: Daemon, uri: str, data: bytes) -> None:
+    info = opened(daemon, uri)
     assert (info.extents, info.samples, info.stored_bytes) == (EXTENTS, EXTENTS * EXTENT // 4096, len(data))
     grants = DaemonGrants(daemon.socket_dir, info.id)
     answers = grants.acquire(range(EXTENTS), 30.0)
@@ -75,9 +116,9 @@ def test_extents_are_granted_with_the_bytes_of_the_source(daemon: Daemon, bucket
 
 
 def test_sixteen_readers_of_one_cold_extent_cost_one_get_a_range(
-    daemon: Daemon, bucket: str, data: bytes, proxy: Proxy
+    daemon: Daemon, uri: str, data: bytes, proxy: Proxy
 ) -> None:
-    info = opened(daemon, bucket)
+    info = opened(daemon, uri)
     proxy.reset()
     start = threading.Barrier(16)
     found: list[bytes] = []
@@ -101,9 +142,9 @@ def test_sixteen_readers_of_one_cold_extent_cost_one_get_a_range(
 
 
 def test_prefetch_fetches_each_byte_once_and_reports_it(
-    daemon: Daemon, bucket: str, data: bytes, proxy: Proxy
+    daemon: Daemon, uri: str, data: bytes, proxy: Proxy
 ) -> None:
-    info = opened(daemon, bucket)
+    info = opened(daemon, uri)
     proxy.reset()
     with Control(daemon.socket_dir) as control:
         for _ in range(2):
@@ -113,31 +154,31 @@ def test_prefetch_fetches_each_byte_once_and_reports_it(
             assert last.source_bytes == proxy.counts.bytes == len(data)
         *_, checked = control.verify(info.id)
         assert (checked.checked_extents, checked.corrupt_extents) == (EXTENTS, 0)
-        (listed,) = control.list()
+        (listed,) = [each for each in control.list() if each.dataset.id == info.id]
         assert listed.resident_bytes == len(data)
         assert control.evict(info.id).evicted_bytes == len(data)
         wait_until(lambda: sum(tier.used_bytes for tier in control.status().tiers) == 0)
 
 
 def test_the_same_data_is_the_same_version_and_changed_data_another(
-    daemon: Daemon, bucket: str, data: bytes, s3_server: SeaweedFS
+    daemon: Daemon, uri: str, data: bytes, s3_server: SeaweedFS
 ) -> None:
-    first = opened(daemon, bucket)
-    assert opened(daemon, bucket).id == first.id
-    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(len(data)))
+    first = opened(daemon, uri)
+    assert opened(daemon, uri).id == first.id
+    put(s3_server, uri)
     with Control(daemon.socket_dir) as control:
-        second = control.open_dataset([f"s3://{bucket}/data/"], RECORDS, refresh=True)
+        second = control.open_dataset([uri], RECORDS, refresh=True)
         assert second.id != first.id
         with pytest.raises(CacheError) as caught:
-            control.open_dataset([f"s3://{bucket}/data/"], RECORDS, version=first.id)
+            control.open_dataset([uri], RECORDS, version=first.id)
         assert caught.value.code == 6
 
 
 def test_an_object_overwritten_after_opening_is_never_served(
-    daemon: Daemon, bucket: str, data: bytes, s3_server: SeaweedFS
+    daemon: Daemon, uri: str, data: bytes, s3_server: SeaweedFS
 ) -> None:
-    info = opened(daemon, bucket)
-    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(len(data)))
+    info = opened(daemon, uri)
+    put(s3_server, uri)
     grants = DaemonGrants(daemon.socket_dir, info.id)
     with pytest.raises(CacheError, match=r"0\.bin") as caught:
         grants.acquire([0], 30.0)
@@ -145,8 +186,9 @@ def test_an_object_overwritten_after_opening_is_never_served(
     grants.close()
 
 
-def test_sources_outside_the_allowlist_are_refused(daemon: Daemon, bucket: str) -> None:
-    for uri in (f"s3://{bucket}/other/", f"s3://{bucket}/data/../other/", "file:///etc/", "s3://elsewhere/"):
+def test_sources_outside_the_allowlist_are_refused(daemon: Daemon, allowed: str) -> None:
+    bucket = allowed.removesuffix("/data/")
+    for uri in (f"{bucket}/other/", f"{bucket}/data/../other/", "file:///etc/", "s3://elsewhere/"):
         with Control(daemon.socket_dir) as control, pytest.raises((NotAllowed, ValueError)):
             control.open_dataset([uri], RECORDS)
 
@@ -159,11 +201,11 @@ def test_unknown_datasets_are_not_found(daemon: Daemon) -> None:
 
 
 def test_garbage_on_the_grants_socket_closes_that_connection_only(
-    daemon: Daemon, bucket: str, data: bytes
+    daemon: Daemon, uri: str, data: bytes
 ) -> None:
     import socket
 
-    info = opened(daemon, bucket)
+    info = opened(daemon, uri)
     for junk in (b"", b"x", os.urandom(37), os.urandom(4096)):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
             channel.connect(f"{daemon.socket_dir}/grants.sock")
@@ -197,8 +239,8 @@ time.sleep(60)
 """
 
 
-def test_a_killed_reader_leaves_nothing_behind(daemon: Daemon, bucket: str, data: bytes) -> None:
-    info = opened(daemon, bucket)
+def test_a_killed_reader_leaves_nothing_behind(daemon: Daemon, uri: str, data: bytes) -> None:
+    info = opened(daemon, uri)
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, daemon.socket_dir, info.id], stdout=subprocess.PIPE, text=True
     )
@@ -217,14 +259,14 @@ def test_a_killed_reader_leaves_nothing_behind(daemon: Daemon, bucket: str, data
 
 
 def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str, data: bytes, proxy: Proxy
+    tmp_path: Path, s3_server: SeaweedFS, uri: str, data: bytes, proxy: Proxy
 ) -> None:
     nvme = tmp_path / "nvme"
     nvme.mkdir()
-    options = ["--ram", "4MiB", "--nvme", f"{nvme}=32MiB", "--allow", f"s3://{bucket}/data/"]
+    options = ["--ram", "4MiB", "--nvme", f"{nvme}=32MiB", "--allow", uri]
     options += ["--extent-bytes", str(EXTENT)]
     with Daemon(tmp_path / "node", options, s3_server.env(proxy.endpoint)) as daemon:
-        info = opened(daemon, bucket)
+        info = opened(daemon, uri)
         grants = DaemonGrants(daemon.socket_dir, info.id)
         answers = grants.acquire(range(EXTENTS), 30.0)
         in_ram = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "ram"]
@@ -251,10 +293,8 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
             wait_until(lambda: all(tier.held_bytes == 0 for tier in control.status().tiers))
 
 
-def test_a_restarted_daemon_learns_what_an_idle_reader_holds(
-    daemon: Daemon, bucket: str, data: bytes
-) -> None:
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+def test_a_restarted_daemon_learns_what_an_idle_reader_holds(daemon: Daemon, uri: str, data: bytes) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, uri).id)
     for answer in grants.acquire(range(EXTENTS), 30.0):
         read(answer)
     daemon.kill()
@@ -265,9 +305,9 @@ def test_a_restarted_daemon_learns_what_an_idle_reader_holds(
 
 
 def test_a_daemon_restarted_between_two_requests_is_asked_at_once(
-    daemon: Daemon, bucket: str, data: bytes
+    daemon: Daemon, uri: str, data: bytes
 ) -> None:
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, uri).id)
     stop_polling(grants)  # as if the daemon restarted between two polls
     read(grants.acquire([0], 30.0)[0])
     daemon.kill()
@@ -276,8 +316,8 @@ def test_a_daemon_restarted_between_two_requests_is_asked_at_once(
     grants.close()
 
 
-def test_a_reader_without_references_is_not_kept_connected(daemon: Daemon, bucket: str, data: bytes) -> None:
-    grants = DaemonGrants(daemon.socket_dir, opened(daemon, bucket).id)
+def test_a_reader_without_references_is_not_kept_connected(daemon: Daemon, uri: str, data: bytes) -> None:
+    grants = DaemonGrants(daemon.socket_dir, opened(daemon, uri).id)
     grants.connect()
     with Control(daemon.socket_dir) as control:
         assert control.status().readers == 1  # also before its first request; the control client is no reader
@@ -289,14 +329,14 @@ def test_a_reader_without_references_is_not_kept_connected(daemon: Daemon, bucke
 
 
 def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str, data: bytes
+    tmp_path: Path, s3_server: SeaweedFS, uri: str, data: bytes
 ) -> None:
     nvme = tmp_path / "nvme"
     nvme.mkdir()
-    options = ["--ram", "0", "--nvme", f"{nvme}=32MiB", "--allow", f"s3://{bucket}/data/"]
+    options = ["--ram", "0", "--nvme", f"{nvme}=32MiB", "--allow", uri]
     options += ["--extent-bytes", str(EXTENT)]
     with Daemon(tmp_path / "node", options, s3_server.env()) as daemon:
-        info = opened(daemon, bucket)
+        info = opened(daemon, uri)
         with Control(daemon.socket_dir) as control:
             *_, last = control.prefetch(info.id)
             assert last.resident_extents == EXTENTS
@@ -316,24 +356,24 @@ def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
         assert "corrupt" in daemon.log
 
 
-def test_sigterm_ends_cleanly_and_removes_the_sockets(daemon: Daemon, bucket: str, data: bytes) -> None:
-    opened(daemon, bucket)
+def test_sigterm_ends_cleanly_and_removes_the_sockets(daemon: Daemon, uri: str, data: bytes) -> None:
+    opened(daemon, uri)
     assert daemon.stop() == 0
     assert sorted(os.listdir(daemon.socket_dir)) == ["lock"]
     assert "Traceback" not in daemon.log
 
 
-def test_a_pin_survives_a_kill_until_it_is_removed(daemon: Daemon, bucket: str, data: bytes) -> None:
-    def pinned() -> list[bool]:
+def test_a_pin_survives_a_kill_until_it_is_removed(daemon: Daemon, uri: str, data: bytes) -> None:
+    def pinned() -> list[str]:
         with Control(daemon.socket_dir) as control:
-            return [row.pinned for row in control.list()]
+            return [row.dataset.id for row in control.list() if row.pinned]
 
-    dataset = opened(daemon, bucket)
+    dataset = opened(daemon, uri)
     with Control(daemon.socket_dir) as control:
         control.pin(dataset.id, True)
     daemon.kill()
     daemon.start()
-    wait_until(lambda: pinned() == [True])
+    wait_until(lambda: pinned() == [dataset.id])
     with Control(daemon.socket_dir) as control:
         control.pin(dataset.id, False)
     daemon.kill()
@@ -343,9 +383,11 @@ def test_a_pin_survives_a_kill_until_it_is_removed(daemon: Daemon, bucket: str, 
     assert "the pins cannot be read" in daemon.log
 
 
-def test_pins_that_cannot_be_read_are_not_overwritten(daemon: Daemon, bucket: str, data: bytes) -> None:
+def test_pins_that_cannot_be_read_are_not_overwritten(daemon: Daemon, uri: str, data: bytes) -> None:
     pins = daemon.root / "state" / "pins.json"
+    pins.unlink(missing_ok=True)
     pins.symlink_to(pins)
     with Control(daemon.socket_dir) as control, pytest.raises(OutOfSpace, match="cannot be rewritten"):
-        control.pin(opened(daemon, bucket).id, True)
+        control.pin(opened(daemon, uri).id, True)
     assert pins.is_symlink()
+    pins.unlink()

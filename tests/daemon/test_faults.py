@@ -41,6 +41,7 @@ from testbed.servers import Proxy, SeaweedFS
 from tests.support.greetings import greeted, tell
 from tests.support.processes import children, slow_fillers
 from tests.support.records import EXTENT, EXTENTS, RECORDS, opened, options, written
+from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 
@@ -49,14 +50,23 @@ def data(tmp_path: Path) -> bytes:
     return written(tmp_path)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, data: bytes) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node", options(tmp_path)) as found:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    root = tmp_path_factory.getbasetemp()
+    with Daemon(tmp_path_factory.mktemp("node"), options(root)) as found:
         yield found
-        assert found.process is not None
-        assert found.process.poll() is None, found.log
         assert found.stop() == 0
-        assert "Traceback" not in found.log
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    """The daemon of this module, which survives each test."""
+    assert shared.process is not None
+    pid, before = shared.pid, len(shared.log)
+    for found in for_one_test(shared):
+        yield found
+        assert (shared.process.poll(), shared.pid) == (None, pid), shared.log
+        assert "Traceback" not in shared.log[before:]
 
 
 def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
@@ -69,16 +79,16 @@ def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
     grants.close()
 
 
-def test_killed_fillers_cost_retries_only(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
+def test_killed_fillers_cost_retries_only(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon, tmp_path)
     for pid in children(daemon.pid):
         os.kill(pid, signal.SIGKILL)
     reads_right(daemon, dataset, data)
-    assert opened(daemon) == dataset
+    assert opened(daemon, tmp_path) == dataset
 
 
-def test_verify_while_fillers_die_reports_no_corruption(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
+def test_verify_while_fillers_die_reports_no_corruption(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon, tmp_path)
     reads_right(daemon, dataset, data)
     with Control(daemon.socket_dir) as control:
         checks = control.verify(dataset)
@@ -89,8 +99,10 @@ def test_verify_while_fillers_die_reports_no_corruption(daemon: Daemon, data: by
         assert (last.checked_extents, last.corrupt_extents, last.done) == (EXTENTS, 0, True)
 
 
-def test_verify_beside_evict_and_refill_reports_no_corruption(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
+def test_verify_beside_evict_and_refill_reports_no_corruption(
+    tmp_path: Path, daemon: Daemon, data: bytes
+) -> None:
+    dataset = opened(daemon, tmp_path)
     for _ in range(5):
         reads_right(daemon, dataset, data)
         with Control(daemon.socket_dir) as control:
@@ -123,7 +135,7 @@ def test_a_builder_killed_during_a_build_is_a_typed_error_and_the_next_open_work
         killer = threading.Thread(target=keep_killing)
         killer.start()
         try:
-            opened(daemon)
+            opened(daemon, tmp_path)
         except CacheError as error:
             caught.append(error)
         finally:
@@ -132,22 +144,22 @@ def test_a_builder_killed_during_a_build_is_a_typed_error_and_the_next_open_work
             held.unlink()
         assert [type(error) for error in caught] == [SourceUnavailable]
         assert "try again" in str(caught[0])
-        opened(daemon)
+        opened(daemon, tmp_path)
         assert daemon.stop() == 0
         assert "Traceback" not in daemon.log
 
 
 def test_unexpected_errors_in_a_job_are_answered(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
+    dataset = opened(daemon, tmp_path)
     catalog = daemon.root / f"state/catalogs/{dataset}.lmdb"
     catalog.unlink()
     (daemon.root / "state/catalogs").rename(daemon.root / "state/gone")
     (daemon.root / "state/catalogs").touch()  # the builder cannot write
     with pytest.raises(CacheError):
-        opened(daemon)
+        opened(daemon, tmp_path)
     (daemon.root / "state/catalogs").unlink()
     (daemon.root / "state/gone").rename(daemon.root / "state/catalogs")
-    assert opened(daemon) == dataset
+    assert opened(daemon, tmp_path) == dataset
 
 
 def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Daemon) -> None:
@@ -161,8 +173,10 @@ def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Dae
     assert len(children(daemon.pid)) >= 2
 
 
-def test_a_reader_that_leaves_before_its_welcome_leaves_no_claim(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
+def test_a_reader_that_leaves_before_its_welcome_leaves_no_claim(
+    tmp_path: Path, daemon: Daemon, data: bytes
+) -> None:
+    dataset = opened(daemon, tmp_path)
     for _ in range(20):
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.connect(f"{daemon.socket_dir}/grants.sock")
@@ -171,17 +185,17 @@ def test_a_reader_that_leaves_before_its_welcome_leaves_no_claim(daemon: Daemon,
     reads_right(daemon, dataset, data)
     with Control(daemon.socket_dir) as control:
         wait_until(lambda: control.status().readers == 0)
-        (listed,) = control.list()
+        (listed,) = [each for each in control.list() if each.dataset.id == dataset]
         assert listed.readers == 0
         assert listed.bound == 0
 
 
-def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
-    (daemon.root.parent / "other").mkdir()
-    (daemon.root.parent / "other/0.bin").write_bytes(os.urandom(EXTENT))
+def test_hostile_readers_end_only_their_own_connection(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon, tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/0.bin").write_bytes(os.urandom(EXTENT))
     with Control(daemon.socket_dir) as control:
-        other = control.open_dataset([f"{daemon.root.parent}/other/"], RECORDS).id
+        other = control.open_dataset([f"{tmp_path}/other/"], RECORDS).id
     twice = greeted(daemon, dataset)
     tell(twice, Message(Op.GET, 1, 3))
     tell(twice, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(other)))
@@ -211,9 +225,13 @@ def test_hostile_readers_end_only_their_own_connection(daemon: Daemon, data: byt
 
 
 def test_a_program_of_another_release_is_told_so_at_once(
-    daemon: Daemon, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    daemon: Daemon,
+    data: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dataset = opened(daemon)
+    dataset = opened(daemon, tmp_path)
     with monkeypatch.context() as later:
         later.setattr(wire, "MAGIC", wire.MAGIC + 1)
         later.setenv("CACHESVC_TIMEOUT_S", "0.5")
@@ -230,8 +248,8 @@ def test_a_program_of_another_release_is_told_so_at_once(
     reads_right(daemon, dataset, data)
 
 
-def test_a_reader_that_reads_no_answers_is_dropped(daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon)
+def test_a_reader_that_reads_no_answers_is_dropped(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
+    dataset = opened(daemon, tmp_path)
     reads_right(daemon, dataset, data)
     deaf = greeted(daemon, dataset)
 
@@ -251,7 +269,7 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
     tmp_path: Path, data: bytes
 ) -> None:
     with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
-        dataset = opened(daemon)
+        dataset = opened(daemon, tmp_path)
         reads_right(daemon, dataset, data)
         assert daemon.process is not None
         pid = daemon.process.pid
@@ -275,7 +293,7 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
 
 def test_fills_that_a_filler_at_its_limit_refuses_are_read_elsewhere(tmp_path: Path, data: bytes) -> None:
     with Daemon(tmp_path / "node", options(tmp_path, "--fillers", "1")) as daemon:
-        dataset = opened(daemon)
+        dataset = opened(daemon, tmp_path)
         grants = DaemonGrants(daemon.socket_dir, dataset)
         (granted,) = grants.acquire([1], 20.0)  # the filler has opened the files that it needs
         assert isinstance(granted, Granted)
@@ -387,7 +405,7 @@ def test_a_disk_that_fills_up_causes_no_error_for_readers(tmp_path: Path, data: 
     try:
         more = ["--ram", "2MiB", "--nvme", f"{nvme}=64MiB"]
         with Daemon(tmp_path / "node", options(tmp_path, *more)) as daemon:
-            grants = DaemonGrants(daemon.socket_dir, opened(daemon))
+            grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
             for extent in list(range(EXTENTS)) * 2:
                 (answer,) = grants.acquire([extent], 20.0)
                 assert isinstance(answer, Granted)
@@ -406,7 +424,7 @@ def test_unusable_files_of_a_killed_daemon_among_its_catalogs_are_removed(
     tmp_path: Path, data: bytes
 ) -> None:
     with Daemon(tmp_path / "node", options(tmp_path)) as daemon:
-        dataset = opened(daemon)
+        dataset = opened(daemon, tmp_path)
         daemon.kill()
         catalogs = tmp_path / "node/state/catalogs"
         (catalogs / f"{dataset}.lmdb.77.tmp").write_bytes(b"half")
@@ -426,9 +444,9 @@ def test_unusable_files_of_a_killed_daemon_among_its_catalogs_are_removed(
 
 
 def test_a_removed_catalogs_folder_is_made_again(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
-    shutil.rmtree(tmp_path / "node/state/catalogs")
-    reads_right(daemon, opened(daemon), data)
-    assert (tmp_path / "node/state/catalogs").stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(daemon.root / "state/catalogs")
+    reads_right(daemon, opened(daemon, tmp_path), data)
+    assert (daemon.root / "state/catalogs").stat().st_mode & 0o777 == 0o700
 
 
 KNOCK = """
@@ -479,7 +497,9 @@ def no_more_threads(pid: int) -> tuple[int, int]:
     return before
 
 
-def test_where_no_thread_can_be_started_the_existing_ones_answer_calls(daemon: Daemon) -> None:
+def test_where_no_thread_can_be_started_the_existing_ones_answer_calls(
+    tmp_path: Path, daemon: Daemon, data: bytes
+) -> None:
     assert daemon.process is not None
 
     def ask() -> None:
@@ -508,6 +528,6 @@ def test_where_no_thread_can_be_started_the_existing_ones_answer_calls(daemon: D
 
     wait_until(lambda: "no more threads can be started" in daemon.log or crowded())
     resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, before)
-    assert opened(daemon)
+    assert opened(daemon, tmp_path)
     assert "no more threads can be started" in daemon.log
     assert "a takeover is refused" in daemon.log

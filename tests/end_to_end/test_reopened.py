@@ -14,6 +14,7 @@ import pytest
 from cachesvc.core.errors import NotFound, SourceChanged
 from loader import DataLoader, Dataset, open_dataset
 from testbed.node import Daemon
+from tests.support.shared_daemon import for_one_test
 
 EXTENT, RECORD, EXTENTS = 1 << 20, 4096, 8
 SAMPLES = EXTENTS * EXTENT // RECORD
@@ -29,13 +30,19 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon with room for three extents, so that a job keeps asking for extents."""
-    options = ["--ram", f"{3 * EXTENT}", "--extent-bytes", f"{EXTENT}", "--allow", f"{data}/"]
-    with Daemon(tmp_path / "node", options) as found:
-        monkeypatch.setenv("CACHESVC_SOCKET", found.socket_dir)
+    root = tmp_path_factory.getbasetemp()
+    options = ["--ram", f"{3 * EXTENT}", "--extent-bytes", f"{EXTENT}", "--allow", f"{root}/"]
+    with Daemon(tmp_path_factory.mktemp("node"), options) as found:
         yield found
+
+
+@pytest.fixture
+def daemon(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setenv("CACHESVC_SOCKET", shared.socket_dir)
+    yield from for_one_test(shared)
 
 
 def opened(data: Path) -> Dataset:
@@ -75,12 +82,13 @@ def test_a_job_continues_with_a_daemon_of_another_extent_size(
 ) -> None:
     monkeypatch.setenv("CACHESVC", "require")
     dataset = opened(data)
-    daemon._options += ["--extent-bytes", f"{EXTENT // 2}"]  # the last of two values counts
-    restart_without_state(daemon)
+    monkeypatch.setattr(daemon, "_options", [*daemon._options, "--extent-bytes", f"{EXTENT // 2}"])
+    restart_without_state(daemon)  # the last of two values counts
     loader = DataLoader(dataset, **LOADING)
     assert sum(len(batch) for batch in loader) == SAMPLES
     with pytest.raises(SourceChanged, match=r"extents of 524,288 bytes, this daemon's"):
         open_dataset(data, format="records", record_bytes=RECORD, version=dataset.version)
+    daemon.kill()  # the next test starts it with the extents of all others
 
 
 def test_spawned_workers_find_their_catalog_again(

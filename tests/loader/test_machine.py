@@ -421,7 +421,7 @@ def walked(machine: type[LoaderMachine], examples: int, seed: int | None = None)
 
 
 def test_ranks_get_the_batches_of_a_plain_walk(link: MemoryLink) -> None:
-    walked(LoaderMachine, 100)
+    walked(LoaderMachine, 50)
 
 
 @pytest.mark.slow

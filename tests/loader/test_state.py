@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, mix
@@ -75,6 +74,8 @@ def test_a_range_of_batches_can_be_replayed(link: MemoryLink) -> None:
 
 
 def test_torch_checkpoints_hold_the_state(link: MemoryLink, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp  # slow to import, and only one process of the suite runs this test
+
     whole = rows(loader(link))
     first = loader(link)
     head = rows(islice(first, 9))

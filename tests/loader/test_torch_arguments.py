@@ -194,7 +194,7 @@ def _refuse(worker: int) -> None:
     raise RuntimeError(f"worker {worker} does not start")
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_worker_init_finds_the_users_dataset(link: MemoryLink, context: str) -> None:
     given: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context}
     loader = DataLoader(Opening(in_memory(link)), 10, worker_init_fn=open_in_worker, **given)

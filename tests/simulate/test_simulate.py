@@ -80,7 +80,7 @@ def test_a_shuffle_window_that_the_cache_holds_costs_each_extent_one_fetch_an_ep
     assert all(epoch.source_bytes <= most * work.size_bytes for epoch in later)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_retention_trades_places_under_faults_with_every_invariant_intact(seed: int) -> None:
     """Kept extents move between tiers only by being fetched, and as much is kept as before."""
     work = Workload(shards=240, samples_per_shard=4, shard_bytes=1000, batch=4, epochs=4, seed=seed)

@@ -7,6 +7,7 @@ import os
 
 
 def descriptors() -> int:
-    """The number of open descriptors, once garbage of other tests is collected."""
+    """The number of open descriptors, once garbage of other tests is collected. Threads of other tests may hold more
+    for a moment."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

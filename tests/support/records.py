@@ -26,6 +26,6 @@ def options(tmp_path: Path, *more: str) -> list[str]:
     return ["--ram", "32MiB", "--allow", f"{tmp_path}/", "--extent-bytes", str(EXTENT), *more]
 
 
-def opened(daemon: Daemon) -> DatasetId:
+def opened(daemon: Daemon, tmp_path: Path) -> DatasetId:
     with Control(daemon.socket_dir) as control:
-        return control.open_dataset([f"{daemon.root.parent}/data/"], RECORDS).id
+        return control.open_dataset([f"{tmp_path}/data/"], RECORDS).id

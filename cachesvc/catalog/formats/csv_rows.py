@@ -19,6 +19,7 @@ from cachesvc.catalog.row_syntax import CSV, MAX_ROW_BYTES, csv_rows
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 _MAX_COLUMNS = 4096
+_MAX_HEADERS = 256
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,18})", re.ASCII)
 _NUMBER = re.compile(
     r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(inf|infinity|nan)", re.ASCII | re.IGNORECASE
@@ -38,37 +39,47 @@ def compile_csv(inputs: Inputs) -> Draft:
     never closed, InvalidInput for columns of the same name, and as `TextRows` does."""
     rows, columns = TextRows(inputs), dict[str, _Column]()
     headers: dict[tuple[str, tuple[int, ...]], int] = {}
+    notes: list[str] = []
     for at, entry in enumerate(inputs.entries):
-        header = 0
-        table = _Table(entry.object.uri, rows.lines(at), "\t" if _is_tsv(entry) else "")
-        names = table.header()
-        if names:
+        table, header = _Table(entry.object.uri, rows.lines(at), "\t" if _is_tsv(entry) else ""), 0
+        if names := table.header():
             for name in names:
-                columns.setdefault(name, _Column())
-            _check_header(entry.object.uri, names, len(columns))
+                columns.setdefault(name, _Column(len(columns)))
             mine = [columns[name] for name in names]
-            cells_of = table.separator, tuple(list(columns).index(name) for name in names)
-            header = headers.setdefault(cells_of, len(headers))
-            for offset, length, line, cells in table.rows():
-                sample = rows.add(offset, length, line)
-                if isinstance(cells, str):
-                    rows.add_malformed(at, line, cells)
-                elif len(cells) != len(names):
-                    rows.add_malformed(at, line, f"has {len(cells)} cells, its header {len(names)}")
-                else:
-                    for column, cell in zip(mine, cells, strict=True):
-                        column.add(cell)
-                    rows.tags.add_all(sample, zip(names, cells, strict=True))
+            header = headers.setdefault((table.separator, tuple(each.field for each in mine)), len(headers))
+            _check_header(entry.object.uri, names, len(columns), len(headers))
+            notes = notes or _doubts(entry.object.uri, names)
+            _add_rows(rows, at, table, names, mine)
         rows.end_object(at, header)
     fields = [Field(name, column.kind) for name, column in columns.items()]
     draft = rows.draft(CSV, fields, list(headers))
-    draft.notes += [
-        f"columns are named {', '.join(map(repr, list(columns)[:4]))} by the first line of {inputs.entries[0].object.uri}: "
-        "if that is data, put a line of names before it"
-        for name in list(columns)[:1]
-        if any(_NUMBER.fullmatch(each) for each in columns)
-    ]
+    draft.notes += notes
     return draft
+
+
+def _add_rows(
+    rows: TextRows, at: int, table: _Table, names: Sequence[str], columns: Sequence[_Column]
+) -> None:
+    for offset, length, line, cells in table.rows():
+        sample = rows.add(offset, length, line)
+        if isinstance(cells, str):
+            rows.add_malformed(at, line, cells)
+        elif len(cells) != len(names):
+            rows.add_malformed(at, line, f"has {len(cells)} cells, its header {len(names)}")
+        else:
+            for column, cell in zip(columns, cells, strict=True):
+                column.add(cell)
+            rows.tags.add_all(sample, zip(names, cells, strict=True))
+
+
+def _doubts(uri: str, names: Sequence[str]) -> list[str]:
+    """Return the note on a header that may be data."""
+    if not any(map(_NUMBER.fullmatch, names)):
+        return []
+    some = ", ".join(map(repr, names[:4]))
+    return [
+        f"columns are named {some} by the first line of {uri}: if that is data, put a line of names before it"
+    ]
 
 
 def _is_tsv(entry: ListedObject) -> bool:
@@ -137,18 +148,22 @@ class _Table:
                 yield self._begin, self._end - self._begin, line, why
 
 
-def _check_header(uri: str, names: Sequence[str], columns: int) -> None:
+def _check_header(uri: str, names: Sequence[str], columns: int, headers: int) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidInput(f"{uri} has two columns called {twice!r}: rename one")
-    if columns > _MAX_COLUMNS:
-        raise InvalidInput(f"{uri}: more than {_MAX_COLUMNS:,} columns in all files; write it as Parquet")
+    if columns > _MAX_COLUMNS or headers > _MAX_HEADERS:
+        raise InvalidInput(
+            f"{uri}: more than {_MAX_COLUMNS:,} columns, or {_MAX_HEADERS} different headers, in all files: open fewer at "
+            "once, or write them as Parquet"
+        )
 
 
 class _Column:
-    """The type of a column, by the cells seen so far."""
+    """The type of a column, by the cells seen so far. `field`: its index among the fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: int) -> None:
+        self.field = field
         self._all_integers = self._all_numbers = True
         self._exact = True
         self._seen = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.containers import ONE_A_LINE
 from cachesvc.catalog.formats.text_rows import TextRows
 from cachesvc.catalog.kinds import kind_of
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.row_syntax import JSON, json_value
+from cachesvc.core.errors import InvalidInput
 
 _MAX_FIELDS = 1024
 """Limit of the names that `fields=` can choose; a row may have others."""
@@ -22,10 +24,12 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 
 
 def compile_jsonl(inputs: Inputs) -> Draft:
-    """Find every line that is not blank. Raises CorruptData for a file without JSON, and as `TextRows` does."""
+    """Find every line that is not blank. Raises CorruptData for a file without JSON, InvalidInput for one that is a list,
+    and as `TextRows` does."""
     rows, names = TextRows(inputs), dict[str, None]()
     beyond = False
-    for at in range(len(inputs.entries)):
+    for at, entry in enumerate(inputs.entries):
+        before, value = len(rows), None
         for number, (offset, line) in enumerate(rows.lines(at), 1):
             if not line or line.isspace():
                 continue
@@ -39,6 +43,8 @@ def compile_jsonl(inputs: Inputs) -> Draft:
                 rows.tags.add_all(sample, value.items())
                 if not value.keys() <= names.keys():
                     beyond = not _add_names(names, value) or beyond
+        if len(rows) == before + 1 and isinstance(value, list) and value and isinstance(value[0], dict):
+            raise InvalidInput(f"{entry.object.uri} is one JSON list: {ONE_A_LINE}")
         rows.end_object(at)
     draft = rows.draft(JSON, [Field(name, JSON) for name in names])
     if beyond:

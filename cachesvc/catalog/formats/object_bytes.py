@@ -21,12 +21,12 @@ MAX_DECODED_BYTES = 1 << 30
 """Limit of a compressed object, decoded: it is one extent, which a fill holds room for."""
 _WINDOW_BYTES = 1 << 20
 _FETCH_BYTES = 8 << 20
-_FETCHES = 4
-"""Ranges of a compressed object that are fetched ahead."""
+_FETCHES = 8
+"""Ranges of compressed objects that are fetched ahead: at most 64 MiB."""
 
 
 class ObjectBytes:
-    """The bytes of the objects of `inputs`, by index. Plain ones are declared at once, and must be read in order."""
+    """The bytes of the objects of `inputs`, by index, which are read in order. Plain ones are declared at once."""
 
     def __init__(self, inputs: Inputs, chosen: Sequence[int] | None = None) -> None:
         """`chosen`: the objects that are read; None for all. Raises InvalidInput for a compression that is not read."""
@@ -35,15 +35,20 @@ class ObjectBytes:
         self.codecs = [codec_of(version.uri) for version in self._versions]
         self.cut = inputs.options.extent_bytes
         self._plain = AddressSpace(self._versions)
-        # Not in `_stored`: an abandoned generator may be closed by the garbage collector while this thread holds a lock
-        # that joining threads takes. The threads end with the pool.
-        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self.first_extent: dict[int, int] = {}
         """The declared extent at which each plain object begins."""
-        for at in range(len(self._versions)) if chosen is None else chosen:
+        read = range(len(self._versions)) if chosen is None else chosen
+        for at in read:
             if not self.codecs[at]:
                 self.first_extent[at] = len(self._plain)
                 self._plain.add_run(at, 0, self._versions[at].size_bytes, self.cut)
+        packed = (self._versions[at] for at in read if self.codecs[at])
+        self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
+        self._waiting: deque[tuple[tuple[ObjectVersion, int], Future[bytes]]] = deque()
+        # Not in a generator: the garbage collector may close an abandoned one while this thread holds a lock that joining
+        # threads takes. The threads end with the pool.
+        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
+        self._decoding = ThreadPoolExecutor(1, "decoding")  # one window ahead of the parser
         if len(self._plain):
             inputs.data.declare(list(self._plain.extents()))
 
@@ -54,15 +59,17 @@ class ObjectBytes:
         if not self.codecs[at]:
             yield from self._plain_windows(at)
             return
-        done = 0
-        for step in decompressed(version.uri, self.codecs[at], self._stored(version)):
-            done += len(step)
+        done, decoded = 0, _joined(decompressed(version.uri, self.codecs[at], self._stored(version)))
+        coming = self._decoding.submit(next, decoded, b"")
+        while window := coming.result():
+            done += len(window)
             if done > MAX_DECODED_BYTES:
                 raise InvalidInput(
                     f"{version.uri} decodes to more than {MAX_DECODED_BYTES >> 30} GiB, and {self.codecs[at]} cannot be "
                     "read from the middle: split it into smaller files, or decompress it"
                 )
-            yield step
+            coming = self._decoding.submit(next, decoded, b"")
+            yield window
         if done * 2 + (64 << 10) < version.size_bytes:
             raise CorruptData(
                 f"{version.uri} takes {version.size_bytes:,} bytes as {self.codecs[at]} for {done:,} bytes of data: write "
@@ -78,18 +85,37 @@ class ObjectBytes:
                 yield self._inputs.data.read(extent, offset, min(_WINDOW_BYTES, end - offset))
 
     def _stored(self, version: ObjectVersion) -> Iterator[bytes]:
-        """Yield the stored bytes of an object, fetched ahead."""
-        waiting: deque[Future[bytes]] = deque()
-        for begin in range(0, version.size_bytes, _FETCH_BYTES):
-            length = min(_FETCH_BYTES, version.size_bytes - begin)
-            waiting.append(self._pool.submit(self._inputs.fetch, version, begin, length))
-            if len(waiting) == _FETCHES:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        """Yield the stored bytes of an object. Ranges are fetched ahead, those of the objects behind it too."""
+        for begin, _ in _ranges(version):
+            found = None
+            while found != (version, begin):  # an object that failed leaves ranges behind
+                while len(self._waiting) < _FETCHES and (wanted := next(self._to_fetch, None)):
+                    self._waiting.append((wanted[:2], self._pool.submit(self._inputs.fetch, *wanted)))
+                found, coming = self._waiting.popleft()
+            yield coming.result()
 
     def add_to(self, space: AddressSpace, at: int, decoded_bytes: int) -> int:
         """Add the extents of an object that was read and return its start address."""
         if self.codecs[at]:
             return space.add([(at, 0, decoded_bytes)], self.codecs[at]) if decoded_bytes else space.end
         return space.add_run(at, 0, decoded_bytes, self.cut)
+
+
+def _joined(steps: Iterator[bytes]) -> Iterator[bytes]:
+    """Join steps to windows of `_WINDOW_BYTES` or more."""
+    parts: list[bytes] = []
+    held = 0
+    for step in steps:
+        parts.append(step)
+        held += len(step)
+        if held >= _WINDOW_BYTES:
+            yield b"".join(parts)
+            parts, held = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+def _ranges(version: ObjectVersion) -> Iterator[tuple[int, int]]:
+    """Yield the ranges, (offset, length), in which an object is fetched."""
+    for begin in range(0, version.size_bytes, _FETCH_BYTES):
+        yield begin, min(_FETCH_BYTES, version.size_bytes - begin)

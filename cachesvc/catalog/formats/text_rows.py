@@ -34,6 +34,7 @@ class TextRows:
         self._headers = array("q")
         self._malformed, self._first_malformed = 0, ""
         self._begun_rows = self._begun_malformed = self._decoded = self._done = 0
+        self._total = sum(entry.object.size_bytes for entry in inputs.entries)
         self.tags = RowTags()
 
     def __len__(self) -> int:
@@ -49,7 +50,8 @@ class TextRows:
         first = next(windows, b"")
         _check_text(uri, first, self._inputs.entries[at].object.size_bytes)
         begin = len(BOM_UTF8) if first.startswith(BOM_UTF8) else 0
-        parts, held = [], 0
+        parts: list[bytes] = []
+        held = 0
         for window in chain([first[begin:]], windows):
             head, *lines = window.split(b"\n")
             parts.append(head)
@@ -73,6 +75,8 @@ class TextRows:
         self._decoded = 0
         for window in self._bytes.windows(at):
             self._decoded += len(window)
+            read = min(self._decoded, self._inputs.entries[at].object.size_bytes)
+            self._inputs.progress(self._done + read, self._total)
             yield window
 
     def add(self, offset: int, length: int, line: int) -> int:
@@ -108,7 +112,7 @@ class TextRows:
             np.frombuffer(self._address, np.int64)[self._begun_rows :] += start
         self._headers.extend([header] * (len(self._space) - before))
         self._done += entry.object.size_bytes
-        self._inputs.progress(self._done, sum(each.object.size_bytes for each in self._inputs.entries))
+        self._inputs.progress(self._done, self._total)
 
     def draft(
         self, syntax: str, fields: Sequence[Field], headers: Sequence[tuple[str, Sequence[int]]] = ()

@@ -21,10 +21,11 @@ _MAX_VALUES = 1 << 28
 """Limit of the values of all tags, at most 2 GiB."""
 _MAX_NAMES = 4096
 """Limit of names that are remembered: data may have millions."""
-_MAX_DIGITS = 64
+_MAX_INTEGER = 10**64
 _PENDING = 8192
 """Values of a tag that are taken over at a time."""
 _EXACT = 2**53
+_NAN = ("nan", "NaN")
 _TYPES = frozenset({str, int, float, bool})
 
 _Value = str | int | float
@@ -63,7 +64,10 @@ class RowTags:
         return column
 
     def _take(self, column: _TagColumn) -> None:
+        samples = column.samples[-1] + 1 if column.samples else 0
         self._texts += column.take()
+        while len(self._columns) * samples > _MAX_VALUES:
+            self._drop(next(reversed(self._columns)))
         if self._texts > _MAX_TEXTS:
             self._drop(max(self._columns, key=lambda name: self._columns[name].texts))
 
@@ -83,13 +87,12 @@ class RowTags:
 
     def notes(self) -> list[str]:
         """Return the note on columns that are left out."""
+        if not self._dropped:
+            return []
         some = ", ".join(list(self._dropped)[:4])
-        count = len(self._dropped)
-        return (
-            [f"{count:,} columns are not searchable, being too many or of too many values: {some}"]
-            if count
-            else []
-        )
+        return [
+            f"{len(self._dropped):,} columns are not searchable, being too many or of too many values: {some}"
+        ]
 
 
 class _TagColumn:
@@ -142,11 +145,9 @@ class _TagColumn:
 def _is_no_tag(value: _Value) -> bool:
     """Tell whether a value is too long, or NaN, which is no value as in a column of numbers."""
     if isinstance(value, str):
-        return (not value.isascii() and len(value.encode(errors="replace")) > MAX_TAG_BYTES) or value in (
-            "nan",
-            "NaN",
-        )
-    return value != value or (isinstance(value, int) and abs(value) >= 10**_MAX_DIGITS)
+        too_long = not value.isascii() and len(value.encode(errors="replace")) > MAX_TAG_BYTES
+        return too_long or value in _NAN
+    return value != value or (isinstance(value, int) and abs(value) >= _MAX_INTEGER)
 
 
 def _floats(values: Sequence[_Value]) -> npt.NDArray[np.float64] | None:

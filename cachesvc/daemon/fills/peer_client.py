@@ -15,7 +15,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from cachesvc.config import Tls
+from cachesvc.config import PEERS_PER_EXTENT, Tls
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates
@@ -23,8 +23,6 @@ from cachesvc.sources.fetch import FillTarget
 from cachesvc.tiers.checksum import StreamedChecksums
 
 log = logging.getLogger(__name__)
-PEERS_PER_EXTENT = 3
-"""Peers asked for one extent. The extent's id chooses them, so all nodes ask the same ones."""
 FIRST_S = 5.0
 SLOWEST_BYTES_S = 16 << 20
 """The timeout of a read is `FIRST_S` plus the time that the extent takes at this rate."""

@@ -32,15 +32,13 @@ while True:
 """
 
 
-@pytest.fixture(params=["ram", "nvme"])
-def daemon(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Daemon]:
+@pytest.fixture
+def daemon(tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     for name, count in (("first", EXTENTS), ("second", 2 * EXTENTS)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0.bin").write_bytes(np.random.default_rng(count).bytes(count * EXTENT))
     (tmp_path / "disk").mkdir()
-    ram = "256KiB" if request.param == "ram" else "0"
+    ram = "256KiB" if tier == "ram" else "0"
     options = ["--ram", ram, *(["--nvme", f"{tmp_path}/disk=256KiB"] if ram == "0" else [])]
     with Daemon(
         tmp_path / "node", [*options, "--extent-bytes", str(EXTENT), "--allow", str(tmp_path)]
@@ -65,9 +63,20 @@ def another_job(data: Path, how: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("how", "restarted"),
-    [pytest.param("at rest", False, marks=pytest.mark.slow), ("reading", False), ("at rest", True)],
-    ids=["at rest", "reading", "at rest, from before a restart"],
+    ("tier", "how", "restarted"),
+    [
+        ("ram", "at rest", True),
+        ("nvme", "reading", False),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("ram", "at rest", False),
+                ("ram", "reading", False),
+                ("nvme", "at rest", False),
+                ("nvme", "at rest", True),
+            )
+        ),
+    ],
 )
 def test_a_job_that_holds_the_whole_cache_gives_another_its_share(
     daemon: Daemon, tmp_path: Path, how: str, restarted: bool
@@ -91,6 +100,7 @@ def test_a_job_that_holds_the_whole_cache_gives_another_its_share(
     dataset.close()
 
 
+@pytest.mark.parametrize("tier", ["ram", "nvme"])
 def test_loaders_of_one_thread_ask_each_other_for_room(daemon: Daemon, tmp_path: Path) -> None:
     first = open_dataset(tmp_path / "first", format="records", record_bytes=RECORD)
     second = open_dataset(tmp_path / "second", format="records", record_bytes=RECORD)

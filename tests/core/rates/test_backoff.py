@@ -172,7 +172,7 @@ def test_a_slow_source_is_used_from_the_fifth_second_on(latency_s: float) -> Non
     """A regression: all places in the queue looked at the same moments, asked at once when their turn had come early, and
     were refused. The rate was halved, and took 20 s to come back."""
     rate = 40
-    for seed in range(20):
+    for seed in range(6):
         asked, served = simulate(Bucket(rate, 4), 2, 64, 30, latency_s, seed)
         assert share(asked, 5, 30, rate) <= 1.1, seed
         assert share(served, 5, 30, rate) >= 0.95, seed
@@ -262,7 +262,7 @@ def test_a_quota_that_was_forgotten_slows_no_first_guess() -> None:
 
 def test_an_unused_first_guess_does_not_grow() -> None:
     """A regression: it doubled every second while refused clients stayed away, and was then cut by half every 30 s."""
-    for seed in range(10, 20):
+    for seed in range(10, 14):
         asked, served = simulate(Bucket(40, 40, 30), 1, 64, 180, 0.005, seed)
         assert share(served, 100, 180, 40) >= 0.85, seed
         assert share(asked, 100, 180, 40) <= 1.1, seed

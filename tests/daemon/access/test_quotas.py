@@ -221,20 +221,6 @@ def test_a_user_keeps_no_more_than_its_quota(tmp_path: Path, monkeypatch: pytest
         assert found.kept_bytes == 128 << 10
 
 
-@pytest.mark.parametrize("of", ["{data}/", "user"])
-def test_a_dry_run_counts_quotas(tmp_path: Path, of: str) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "0.bin").write_bytes(bytes(512 << 10))
-    quota = f"{of.format(data=data)}=128KiB"
-    node = Daemon(tmp_path / "node", ["--ram", "4MiB", "--extent-bytes", "65536", "--quota", quota])
-    with node, Control(node.socket_dir) as control:
-        dataset = control.open_dataset([str(data)], Options(extent_bytes=0)).id
-        (planned,) = control.prefetch(dataset, dry_run=True)
-        *_, filled = control.prefetch(dataset)
-    assert planned.unfit_bytes == filled.unfit_bytes == 384 << 10
-
-
 @pytest.mark.parametrize(
     ("ram", "quota", "of_quota", "advice"),
     [
@@ -270,12 +256,16 @@ def test_a_prefetch_that_does_not_fit_names_the_limit(
     words = ["prefetch", "--json", "--format", "records", "--record-bytes", "4096", str(data)]
     with Daemon(tmp_path / "node", options) as node:
         monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+        unfit_bytes = []
         for more in (["--dry-run"], []):
             assert run([*words, *more]) == OutOfSpace.code
             out, err = capsys.readouterr()
             row = json.loads(out.splitlines()[-1])
             assert row["over_quota_bytes"] == of_quota
+            unfit_bytes.append(row["unfit_bytes"])
             assert json.loads(err)["error"].endswith(advice)
+        planned, filled = unfit_bytes
+        assert planned == filled == (of_quota or filled)
 
 
 def test_both_limits_are_named_where_quota_and_room_are_too_small(

@@ -326,7 +326,10 @@ def refused(attempt: Callable[[], object]) -> bool:
 
 
 @as_root
-@pytest.mark.parametrize(("quota", "most"), [("", 8), ("--quota=user=256KiB", 4), ("--quota=user=1GiB", 16)])
+@pytest.mark.parametrize(
+    ("quota", "most"),
+    [("", 8), ("--quota=user=256KiB", 4), pytest.param("--quota=user=1GiB", 16, marks=pytest.mark.slow)],
+)
 def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
     data: Path, tmp_path: Path, quota: str, most: int
 ) -> None:

@@ -36,6 +36,7 @@ from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
+from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 EXTENT = 256 << 10
@@ -45,12 +46,17 @@ OPTIONS = Options(format="records", record_bytes=RECORD)
 
 
 def start(
-    at: Path, data: Path, *more: str, ram: str = "8MiB", tls: list[str] | None = None
+    at: Path,
+    data: Path,
+    *more: str,
+    ram: str = "8MiB",
+    tls: list[str] | None = None,
+    credentials: dict[str, str] | None = None,
 ) -> tuple[Daemon, str]:
     """A daemon over `data` that listens on TCP, not yet started, and its address."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     given = ["--ram", ram, "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{data}/"]
-    return Daemon(at, [*given, "--share", address, *(tls or []), *more]), address
+    return Daemon(at, [*given, "--share", address, *(tls or []), *more], credentials), address
 
 
 def data_in(folder: Path) -> bytes:
@@ -104,44 +110,69 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def test_extents_of_a_peer_are_not_read_from_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, (port,) = tmp_path / "data", free_ports(1)
-    contents = data_in(data)
-    other, address = start(tmp_path / "other", data, "--metrics", f"127.0.0.1:{port}")
-    node, _ = start(tmp_path / "node", data, "--peer", address)
-    with other, node:
-        _, there = fill(other, data)
+@pytest.fixture(scope="module")
+def metrics() -> str:
+    """The address of the sharing daemon's metrics."""
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, metrics: str) -> Iterator[tuple[Daemon, str]]:
+    """A daemon with `--share` over the data of all tests, and its address."""
+    root, secret = tmp_path_factory.mktemp("sharing"), {"AWS_SECRET_ACCESS_KEY": "hush-hush"}
+    daemon, address = start(root, root.parent, "--metrics", metrics, credentials=secret)
+    with daemon:
         listening(address)
+        yield daemon, address
+
+
+@pytest.fixture
+def sharing(shared: tuple[Daemon, str]) -> Iterator[tuple[Daemon, str]]:
+    for daemon in for_one_test(shared[0]):
+        yield daemon, shared[1]
+
+
+def sent_bytes(metrics: str) -> float:
+    """The bytes that the sharing daemon has sent."""
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=WAIT_S) as answer:
+        found = re.search(r"^cachesvc_peer_sent_bytes_total (\S+)$", answer.read().decode(), re.M)
+    assert found is not None
+    return float(found[1])
+
+
+def test_extents_of_a_peer_are_not_read_from_the_source(
+    tmp_path: Path, sharing: tuple[Daemon, str], metrics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (other, address), data = sharing, tmp_path / "data"
+    contents = data_in(data)
+    node, _ = start(tmp_path / "node", data, "--peer", address)
+    before = sent_bytes(metrics)
+    with node:
+        _, there = fill(other, data)
         assert (there.source_bytes, there.peer_bytes) == (len(contents), 0)
         found, waited = read(node, data, monkeypatch)
         _, here = fill(node, data)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
-            sent = re.search(r"^cachesvc_peer_sent_bytes_total (\S+)$", answer.read().decode(), re.M)
+        sent = sent_bytes(metrics) - before
         with Control(node.socket_dir) as control:
             (status,) = control.status().datasets
     assert found == contents
     assert (here.source_bytes, here.peer_bytes, here.resident_extents) == (0, len(contents), EXTENTS)
     assert (status.source_bytes, status.peer_bytes) == (0, len(contents))
-    assert sent is not None
-    assert float(sent[1]) == len(contents)
+    assert sent == len(contents)
     assert waited["peer"] > 0
     assert waited["source"] == 0
 
 
 def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sharing: tuple[Daemon, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = tmp_path / "data"
+    (other, address), data = sharing, tmp_path / "data"
     contents = data_in(data)
-    other, address = start(tmp_path / "other", data)
     nvme = tmp_path / "node" / "nvme"
     node, _ = start(tmp_path / "node", data, "--peer", address, "--nvme", f"{nvme}=64MiB", ram="0")
     nvme.mkdir(parents=True)
-    with other, node:
+    with node:
         fill(other, data)
-        listening(address)
         dataset, _ = fill(node, data)
         rotten = copies(tmp_path / "node")[3]
         flip(rotten)
@@ -355,29 +386,15 @@ def wait_for_another(daemon: Daemon, than: int) -> None:
     wait_until(replaced)
 
 
-@pytest.fixture
-def sharing(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
-    """A daemon with `--share`, and its address."""
-    data = tmp_path / "data"
-    data_in(data)
-    daemon, address = start(tmp_path / "node", data)
-    with daemon:
-        listening(address)
-        yield daemon, address
-
-
 def test_the_sharer_has_no_credentials_keeps_no_descriptors_and_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sharing: tuple[Daemon, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = tmp_path / "data"
+    (other, address), data = sharing, tmp_path / "data"
     contents = data_in(data)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not apply to peers
-    other, address = start(tmp_path / "other", data)
     node, _ = start(tmp_path / "node", data, "--peer", address)
-    with other, node:
+    with node:
         fill(other, data)
-        listening(address)
         first = sharer_of(other)
         assert b"hush-hush" not in Path(f"/proc/{first}/environ").read_bytes()
         files = len(os.listdir(f"/proc/{first}/fd"))

@@ -45,7 +45,7 @@ def asks(directory: str, enough: threading.Event) -> int:
     """Ask for the status until `enough` is set; return the number of daemons that answered."""
     seen = set()
     with Control(directory) as control:
-        while not enough.is_set():
+        while not enough.wait(0.01):
             seen.add(control.status().pid)
         seen.add(control.status().pid)
     return len(seen)
@@ -247,14 +247,14 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_both_sockets_have_the_mode_of_the_new_daemon(own: Node) -> None:
+def test_both_sockets_have_the_mode_of_the_new_daemon(node: Node) -> None:
     def modes() -> set[int]:
-        here = Path(own.daemon.socket_dir)
+        here = Path(node.daemon.socket_dir)
         return {(here / name).stat().st_mode & 0o777 for name in (CONTROL_SOCKET, GRANTS_SOCKET)}
 
-    taken_over(own, "--socket-mode", "666")
+    taken_over(node, "--socket-mode", "666")
     assert modes() == {0o666}
-    taken_over(own)
+    taken_over(node)
     assert modes() == {0o600}
 
 

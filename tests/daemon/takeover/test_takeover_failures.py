@@ -69,8 +69,9 @@ def test_a_new_daemon_that_cannot_start_leaves_the_old_one_as_it_was(tmp_path: P
     grants.close()
 
 
-def test_a_new_daemon_that_cannot_read_what_jobs_read_leaves_the_old_one_as_it_was(own: Node) -> None:
-    node, records = own, stored(own)
+def test_a_new_daemon_that_cannot_read_what_jobs_read_leaves_the_old_one_as_it_was(
+    node: Node, records: Records
+) -> None:
     dataset = opened(node, records)
     grants = DaemonGrants(node.daemon.socket_dir, dataset)
     read(grants, records.rows)
@@ -193,9 +194,13 @@ def test_an_old_daemon_that_dies_before_its_offer_is_replaced_by_a_cold_one(own:
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("moment", ["not met", "prepares"])
 def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
-    own: Node, told: signal.Signals, moment: str
+    node: Node, records: Records, told: signal.Signals, moment: str
 ) -> None:
-    node, records = own, stored(own)
+    before = len(node.daemon.log)
+
+    def logged(line: str) -> bool:
+        return line in node.daemon.log[before:]
+
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     read(grants, records.rows)
     old = node.daemon.process
@@ -203,11 +208,11 @@ def test_a_new_daemon_that_is_told_to_end_leaves_the_old_one_as_it_was(
     old.send_signal(signal.SIGSTOP)
     new = node.daemon.spawn("--takeover")
     try:
-        wait_until(lambda: "asked the daemon that serves here to hand over" in node.daemon.log)
+        wait_until(lambda: logged("asked the daemon that serves here to hand over"))
         if moment == "prepares":
             new.send_signal(signal.SIGSTOP)  # or it would have taken over before the old one is stopped again
             old.send_signal(signal.SIGCONT)
-            wait_until(lambda: "prepares to take over" in node.daemon.log)
+            wait_until(lambda: logged("prepares to take over"))
             old.send_signal(signal.SIGSTOP)
             new.send_signal(signal.SIGCONT)
         new.send_signal(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 from itertools import islice
@@ -180,6 +181,7 @@ def test_a_state_of_many_datasets_and_weights_is_small_and_exact(root: Path) -> 
     (first, *_) = numbers(root)
     parts = [first.take(count) for count in range(1, 41)]
 
+    @functools.cache
     def reweighed(tenth: int, epochs: int = 40) -> Mixture:
         mixture = mix(dict.fromkeys(parts, 1), size=40)
         for epoch in range(1, epochs):

@@ -3,6 +3,7 @@ as long as they are read."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,11 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.errors import CacheError
 from loader import DataLoader
 from loader.batches.gather import GatherMethod
 from loader.datasets.dataset import Dataset
 from loader.datasets.record_form import RecordForm
+from loader.gpu.host_view import host_rows
 from loader.gpu.record_gather import HostRecords, RecordGather
 from loader.gpu.registered_extents import RegisteredExtents, registered_extents
 from loader.reading.reader import Ints
@@ -41,7 +42,7 @@ class Processor:
 
     def register(self, address: int, size_bytes: int) -> None:
         if self._refuses:
-            raise CacheError("no more memory can be pinned")
+            raise RuntimeError("no more memory can be pinned")
         assert address not in self.registered
         self.registered[address] = size_bytes
         self.most_bytes = max(self.most_bytes, sum(self.registered.values()))
@@ -222,3 +223,13 @@ def test_registered_extents_are_forgotten_with_their_reader(tmp_path: Path) -> N
     second = registered_extents(data.opened.reader(), EVERYTHING, device.register, device.unregister)
     assert isinstance(second, RegisteredExtents)
     assert second is not first
+
+
+def test_views_of_host_memory_may_die_in_any_order() -> None:
+    memory = np.zeros(4096, np.uint8)
+    for _ in range(1000):
+        views = [host_rows(memory.ctypes.data, 8, 64, 24, 8, torch.device("cpu")) for _ in range(3)]
+        kept = views[1][2:]
+        del views
+        gc.collect(0)
+        assert kept.shape == (6, 3)

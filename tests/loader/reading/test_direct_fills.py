@@ -22,6 +22,7 @@ from loader.reading.direct_fills import DirectGrants
 from testbed import WAIT_S
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryLink, extent_bytes
+from tests.support.waiting import wait_until
 
 
 def filled(catalog: Catalog, budget: int, failures: int = 0) -> DirectGrants:
@@ -57,7 +58,7 @@ def test_direct_reads_stay_within_their_budget(sequences: tuple[MemoryLink, np.n
         if isinstance(answer, Granted):
             os.close(answer.fd)
     direct.close()
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before)
 
 
 def test_too_many_open_files_are_a_typed_error_and_keep_nothing_leased(

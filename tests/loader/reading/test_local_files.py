@@ -18,6 +18,7 @@ from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import compiled
+from tests.support.waiting import wait_until
 
 COUNT = 20
 OTHER = 7777
@@ -108,7 +109,7 @@ def test_local_files_are_read_without_a_daemon_and_a_changed_one_is_refused(home
 
     before = descriptors()
     assert first_row() == rows[0].tobytes()
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before)
     datasets.records(home / "r.npy", 51, 3000)
     with pytest.raises(SourceChanged):
         first_row()

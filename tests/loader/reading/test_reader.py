@@ -25,6 +25,7 @@ from loader.reading.reader import ExtentReader
 from loader.reading.recalls import Recalls
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_memory
+from tests.support.waiting import wait_until
 
 
 def fixed(catalog: Catalog) -> Fixed:
@@ -51,7 +52,7 @@ def test_records_that_span_extents_are_read_right_from_memory_and_files(
         assert (found == wanted[samples]).all()
     assert reader.origin_bytes()[origin] == 372 * layout.record_bytes
     reader.close()
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before)
 
 
 def test_mappings_released_while_threads_read_are_leased_again(
@@ -153,7 +154,7 @@ def test_extents_that_cannot_be_mapped_are_read_from_their_descriptors(
     assert next(asked) > 4
     reader.close()
     assert not grants.leases
-    assert descriptors() <= before
+    wait_until(lambda: descriptors() <= before)
 
 
 def test_a_sample_larger_than_all_room_is_a_typed_error(blobs: tuple[MemoryLink, dict[str, bytes]]) -> None:
@@ -197,7 +198,7 @@ def test_a_dataset_without_references_leaves_no_descriptor_or_mapping(
         del dataset
         assert (rest[1].numpy() == wanted[1]).all()
         del rest
-        assert descriptors() <= before[0]  # fewer, where others' are closed meanwhile
+        wait_until(lambda: descriptors() <= before[0])
         assert mapped() <= before[1]
     array = in_memory(link).array()
     assert array[3, 0] == wanted[3, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, open_dataset
 from loader.reading.thrash_warning import ThrashWarning, working_set_bytes
 from testbed.node import Daemon
+from tests.support.shared_daemon import for_one_test
 
 EXTENT, EXTENTS, RECORD = 64 << 10, 64, 1024
 
@@ -65,32 +67,46 @@ def test_sizes_are_shown_exactly(caplog: pytest.LogCaptureFixture, extent_bytes:
     assert caplog.messages[0].startswith(text)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon whose one tier holds 32 extents."""
+    options = ["--ram", f"{32 * EXTENT}", "--extent-bytes", str(EXTENT)]
+    with Daemon(tmp_path_factory.mktemp("node"), options) as found:
+        yield found
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    yield from for_one_test(shared)
+
+
 @pytest.mark.parametrize(
-    ("ram", "given", "warnings"),
+    ("extents", "given", "warnings"),
     [
-        ("2MiB", {}, 1),
-        ("2MiB", {"window": 4 * EXTENT}, 0),
-        ("2MiB", {"shuffle": False}, 0),
-        ("8MiB", {"window": "all"}, 0),
+        (EXTENTS, {}, 1),
+        (EXTENTS, {"window": 4 * EXTENT}, 0),
+        (EXTENTS, {"shuffle": False}, 0),
+        (EXTENTS // 4, {"window": "all"}, 0),
     ],
 )
 def test_a_loader_warns_once(
+    daemon: Daemon,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    ram: str,
+    extents: int,
     given: dict[str, object],
     warnings: int,
 ) -> None:
-    (tmp_path / "data.bin").write_bytes(np.random.default_rng(0).bytes(EXTENT * EXTENTS))
+    (tmp_path / "data.bin").write_bytes(np.random.default_rng(0).bytes(EXTENT * extents))
     caplog.set_level(logging.WARNING, "cachesvc")
-    with Daemon(tmp_path / "node", ["--ram", ram, "--extent-bytes", str(EXTENT)]) as daemon:
-        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
-        monkeypatch.setenv("CACHESVC", "require")
-        data = open_dataset(tmp_path / "data.bin", format="records", record_bytes=RECORD)
-        loader = DataLoader(data, 256, **{"shuffle": True} | given)  # type: ignore[arg-type]
-        for _ in range(2):
-            assert sum(map(len, loader)) == len(data)
+    monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+    monkeypatch.setenv("CACHESVC", "require")
+    data = open_dataset(tmp_path / "data.bin", format="records", record_bytes=RECORD)
+    loader = DataLoader(data, 256, **{"shuffle": True} | given)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert sum(map(len, loader)) == len(data)
+    data.close()
     lines = [line for line in caplog.messages if "shuffled together" in line]
     assert len(lines) == warnings
     assert all(

@@ -112,8 +112,8 @@ class Collecting(Dataset[torch.Tensor]):
 def test_a_child_process_collects_the_garbage_it_inherited(link: MemoryLink) -> None:
     gc.collect()
     assert numbers(DataLoader(in_memory(link), batch_size=5, num_workers=1)) == list(range(COUNT))
-    immortal = gc.get_freeze_count()  # Python 3.12's collector counts immortal objects as frozen
-    assert in_child(lambda: gc.get_freeze_count() == immortal) == 0
+    frozen = gc.get_freeze_count()  # modules and test items; in Python 3.12 immortal objects, too
+    assert in_child(lambda: gc.get_freeze_count() <= frozen) == 0
 
 
 @pytest.mark.parametrize("workers", WORKERS)

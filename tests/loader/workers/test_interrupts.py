@@ -97,9 +97,9 @@ def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("workers", "step"),
     [
-        ({}, 29),
+        ({}, 83),
         ({"num_workers": 2, "worker_type": "thread"}, 61),
-        ({"num_workers": 1}, 199),
+        ({"num_workers": 1}, 397),
         pytest.param({}, 7, marks=pytest.mark.slow),
         pytest.param({"num_workers": 2, "worker_type": "thread"}, 17, marks=pytest.mark.slow),
         pytest.param({"num_workers": 1}, 67, marks=pytest.mark.slow),

@@ -289,7 +289,7 @@ def test_messages_that_do_not_fit_the_pipe_are_sent_later_in_order() -> None:
     pipe.close()
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_more_batches_may_be_requested_than_fit_into_a_pipe(start: str, tmp_path: Path) -> None:
     """A pipe of 65,536 bytes holds about 1,000 messages."""
     datasets.array_file(tmp_path / "r.bin", np.arange(2_000 * 2, dtype="<u4"))

@@ -259,9 +259,9 @@ def habit(fake: FakeS3, name: str) -> None:
     ("name", "says"),
     [
         ("decodes unless told", ""),
-        ("weak tags of objects", ""),
-        ("lists by version 1", ""),
-        ("always decodes", "Content-Encoding: gzip"),
+        pytest.param("weak tags of objects", "", marks=pytest.mark.slow),
+        pytest.param("lists by version 1", "", marks=pytest.mark.slow),
+        pytest.param("always decodes", "Content-Encoding: gzip", marks=pytest.mark.slow),
         ("refuses", "check the credentials"),
         ("ignores ranges", "ignored the byte range"),
     ],
