@@ -20,7 +20,7 @@ from cachesvc.sources.columnar.column import Column
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
 """Columns of catalogs whose pieces are decoded from parts of objects."""
-BUILDER_VERSION = 12
+BUILDER_VERSION = 13
 """Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 
 

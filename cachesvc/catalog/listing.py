@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from cachesvc.catalog.compiler import ListedObject
 from cachesvc.core.errors import InvalidInput, NotFound
@@ -46,6 +47,8 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
         for found in sources(uri).list(uri):
             path = found.uri[len(root) + 1 :] if found.uri.startswith(root + "/") else ""
             path = path or found.uri.rpartition("/")[2]
+            if found.uri.startswith(("http://", "https://")):
+                path = urlsplit(found.uri).path.rpartition("/")[2]
             if found.uri.endswith(_ZARR) and found.uri.rpartition("/")[2] in _ZARR:
                 zarrs.add(found.uri.rpartition("/")[0])
             if path == BESIDE and len(uris) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.errors import NotFound
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.paces import Paces, SharedPace
@@ -15,6 +15,8 @@ from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import canonical, expand, glob, has_glob
 from cachesvc.sources.watched import CallWatch, WatchedSource
+
+WEB = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,14 @@ def _opened(
         backend = storage = open_s3(S3Settings())
         endpoint = storage.endpoint
     elif scheme in ("http", "https"):
-        raise InvalidInput(f"{uri}: plain web servers cannot be listed; give the storage's own URL")
+        from cachesvc.sources.web.files import WebSource
+
+        backend = WebSource()
+    elif scheme == "hf":
+        from cachesvc.sources.web.hub import open_hub
+
+        backend = hub = open_hub()
+        endpoint = hub.endpoint
     else:
         from cachesvc.sources.remote import open_fsspec
 
@@ -103,7 +112,8 @@ class Sources:
         """
         found: list[str] = []
         for one in [canonical(each) for each in expand(uris)]:
-            matches = [version.uri for version in glob(self(one), one)] if has_glob(one) else [one]
+            wild = has_glob(one) and not one.startswith(WEB)  # a URL's `?` begins its query
+            matches = [version.uri for version in glob(self(one), one)] if wild else [one]
             if not matches:
                 raise NotFound(f"{one} matches no object")
             found += matches

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 
@@ -28,16 +31,27 @@ _VERSION_KEYS = (
 )  # fmt: skip
 
 
+CALL_S = 120.0
+"""The limit of one call of a driver; a read of 8 MiB takes this at 70 KB/s."""
+LIST_S = 900.0
+"""The limit of a whole listing: drivers give it in one call."""
+_MOST_CALLS = 128
+"""Calls of one driver at a time, including those that were given up and still run."""
+_T = TypeVar("_T")
+
+
 class FsspecSource:
     """A `Source` over one fsspec file system, for example of `gs://`, `az://`, `memory://`.
 
     A version is the entity tag, checksum or modification time in the driver's `info`; without any, objects have no version.
     A HEAD after each read finds a change before and during it. Drivers raise exceptions of any type, not only OSError, for
-    storage that fails.
+    storage that fails. A call that takes too long is given up: it goes on in a thread of its own, which ends no process.
     """
 
-    def __init__(self, filesystem: Any) -> None:
+    def __init__(self, filesystem: Any, call_s: float = CALL_S, list_s: float = LIST_S) -> None:
         self._filesystem = filesystem
+        self._call_s, self._list_s = call_s, list_s
+        self._running = threading.Semaphore(_MOST_CALLS)
         self._repeated = RepeatedFaults()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
@@ -46,8 +60,8 @@ class FsspecSource:
         try:
             self._filesystem.invalidate_cache()
             path = self._filesystem._strip_protocol(prefix)
-            found = self._filesystem.find(path, detail=True)
-            if not found and not self._filesystem.exists(path):
+            found = self._within(self._list_s, prefix, lambda: self._filesystem.find(path, detail=True))
+            if not found and not self._within(self._call_s, prefix, lambda: self._filesystem.exists(path)):
                 raise NotFound(f"{prefix}: no such file or folder")
         except CacheError:
             raise
@@ -62,7 +76,10 @@ class FsspecSource:
         """Return the object's current version. Raises NotFound."""
         try:
             self._filesystem.invalidate_cache()
-            found = self._filesystem.info(self._filesystem._strip_protocol(uri))
+            path = self._filesystem._strip_protocol(uri)
+            found = self._within(self._call_s, uri, lambda: self._filesystem.info(path))
+        except CacheError:
+            raise
         except Exception as error:
             raise _translated(error, uri) from error
         if found.get("type", "file") != "file":
@@ -75,7 +92,12 @@ class FsspecSource:
             return
         try:
             path = self._filesystem._strip_protocol(version.uri)
-            data = self._filesystem.cat_file(path, start=offset, end=offset + len(into))
+            end = offset + len(into)
+            data = self._within(
+                self._call_s, version.uri, lambda: self._filesystem.cat_file(path, start=offset, end=end)
+            )
+        except CacheError:
+            raise
         except Exception as error:
             raise _translated(error, version.uri) from error
         now = self.head(version.uri)
@@ -90,6 +112,28 @@ class FsspecSource:
             raise SourceUnavailable(what)
         self._repeated.succeeded(version.uri, offset)
         into[:] = data
+
+    def _within(self, limit_s: float, uri: str, call: Callable[[], _T]) -> _T:
+        """Return what a call of the driver returns. Raises what it raises, and SourceUnavailable after the limit."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:  # noqa: BLE001
+                done.set_exception(error)
+            finally:
+                self._running.release()
+
+        if not self._running.acquire(timeout=limit_s):
+            raise SourceUnavailable(f"{uri}: {_MOST_CALLS} calls of its driver have not answered")
+        threading.Thread(target=run, name="driver", daemon=True).start()
+        try:
+            return done.result(limit_s)
+        except FutureTimeout as error:
+            if done.done():  # the driver's own
+                raise
+            raise SourceUnavailable(f"{uri}: its driver has not answered in {limit_s:.0f} s") from error
 
     def checker(self, version: ObjectVersion) -> None:
         """Return None: fsspec states no checksums."""

@@ -57,7 +57,7 @@ def canonical(uri: str) -> str:
         rest = "/" + re.sub(r"/+", "/", rest.removeprefix("localhost/")).lstrip("/") if rest else ""
     elif not _BUCKET.fullmatch(rest.split("/", 1)[0]):
         raise InvalidInput(f"{uri!r} names no bucket or host; write {scheme}://bucket/prefix/")
-    segments = rest.rstrip("/").split("/")[1:]
+    segments = (rest.partition("?")[0] if scheme in ("http", "https") else rest).rstrip("/").split("/")[1:]
     if not rest or {".", ".."} & set(segments) or "" in segments or rest.endswith("//"):
         raise InvalidInput(f"{uri!r} holds an empty, '.' or '..' segment; write the plain path")
     return f"{scheme}://{rest}"

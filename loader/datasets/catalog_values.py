@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Array
 from cachesvc.catalog.labels.multi_labels import ABSENT
 from cachesvc.catalog.labels.tags import tag_name
+from cachesvc.core.errors import InvalidInput
 
 LABEL, KEY = "label", "key"
 ValueOf = Callable[[int], Any]
 """Returns the value of a sample of the catalog."""
 
 
-def value_names(catalog: Catalog) -> list[str]:
+def _value_names(catalog: Catalog) -> list[str]:
     """Return the names of the values."""
     tags = [str(name) for name, _ in catalog.columns.head["tags"]]
     return [*([LABEL] if catalog.labels is not None else []), KEY, *tags]
@@ -44,6 +45,22 @@ def value_of(catalog: Catalog, name: str) -> ValueOf | None:
         return _number_of(found)
     codes, texts = found
     return lambda sample: texts[int(codes[sample])] if codes[sample] >= 0 else ""
+
+
+def values_of(catalog: Catalog, wanted: Sequence[str], fields: Sequence[str]) -> dict[str, ValueOf]:
+    """Return the functions of those names that are no fields, but the catalog has the values of.
+
+    Raises InvalidInput for unknown names, and for none.
+    """
+    stored = {field.name for field in catalog.fields}
+    found = {
+        name: None if name in stored else value_of(catalog, name) for name in wanted if name not in fields
+    }
+    missing = [name for name, value in found.items() if value is None]
+    if missing or not wanted:
+        known = ", ".join(dict.fromkeys([*fields, *_value_names(catalog)]))
+        raise InvalidInput(f"fields {missing} are not in the dataset, which has {known}")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _label_of(labels: Array) -> ValueOf:

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_hexdigest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.catalog_values import LABEL, ValueOf, value_names, value_of
+from loader.datasets.catalog_values import LABEL, value_of, values_of
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_batches import columns_batch
 from loader.datasets.columns.column_samples import ColumnSamples
@@ -86,7 +86,7 @@ class SampleReader:
         parsed = text and spec.decode in ("auto", "cuda")
         names = [ROW] if text and not parsed else [field.name for field in catalog.fields]
         self._names = names if spec.fields is None else list(spec.fields)
-        self._values = _values_of(catalog, self._names, names)
+        self._values = values_of(catalog, self._names, names)
         self._columns = [-1 if name in self._values else names.index(name) for name in self._names]
         self._label = value_of(catalog, LABEL)
         self._parser = None
@@ -416,22 +416,6 @@ class SampleReader:
             else decoder(field.name, field.encoding, spec.image_mode)
             for field in fields
         ]
-
-
-def _values_of(catalog: Catalog, wanted: Sequence[str], fields: Sequence[str]) -> dict[str, ValueOf]:
-    """Return the functions of those names that are no fields, but the catalog has the values of.
-
-    Raises InvalidInput for unknown names, and for none.
-    """
-    stored = {field.name for field in catalog.fields}
-    found = {
-        name: None if name in stored else value_of(catalog, name) for name in wanted if name not in fields
-    }
-    missing = [name for name, value in found.items() if value is None]
-    if missing or not wanted:
-        known = ", ".join(dict.fromkeys([*fields, *value_names(catalog)]))
-        raise InvalidInput(f"fields {missing} are not in the dataset, which has {known}")
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _describe_classes(classes: Sequence[str]) -> str:

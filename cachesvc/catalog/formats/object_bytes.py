@@ -35,19 +35,19 @@ class ObjectBytes:
         self.codecs = [codec_of(version.uri) for version in self._versions]
         self.cut = inputs.options.extent_bytes
         self._plain = AddressSpace(self._versions)
-        # Not in `_stored`: an abandoned generator may be closed by the garbage collector while this thread holds a lock
-        # that joining threads takes. The threads end with the pool.
-        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self.first_extent: dict[int, int] = {}
         """The declared extent at which each plain object begins."""
-        wanted = range(len(self._versions)) if chosen is None else chosen
-        for at in wanted:
+        read = range(len(self._versions)) if chosen is None else chosen
+        for at in read:
             if not self.codecs[at]:
                 self.first_extent[at] = len(self._plain)
                 self._plain.add_run(at, 0, self._versions[at].size_bytes, self.cut)
-        packed = (self._versions[at] for at in wanted if self.codecs[at])
+        packed = (self._versions[at] for at in read if self.codecs[at])
         self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
         self._waiting: deque[tuple[tuple[ObjectVersion, int], Future[bytes]]] = deque()
+        # Not in a generator: the garbage collector may close an abandoned one while this thread holds a lock that joining
+        # threads takes. The threads end with the pool.
+        self._pool = ThreadPoolExecutor(_FETCHES, "stored")
         self._decoding = ThreadPoolExecutor(1, "decoding")  # one window ahead of the parser
         if len(self._plain):
             inputs.data.declare(list(self._plain.extents()))

@@ -142,6 +142,26 @@ class HttpConnection:
         self.read_into(memoryview(body))
         return bytes(body)
 
+    def read_body(self, response: Response, limit_bytes: int) -> bytes:
+        """Return a whole body. Raises SourceUnavailable for one that is longer than the limit or of unknown length."""
+        parts: list[bytes] = []
+        try:
+            for size in self._chunk_sizes() if self._chunked else [response.length or 0]:
+                if size + sum(map(len, parts)) > limit_bytes or (
+                    response.length is None and not self._chunked
+                ):
+                    raise SourceUnavailable(f"{self._name} sent an answer of more than {limit_bytes:,} bytes")
+                part = bytearray(size)
+                self._read(memoryview(part))
+                parts.append(bytes(part))
+        except ValueError as error:
+            raise SourceUnavailable(f"{self._name} sent malformed chunks") from error
+        except OSError as error:
+            if isinstance(error, CacheError):
+                raise
+            raise self._unavailable(error) from error
+        return b"".join(parts)
+
     @property
     def clean(self) -> bool:
         """True if the connection can be reused."""
