@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Array
@@ -81,3 +82,11 @@ def _number_of(values: Array) -> ValueOf:
     if np.array_equal(values, np.floor(values)):  # NaN is unequal to itself
         return lambda sample: int(values[sample])
     return lambda sample: values[sample].item()
+
+
+def describe_classes(classes: Sequence[str]) -> str:
+    """Describe the classes of numeric labels: all are counted, some are named."""
+    if not classes:
+        return ""
+    some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
+    return f" of {len(classes):,} classes ({some}; {xxh3_64_hexdigest(repr(tuple(classes)).encode())[:8]})"

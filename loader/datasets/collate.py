@@ -25,7 +25,7 @@ from torch.utils.data._utils.collate import (
 )
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.encoded_images import EncodedImage, stack_encoded
+from loader.datasets.decoding.encoded_images import EncodedImage, stack_encoded
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 

@@ -23,7 +23,8 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
 from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
-from loader.datasets.samples import SampleReader, SampleSpec
+from loader.datasets.sample_spec import SampleSpec
+from loader.datasets.samples import SampleReader
 from loader.datasets.targets import Targets
 from loader.job.topology import rank_hint
 from loader.reading.connect import connect

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order.epoch_order import sample_key
 
 RngParameter = Literal["nothing", "named", "second"]
@@ -34,3 +36,24 @@ def rng_parameter(function: object) -> RngParameter:
 def rng_of(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
     """Return the generator of a sample; `rng_key` is the (seed, epoch)."""
     return np.random.default_rng(sample_key(*rng_key, sample))
+
+
+def call_user(
+    catalog: Catalog,
+    function: Callable[..., Any],
+    parameter: RngParameter,
+    row: Any,
+    sample: int,
+    rng_key: tuple[int, int],
+) -> Any:
+    """Call a user's function with a sample. Its errors pass unchanged, with a note that names the sample (Python 3.11
+    and later)."""
+    try:
+        if parameter == "nothing":
+            return function(row)
+        rng = rng_of(rng_key, sample)
+        return function(row, rng=rng) if parameter == "named" else function(row, rng)
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(f"in sample {catalog.key(sample)} of {catalog.uri}")
+        raise

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.catalog_values import LABEL, value_of, values_of
+from loader.datasets.catalog_values import LABEL, describe_classes, value_of, values_of
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_batches import columns_batch
 from loader.datasets.columns.column_samples import ColumnSamples
-from loader.datasets.decode import IMAGE_MODES, Decoder, ImageMode, decode_field, decoder, is_image
+from loader.datasets.decoding.decode import Decoder, decode_field, decoder, is_image
+from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.dtypes import check_range, output_dtype
-from loader.datasets.encoded_images import EncodedImage
-from loader.datasets.generators import RngParameter, rng_of, rng_parameter
+from loader.datasets.generators import call_user, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
 from loader.datasets.record_form import RecordForm, torch_dtype
+from loader.datasets.sample_spec import SampleSpec
 from loader.datasets.targets import (
     DEFAULT_DTYPE,
-    Targets,
     check_rows,
-    check_targets,
     split_targets,
     target_sample,
 )
@@ -41,40 +38,6 @@ _ALL_STORED: tuple[Any, ...] = ()
 """Stands for the stored values of a row of columns: a null is None, and no field is left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
-    """The form of a sample that the user asked for; see `open_dataset`. Raises InvalidInput for bad arguments."""
-
-    fields: tuple[str, ...] | None = None
-    decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto"
-    transform: Callable[..., Any] | None = None
-    out: str | None = None
-    image_mode: ImageMode = "RGB"
-    targets: Targets | None = None
-
-    def __post_init__(self) -> None:
-        check_targets(self.targets)
-        if not (self.decode in (None, "auto", "cuda") or callable(self.decode)):
-            raise InvalidInput(
-                f"decode={self.decode!r} is neither 'auto', 'cuda', None (bytes) nor a function of the sample"
-            )
-        if self.decode == "cuda" and self.transform is not None:
-            raise InvalidInput(
-                "decode='cuda' decodes whole batches on the device: transform those there, and leave transform= out"
-            )
-        if not (self.transform is None or callable(self.transform)):
-            raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
-        if self.image_mode not in IMAGE_MODES:
-            choices = ", ".join(map(repr, IMAGE_MODES))
-            raise InvalidInput(
-                f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
-            )
-        if self.image_mode != "RGB" and self.decode not in ("auto", "cuda"):
-            raise InvalidInput(
-                f"image_mode={self.image_mode!r} is for decode='auto' or 'cuda', not decode={self.decode!r}"
-            )
-
-
 class SampleReader:
     """Makes samples of one catalog. The `rng_key` arguments are the (seed, epoch) of the generators."""
 
@@ -82,6 +45,10 @@ class SampleReader:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
         self._catalog, self._spec = catalog, spec
         self._layout = catalog.layout
+        if spec.decode == "cuda" and isinstance(self._layout, Columns):
+            raise InvalidInput(
+                f"decode='cuda' is for image files in folders, tars and MDS; {catalog.uri} has columns"
+            )
         text = isinstance(self._layout, Rows) and bool(self._layout.syntax)
         parsed = text and spec.decode in ("auto", "cuda")
         names = [ROW] if text and not parsed else [field.name for field in catalog.fields]
@@ -152,9 +119,9 @@ class SampleReader:
     def _describe_labels(self) -> str:
         labels = self._catalog.labels
         if labels is not None and labels.ndim == 2:
-            return f" of {labels.shape[1]:,} numbers{_describe_classes(self._catalog.classes)}"
+            return f" of {labels.shape[1]:,} numbers{describe_classes(self._catalog.classes)}"
         is_number = labels is not None and labels.dtype.kind == "f"
-        return " as a number" if is_number else _describe_classes(self._catalog.classes)
+        return " as a number" if is_number else describe_classes(self._catalog.classes)
 
     def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the slots of records and the extents in which they lie, as `ExtentReader.gather` takes them."""
@@ -302,7 +269,7 @@ class SampleReader:
             return rows
         rng_parameter = self._transform_rng
         pairs = zip(rows, samples.tolist(), strict=True)
-        return (self._call_user(transform, rng_parameter, row, n, rng_key) for row, n in pairs)
+        return (call_user(self._catalog, transform, rng_parameter, row, n, rng_key) for row, n in pairs)
 
     def _gathered_rows(self, reader: ExtentReader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
@@ -331,7 +298,7 @@ class SampleReader:
                 for row, n in rows
             )
         shaped = ((self._shape_sample(row, n, row), n) for row, n in rows)
-        return (self._call_user(decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
+        return (call_user(self._catalog, decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
 
     def _column_rows(
         self, columns: ColumnSamples, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]
@@ -341,27 +308,7 @@ class SampleReader:
         decode = self._spec.decode
         if not callable(decode):
             return (row for row, _ in shaped)
-        return (self._call_user(decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
-
-    def _call_user(
-        self,
-        function: Callable[..., Any],
-        rng_parameter: RngParameter,
-        row: Any,
-        sample: int,
-        rng_key: tuple[int, int],
-    ) -> Any:
-        """Call a user's function with a sample. Its errors pass unchanged, with a note that names the sample
-        (Python 3.11 and later)."""
-        try:
-            if rng_parameter == "nothing":
-                return function(row)
-            rng = rng_of(rng_key, sample)
-            return function(row, rng=rng) if rng_parameter == "named" else function(row, rng)
-        except Exception as error:
-            if hasattr(error, "add_note"):
-                error.add_note(f"in sample {self._catalog.key(sample)} of {self._catalog.uri}")
-            raise
+        return (call_user(self._catalog, decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
 
     def _decode_row(self, row: Sequence[Any], sample: int) -> tuple[Any, ...]:
         assert self._decoders is not None
@@ -416,11 +363,3 @@ class SampleReader:
             else decoder(field.name, field.encoding, spec.image_mode)
             for field in fields
         ]
-
-
-def _describe_classes(classes: Sequence[str]) -> str:
-    """Describe the classes of numeric labels: all are counted, some are named."""
-    if not classes:
-        return ""
-    some = ", ".join(map(repr, classes[:3])) + (", ..." if len(classes) > 3 else "")
-    return f" of {len(classes):,} classes ({some}; {xxh3_64_hexdigest(repr(tuple(classes)).encode())[:8]})"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.decode import ImageMode, decoder
-from loader.datasets.encoded_images import EncodedImages
+from loader.datasets.decoding.decode import ImageMode, decoder
+from loader.datasets.decoding.encoded_images import EncodedImages
 
 _JPEG = b"\xff\xd8\xff"
 

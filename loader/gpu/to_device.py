@@ -19,7 +19,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from loader.datasets.encoded_images import EncodedImages
+from loader.datasets.decoding.encoded_images import EncodedImages
 from loader.gpu.cuda_driver import leave_captures_alone, register_host, unregister_host
 from loader.gpu.image_decoder import ImageDecoder
 from loader.reading.address_range import Bytes

@@ -9,9 +9,9 @@ import time
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.model import ObjectVersion
+from loader.reading.direct.local_files import changed, local_path, written_to
 from loader.reading.held_extents import ORIGINS
 from loader.reading.lease_table import Leases
-from loader.reading.local_files import changed, local_path, written_to
 
 CHECK_EVERY_S = 1.0
 """The interval at which recalls of a daemon are read, too; a check of 256 files takes 0.3 ms."""

@@ -19,9 +19,9 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from loader.job.job_id import job_number
 from loader.process.fork_hooks import abandon_in_children
-from loader.reading.direct_access import Access, compile_locally, direct_access
+from loader.reading.direct.direct_access import Access, compile_locally, direct_access
+from loader.reading.direct.local_files import local_path
 from loader.reading.failover import FailoverGrants
-from loader.reading.local_files import local_path
 from loader.reading.reader import ACQUIRE_TIMEOUT_S
 from loader.reading.reopen import ReopeningGrants
 from loader.reading.thrash_warning import ThrashWarning, check_extents_fit

@@ -13,7 +13,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from loader.process.fork_hooks import abandon_in_children
 from loader.reading.connect import DatasetLink, read_timeout_s
-from loader.reading.direct_access import Access
+from loader.reading.direct.direct_access import Access
 from loader.reading.reader import ORIGINS, ExtentReader
 from loader.reading.recalls import Recalls
 from loader.reading.wait_clock import READING

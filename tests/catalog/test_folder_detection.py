@@ -15,7 +15,7 @@ from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
 from loader import open_dataset
-from loader.datasets import decode
+from loader.datasets.decoding import decode
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support.catalog_reader import compiled

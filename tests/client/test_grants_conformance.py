@@ -18,9 +18,9 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Grants, Refused
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, NotFound, SourceUnavailable
 from cachesvc.core.model import DatasetId, Extent
-from loader.reading.direct_fills import DirectGrants
+from loader.reading.direct.direct_fills import DirectGrants
+from loader.reading.direct.local_files import LocalGrants
 from loader.reading.failover import FailoverGrants
-from loader.reading.local_files import LocalGrants
 from loader.reading.reopen import ReopeningGrants
 from testbed import WAIT_S
 from testbed.node import Daemon

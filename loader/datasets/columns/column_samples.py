@@ -14,7 +14,7 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.sources.columnar.column import Column, firsts
 from loader.datasets.columns.column_reader import ColumnFacts, ColumnReader, Values
 from loader.datasets.columns.to_python import python_values, stored_values
-from loader.datasets.decode import ImageMode, decode_field, image_decoder
+from loader.datasets.decoding.decode import ImageMode, decode_field, image_decoder
 from loader.reading.reader import ExtentReader, Ints
 
 _UNREADABLE = (ValueError, OverflowError, TypeError, LookupError)

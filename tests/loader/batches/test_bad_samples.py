@@ -23,7 +23,7 @@ from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
 from cachesvc.core.order.substitutes import NEAR_TRIES, OTHER_TRIES, substitutes
 from loader import DataLoader, mix, open_dataset
 from loader.batches.bad_samples import MAX_KEPT, MAX_LOGGED, BadSample, BadSampleLog, BatchRepair
-from loader.reading.direct_access import Access
+from loader.reading.direct.direct_access import Access
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support import datasets

@@ -25,7 +25,7 @@ from cachesvc.core.stalls import CAUSES, StallReport
 from loader import DataLoader, open_dataset
 from loader.batches.maker import BatchReport, MadeBatch, ReportTotals, move_batch
 from loader.batches.stats import Stats
-from loader.reading.direct_access import Access
+from loader.reading.direct.direct_access import Access
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import TRANSFER
 from testbed import WAIT_S

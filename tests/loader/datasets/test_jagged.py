@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
-from loader.datasets.samples import SampleReader, SampleSpec
+from loader.datasets.sample_spec import SampleSpec
+from loader.datasets.samples import SampleReader
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader
 from tests.support import datasets

@@ -17,8 +17,8 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, Packed, mix, open_dataset, pack
-from loader.datasets.samples import SampleSpec
-from loader.reading.direct_access import Access
+from loader.datasets.sample_spec import SampleSpec
+from loader.reading.direct.direct_access import Access
 from loader.reading.opened_dataset import OpenedDataset
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled
 from tests.support.training.mixtures import (

@@ -24,7 +24,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, mix, pack
 from loader.datasets.extent_layout import extent_layout
-from loader.reading.direct_access import Access
+from loader.reading.direct.direct_access import Access
 from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory

@@ -16,7 +16,7 @@ from PIL import Image
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, jagged, open_dataset
-from loader.datasets.encoded_images import EncodedImage, EncodedImages, stack_encoded
+from loader.datasets.decoding.encoded_images import EncodedImage, EncodedImages, stack_encoded
 from loader.gpu import image_decoder
 from loader.gpu.image_decoder import ImageDecoder, UndecodableImage
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cachesvc.core.errors import CorruptData, InvalidInput
-from loader.datasets.packed_values import array_of, arrays_of, gunzipped
+from loader.datasets.decoding.packed_values import array_of, arrays_of, gunzipped
 
 Decoder = Callable[[bytes], Any]
 ImageMode = Literal["RGB", "L"] | None

@@ -20,8 +20,8 @@ from PIL import Image
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import open_dataset
-from loader.datasets import packed_values
-from loader.datasets.decode import decode_field, decoder
+from loader.datasets.decoding import packed_values
+from loader.datasets.decoding.decode import decode_field, decoder
 from tests.support.datasets import tar_bytes, write_files
 
 

@@ -15,7 +15,7 @@ from cachesvc.core.errors import (
     CorruptData,
     InvalidInput,
 )
-from loader.datasets.decode import decode_field, decoder
+from loader.datasets.decoding.decode import decode_field, decoder
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
 

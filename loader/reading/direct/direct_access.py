@@ -21,9 +21,9 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
-from loader.reading.direct_fills import DirectGrants
-from loader.reading.local_files import LocalGrants
-from loader.reading.shared_rate import direct_rate
+from loader.reading.direct.direct_fills import DirectGrants
+from loader.reading.direct.local_files import LocalGrants
+from loader.reading.direct.shared_rate import direct_rate
 
 DIRECT_THREADS = 8
 """Connections of one fill, of the few that a process runs at once; the fillers of a daemon use more."""

@@ -17,7 +17,7 @@ from PIL import Image
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, mix, open_dataset
-from loader.datasets.decode import IMAGE_MODES, decoder
+from loader.datasets.decoding.decode import IMAGE_MODES, decoder
 from tests.support import datasets
 from tests.support.datasets import tar_bytes, write_files
 from tests.support.training.loader_fakes import compiled, in_memory

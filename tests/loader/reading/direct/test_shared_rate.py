@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput
-from loader.reading.shared_rate import BURST_S, VARIABLE, SharedRate, direct_rate
+from loader.reading.direct.shared_rate import BURST_S, VARIABLE, SharedRate, direct_rate
 from testbed import WAIT_S
 
 RATE = 1000.0
 _TAKES = """
 import sys, time
-from loader.reading.shared_rate import SharedRate
+from loader.reading.direct.shared_rate import SharedRate
 rate = SharedRate(sys.argv[1], float(sys.argv[2]))
 for _ in range(int(sys.argv[4])):
     time.sleep(rate.take(int(sys.argv[3])))

@@ -18,7 +18,7 @@ from cachesvc.core.errors import (
     TierFailed,
 )
 from cachesvc.core.model import Extent
-from loader.reading.direct_fills import DirectGrants
+from loader.reading.direct.direct_fills import DirectGrants
 from testbed import WAIT_S
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryLink, extent_bytes

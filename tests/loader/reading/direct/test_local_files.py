@@ -13,7 +13,7 @@ import pytest
 
 from cachesvc.core.errors import NotFound, SourceChanged, SourceUnavailable
 from loader import DataLoader, Dataset, open_dataset
-from loader.reading.direct_access import direct_access
+from loader.reading.direct.direct_access import direct_access
 from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.descriptors import descriptors
