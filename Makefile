@@ -24,7 +24,7 @@ lint: $(VENV)/.ready
 
 test: lint suite
 
-# slipcover marks a line once and then runs it at full speed: coverage costs a fiftieth of the suite's CPU time.
+# slipcover measures each line once and then runs it at full speed (docs/decisions/2026-11-27-coverage.md).
 COVERAGE := build/coverage.json
 suite: $(VENV)/.ready
 	mkdir -p $(dir $(COVERAGE))

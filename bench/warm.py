@@ -61,11 +61,12 @@ def write_data(folder: Path, samples: int = 150_000, blobs: int = 4_000, varied:
         (folder / name).mkdir(parents=True)
     rng.integers(0, 256, samples * RECORD_BYTES, np.uint8).tofile(folder / "records" / "records.bin")
     rng.integers(0, 50_000, 60_000 * SEQ_LEN, np.uint16).tofile(folder / "tokens" / "tokens.bin")
-    _write_tars(folder / "blobs", rng, rng.integers(BLOB_BYTES // 2, BLOB_BYTES * 3 // 2, blobs))
-    _write_tars(folder / "varied", rng, rng.integers(VARIED_BYTES // 2, VARIED_BYTES * 3 // 2, varied))
+    write_tars(folder / "blobs", rng, rng.integers(BLOB_BYTES // 2, BLOB_BYTES * 3 // 2, blobs))
+    write_tars(folder / "varied", rng, rng.integers(VARIED_BYTES // 2, VARIED_BYTES * 3 // 2, varied))
 
 
-def _write_tars(folder: Path, rng: np.random.Generator, sizes: np.ndarray) -> None:
+def write_tars(folder: Path, rng: np.random.Generator, sizes: np.ndarray) -> None:
+    """Write members of these sizes to several tar shards."""
     for shard, part in enumerate(np.array_split(sizes, SHARDS)):
         with tarfile.open(folder / f"{shard:02d}.tar", "w") as tar:
             for number, size in enumerate(part.tolist()):

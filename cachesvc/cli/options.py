@@ -165,7 +165,8 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, images, webdataset, mds, parquet, jsonl, csv, text, records or tokens; inferred unless given.",
+            help="files, images, webdataset, mds, parquet, jsonl, csv, text, documents, records or tokens; "
+            "inferred unless given.",
         ),
     ):
         verb = option(verb)

@@ -27,6 +27,8 @@ class DatasetDeclared:
 
     `gradual`: the extents, which must be distinct, are claimed a few at each `Tick`, so that a million of them delay no
     other event. Until `Claims.claimed` says so, the job names none of them.
+
+    `sample_bytes`: the mean size of a sample; 0 where it is unknown.
     """
 
     job: int
@@ -36,6 +38,7 @@ class DatasetDeclared:
     quota_bytes: int | None = None
     user_quota_bytes: int | None = None
     gradual: bool = False
+    sample_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

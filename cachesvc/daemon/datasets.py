@@ -78,6 +78,11 @@ class ServedDataset:
         return not self.catalog.samples
 
     @property
+    def sample_bytes(self) -> int:
+        """The mean size of a sample; 0 without samples."""
+        return self.size_bytes // self.catalog.samples if self.catalog.samples else 0
+
+    @property
     def size_bytes(self) -> int:
         """Decoded bytes of all extents."""
         return sum(self.sizes)

@@ -179,7 +179,9 @@ class Runner:
         if user is None:
             user = self.grants.user_of(ReaderId(job)) if self.grants else NO_USER
         of_dataset, of_user = self.quotas.of_dataset(dataset.catalog.uri_prefix), self.quotas.of_user(user)
-        claim = events.DatasetDeclared(job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual)
+        claim = events.DatasetDeclared(
+            job, dataset.id, dataset.extents, user, of_dataset, of_user, gradual, dataset.sample_bytes
+        )
         self.handle(claim)
         self._deferred.run_due()  # this claim may have completed a gradual one of the same dataset
 

@@ -24,7 +24,7 @@ from loader.reading.failover import FailoverGrants
 from loader.reading.local_files import local_path
 from loader.reading.reader import ACQUIRE_TIMEOUT_S
 from loader.reading.reopen import ReopeningGrants
-from loader.reading.thrash_warning import ThrashWarning
+from loader.reading.thrash_warning import ThrashWarning, check_extents_fit
 
 Policy = Literal["auto", "require", "off"]
 PROBE_EVERY_S = 0.1
@@ -124,6 +124,8 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
         if direct is not None:
             direct.submit(plan)
         first.submit(plan)
+        if direct is None:
+            check_extents_fit(catalog, first.tier_budgets)
         thrash_warning.check(plan, first.tier_budgets)
 
     daemon = ReopeningGrants(first, partial(link.open_again, catalog.extent_bytes))

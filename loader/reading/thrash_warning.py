@@ -1,4 +1,5 @@
-"""Warns of an order that needs more at once than the daemon's cache holds: each extent is then fetched again and again."""
+"""Warns of an order that needs more at once than the daemon's cache holds: each extent is then fetched again and again.
+An extent that no tier can hold is an error."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.order.epoch_order import Plan
 from loader.reading.active_reads import Ints
 
@@ -19,6 +22,19 @@ def working_set_bytes(plan: Plan, extent_sizes: Ints) -> int:
     steps = np.concatenate((plan.first_step, plan.last_step + 1))
     changes = np.concatenate((sizes, -sizes))
     return int(np.cumsum(changes[np.lexsort((changes, steps))]).max(initial=0))
+
+
+def check_extents_fit(catalog: Catalog, tier_budgets: Sequence[int]) -> None:
+    """Raise OutOfSpace, naming the object, for an extent larger than every tier: it is decoded from a whole object, and
+    would be waited for in vain."""
+    largest = int(np.argmax(catalog.extent_sizes))
+    size = int(catalog.extent_sizes[largest])
+    if tier_budgets and size > max(tier_budgets):
+        uri, most = catalog.extent(largest).pieces[0].object.uri, _size_text(max(tier_budgets))
+        raise OutOfSpace(
+            f"{uri} is cached as one extent of {_size_text(size)}, and the largest tier of the daemon holds {most}: give "
+            "the daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
+        )
 
 
 class ThrashWarning:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cachesvc.client.control import Control
+from cachesvc.core.errors import OutOfSpace
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from tests.support.datasets import write_files
@@ -40,3 +41,21 @@ def test_a_shuffled_epoch_fetches_no_object_twice(tmp_path: Path, monkeypatch: p
             assert listed.source_bytes - before <= 1.2 * stored
             before = listed.source_bytes
             assert before >= stored
+
+
+def test_an_object_that_no_tier_can_hold_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b"".join(b'{"n": %d, "text": "%s"}\n' % (n, b"x" * 1000) for n in range(9 * 1024))
+    write_files(tmp_path / "d", {"large.jsonl.gz": gzip.compress(body, 1), "small.jsonl": body[: 1 << 20]})
+    small = ["--ram", "8MiB", "--extent-bytes", "1MiB", "--allow", str(tmp_path)]
+    with Daemon(tmp_path / "node", small) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        monkeypatch.setenv("CACHESVC", "require")
+        with pytest.raises(
+            OutOfSpace, match=r"large\.jsonl\.gz is cached as one extent of 9,.* KiB, .*holds 8,192 KiB|8 MiB"
+        ):
+            next(iter(DataLoader(open_dataset(tmp_path / "d"), 20, shuffle=True, collate_fn=list)))
+        monkeypatch.setenv("CACHESVC", "auto")
+        rows = DataLoader(open_dataset(tmp_path / "d"), 20, shuffle=True, collate_fn=list)
+        assert len(next(iter(rows))) == 20

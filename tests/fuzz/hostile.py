@@ -29,7 +29,7 @@ from cachesvc.catalog.formats.csv_rows import compile_csv
 from cachesvc.catalog.formats.files import compile_files
 from cachesvc.catalog.formats.jsonl import compile_jsonl
 from cachesvc.catalog.formats.mds import compile_mds
-from cachesvc.catalog.formats.plain_text import compile_text
+from cachesvc.catalog.formats.plain_text import compile_documents, compile_text
 from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
 from cachesvc.catalog.formats.tokens import compile_tokens
@@ -193,9 +193,10 @@ def csv_file(data: bytes) -> None:
 
 
 def text(data: bytes) -> None:
-    """Compile a text file: its lines are all of its bytes."""
-    rows = _rows(compile_text, "txt", data)
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    """Compile a text file: its lines, or its one document, are all of its bytes."""
+    rows, whole = _rows(compile_text, "txt", data), data.removeprefix(b"\xef\xbb\xbf")
+    assert _rows(compile_documents, "txt", data) == ([whole] if rows else [])
+    lines = whole.split(b"\n")
     assert not rows or rows == [line.removesuffix(b"\r") for line in (lines if lines[-1] else lines[:-1])]
 
 

@@ -42,6 +42,7 @@ FORMATS = {
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
     "csv": Format(csv_rows.select, csv_rows.compile_csv),
     "text": Format(plain_text.select, plain_text.compile_text),
+    "documents": Format(plain_text.select, plain_text.compile_documents),
     "records": Format(
         records.select,
         records.compile_records,

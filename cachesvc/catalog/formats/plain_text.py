@@ -1,4 +1,4 @@
-"""Compiles plain text: a sample is a line, without its line end. Blank lines are samples too."""
+"""Compiles plain text: a sample is a line without its line end, blank ones too; or a whole file."""
 
 from __future__ import annotations
 
@@ -25,5 +25,16 @@ def compile_text(inputs: Inputs) -> Draft:
     for at in range(len(inputs.entries)):
         for number, (offset, line) in enumerate(rows.lines(at), 1):
             rows.add(offset, len(line) - line.endswith(b"\r"), number)
+        rows.end_object(at)
+    return rows.draft(TEXT, [Field("text", TEXT)])
+
+
+def compile_documents(inputs: Inputs) -> Draft:
+    """Find every file that is not empty. Raises as `TextRows` does."""
+    rows = TextRows(inputs)
+    for at in range(len(inputs.entries)):
+        begin, length = rows.document(at)
+        if length:
+            rows.add(begin, length, 1)
         rows.end_object(at)
     return rows.draft(TEXT, [Field("text", TEXT)])

@@ -23,7 +23,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 
 class TextRows:
-    """The rows found so far. For each object: `lines`, then `add` for each row, then `end_object`."""
+    """The rows found so far. For each object: `lines` or `document`, then `add` for each row, then `end_object`."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -45,14 +45,11 @@ class TextRows:
 
         Raises InvalidInput for an object of another format, CorruptData for a line beyond `MAX_ROW_BYTES`.
         """
-        self._begun_rows, self._begun_malformed, self._next_line = len(self), self._malformed, 0
-        uri, windows = self._inputs.entries[at].object.uri, self._windows(at)
-        first = next(windows, b"")
-        _check_text(uri, first, self._inputs.entries[at].object.size_bytes)
-        begin = len(BOM_UTF8) if first.startswith(BOM_UTF8) else 0
+        uri = self._inputs.entries[at].object.uri
+        begin, windows = self._begin(at)
         parts: list[bytes] = []
         held = 0
-        for window in chain([first[begin:]], windows):
+        for window in windows:
             head, *lines = window.split(b"\n")
             parts.append(head)
             held += len(head)
@@ -69,6 +66,21 @@ class TextRows:
                 begin += len(line) + 1
         if last := b"".join(parts):
             yield begin, last
+
+    def document(self, at: int) -> tuple[int, int]:
+        """Begin an object and read it to its end: return the offset and the length of its text. Raises InvalidInput for an
+        object of another format."""
+        begin, windows = self._begin(at)
+        return begin, sum(map(len, windows))
+
+    def _begin(self, at: int) -> tuple[int, Iterator[bytes]]:
+        """Begin an object. Return the size of its byte order mark, and the bytes behind it."""
+        self._begun_rows, self._begun_malformed, self._next_line = len(self), self._malformed, 0
+        windows, version = self._windows(at), self._inputs.entries[at].object
+        first = next(windows, b"")
+        _check_text(version.uri, first, version.size_bytes)
+        mark = len(BOM_UTF8) if first.startswith(BOM_UTF8) else 0
+        return mark, chain([first[mark:]], windows)
 
     def _windows(self, at: int) -> Iterator[bytes]:
         """Yield the bytes of an object, counted."""

@@ -68,7 +68,7 @@ class Lookahead:
             if entry is None or last_step < plan.passed:
                 self._plans.skip(plan, extent)
             elif not _absent(entry) or not self._policy.fits(entry):
-                if plan.entered_bytes >= self._reserve.window_bytes or not self._promote(entry):
+                if plan.entered_bytes >= self._reserve.window_bytes or not self._promote(plan, entry):
                     continue
                 self._plans.enter(plan, entry)
             else:
@@ -115,19 +115,21 @@ class Lookahead:
         self._windows.note_fetched(plan.window)
         return True
 
-    def _promote(self, entry: CacheEntry) -> bool:
-        """Start a fill from NVMe into RAM where RAM has room; False when it must wait for an eviction. Where part of the
-        data streams, the window is for absent extents, and those on NVMe are read there."""
+    def _promote(self, plan: PlanState, entry: CacheEntry) -> bool:
+        """Start a fill from NVMe into RAM where RAM has room; False when the row waits for room. Where part of the data
+        streams, the window is for absent extents, and those on NVMe are read there."""
         copy = entry.best()
         if self._reserve.streams or copy is None or not copy.committed or copy.tier.name == RAM:
             return True
         if copy.tier.stalled:
             return True
+        waits = self._reserve.ahead_of_nvme and plan.rows[plan.next][1] > plan.passed
         if self._copies.busy:
-            return True
+            return not waits
         placement = self._policy.promote(entry)
-        self._copies.carry_out(placement, entry, source=copy)
-        return not placement.room_coming
+        if self._copies.carry_out(placement, entry, source=copy):
+            return True
+        return not placement.room_coming and not (waits and self._policy.window_is_free)
 
     def _evict_kept_for(self, plan: PlanState, entry: CacheEntry) -> bool:
         """Evict a kept copy so that an absent extent may be kept in its place; whether one was evicted."""

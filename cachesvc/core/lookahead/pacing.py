@@ -56,7 +56,7 @@ class Pacing:
             yield from retention.count(self._is_kept, step)
         absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
         self._windows.note_reads(plan.window, opened.most_bytes, absent_bytes)
-        room = self._windows.room_bytes(plan.window)
+        room = self._windows.room_bytes(plan.window) if self._copies.policy.reserve.streams else 0
         plan.schedule = schedule(first, costs, room) if costs.any() and room else None
         plan.paced = True
 

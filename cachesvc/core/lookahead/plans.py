@@ -52,7 +52,7 @@ class Plans:
         plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
-        if entries and self._policy.reserve.streams:
+        if entries and (self._policy.reserve.streams or self._policy.reserve.ahead_of_nvme):
             self._pacing.begin(plan, event.following)
 
     def end(self, number: int) -> None:

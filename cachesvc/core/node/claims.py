@@ -40,7 +40,7 @@ class Claims:
         if dataset is None:
             counts = self._copies.counts.setdefault(name, DemandCounts())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
-            dataset = DatasetState(name, distinct, counts)
+            dataset = DatasetState(name, distinct, counts, event.sample_bytes)
             self._shares.add(dataset)
         if not dataset.claimed:  # it is new, or the end of its last claim is under way and stops here
             dataset.user = event.user

@@ -62,6 +62,8 @@ class DatasetState:
     id: DatasetId
     extents: tuple[tuple[ExtentId, int], ...]
     counts: DemandCounts
+    sample_bytes: int = 0
+    """The mean size of a sample; 0 where it is unknown."""
     size_bytes: int = 0
     largest_bytes: dict[int, int] = field(default_factory=dict)
     """The largest extent of each size class, eight classes to a power of two: the largest of all may fit no tier."""

@@ -116,7 +116,17 @@ class Policy:
         if copy.role is not Role.KEPT:
             return "once" if self.reserve.tight else "brief"
         passes = self.reserve.streams and not self.reserve.tight and copy.entry.needs
-        return "brief" if passes else "kept"
+        return "brief" if passes or self.promotes(copy) else "kept"
+
+    def promotes(self, copy: Copy) -> bool:
+        """Return whether look-ahead copies this copy's extent into RAM before plans need it."""
+        return self.reserve.ahead_of_nvme and copy.tier.name != RAM
+
+    @property
+    def window_is_free(self) -> bool:
+        """No kept copies take the window's room in its tier, as those do that were kept before it grew."""
+        tier = self.reserve.tier
+        return tier is not None and tier.kept_bytes <= tier.keep_bytes
 
     def role(self, copy: Copy) -> Role:
         """The role of a resident, idle copy: claimed ones are kept while there is room."""

@@ -22,6 +22,12 @@ WINDOW_SHARE = 0.006
 much. It lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
 MOST_OF_CLAIMED = 0.75
 """Where this part of the claimed bytes is read side by side and does not fit, a window saves no more than keeping."""
+ORDER_BYTES = 256 << 20
+"""What a plan is expected to read side by side before there is one: the loader's default window."""
+ORDERS_AHEAD = 2
+"""Where RAM reads ahead of NVMe: what a plan reads side by side, and as much again, which is copied meanwhile."""
+SMALL_SAMPLE_BYTES = 16 << 10
+"""A read of a file takes some 8 us beside the copy of its bytes. Below this size that is more than the copy into RAM."""
 WINDOW_EXTENTS = 2
 """A window holds at least the extent that is being read and the next one."""
 
@@ -42,6 +48,8 @@ class Reserve:
         self._unplanned_share = unplanned_share
         self.tier: TierState | None = None
         self.window_bytes = 0
+        self.ahead_of_nvme = False
+        """All claimed data fits, samples are small, and what lies on NVMe is copied into RAM before plans need it."""
         self.streams = False
         """More is claimed than can be kept, so part of it streams through the window."""
         self.largest_bytes = 0
@@ -94,7 +102,7 @@ class Reserve:
         most = max((tier.budget_bytes for tier in works), default=0)
         largest = chain.from_iterable(each.largest_bytes.values() for each in shares.datasets.values())
         self.largest_bytes = max((each for each in largest if each <= most), default=0)
-        self.streams = False
+        self.streams = self.ahead_of_nvme = False
         self._reserve_unplanned()
         capacity = capacity_bytes(self._tiers) - sum(tier.unplanned_share_bytes for tier in works)
         self._opened_bytes = self._not_kept_bytes(capacity, self.open_bytes, self._absent_bytes)
@@ -106,15 +114,34 @@ class Reserve:
             return
         room = self.tier.budget_bytes - self.tier.unplanned_share_bytes
         self.window_bytes = min(room, self._wanted_bytes(capacity))
-        self._most_opened_bytes = self._share_out()
         spill = (len(works) - 1) * self.largest_bytes
-        fits = shares.claimed_bytes + spill <= capacity
-        # where all fits, RAM still reserves room for reading ahead of NVMe, if that costs no hit
-        ram = self.tier if self.tier.name == RAM else None
-        ahead = ram is not None and shares.claimed_bytes > ram.budget_bytes >= 2 * self.window_bytes
-        if not fits or (ahead and shares.claimed_bytes + spill + self.window_bytes <= capacity):
+        spare = capacity - shares.claimed_bytes - spill
+        ahead_bytes = self._ahead_of_nvme_bytes(room) if spare >= 0 else 0
+        if 0 < ahead_bytes <= spare:  # it costs no hit
+            self.ahead_of_nvme, self.window_bytes = self._reads_small, ahead_bytes
+        self._most_opened_bytes = self._share_out()
+        if spare < 0 or 0 < ahead_bytes <= spare:
             self.tier.reserve_bytes += self.window_bytes
-        self.streams = not fits
+        self.streams = spare < 0
+
+    @property
+    def _reads_small(self) -> bool:
+        """Whether some claimed data has samples that are read faster from RAM than from a file."""
+        return any(0 < each.sample_bytes <= SMALL_SAMPLE_BYTES for each in self._shares.datasets.values())
+
+    def _ahead_of_nvme_bytes(self, room: int) -> int:
+        """Room in RAM for reading ahead of NVMe where all data fits; 0 where that is of no use.
+
+        For small samples a window that moves with the plans makes all reads fast, where as many kept bytes would make a
+        part of them fast. For large ones it only takes the disk's latency away.
+        """
+        if self.tier is None or self.tier.name != RAM or self._shares.claimed_bytes <= self.tier.budget_bytes:
+            return 0
+        if not self._reads_small:
+            return self.window_bytes if self.tier.budget_bytes >= 2 * self.window_bytes else 0
+        if max(self.largest_bytes, self.open_bytes) > room:
+            return 0
+        return min(room, ORDERS_AHEAD * self.open_bytes or min(room // 2, ORDERS_AHEAD * ORDER_BYTES))
 
     def _reserve_unplanned(self) -> None:
         """Reserve the share of readers without a plan, of what is neither held by readers nor pinned."""

@@ -263,6 +263,19 @@ def test_each_line_of_text_is_a_sample_where_the_format_is_given(tmp_path: Path)
     assert opened(tmp_path / "e", {"a.txt": b"one\ntwo\n"}).samples == 1
 
 
+def test_each_file_of_text_is_a_document_where_that_format_is_given(tmp_path: Path) -> None:
+    files = {
+        "a.txt": "one\n\ntwö\n".encode(),
+        "b.txt.zst": zstandard.compress(b"three"),
+        "c.txt": b"",
+        "d.md": b"no",
+    }
+    files["e.txt.gz"] = gzip.compress("\ufeffé".encode())
+    catalog = opened(tmp_path / "d", files, format="documents")
+    assert rows(catalog) == ["one\n\ntwö\n".encode(), b"three", "é".encode()]
+    assert catalog.key(1) == "b.txt.zst:0"
+
+
 # ---- malformed rows
 
 

@@ -216,3 +216,46 @@ def test_an_extent_that_fits_no_tier_takes_no_look_ahead_from_the_others() -> No
     tell(node, DatasetDeclared(1, DATASET, (*((each, SIZE) for each in small), (F, 50 * SIZE))))
     assert tell(node, plan(*small)) == [StartFill(A, NVME)], "at its pace; once nothing at all"
     assert node.policy.reserve.largest_bytes == SIZE
+
+
+def tiers_read(sample_bytes: int, ram: int, windows: int = 12, size: int = 2) -> list[str]:
+    """The tiers that grant each extent of an order, in which windows of `size` extents are read one after the other. All
+    lie on NVMe, and fills end before the next step."""
+    node = node_of(ram=ram, nvme=2 * windows * size, lookahead_bytes=None)
+    extents = [ExtentId(bytes([number]) * 16) for number in range(windows * size)]
+    tell(node, Recovered(NVME, dict.fromkeys(extents, SIZE)))
+    rows = tuple((each, 10 * (n // size), 10 * (n // size) + 9) for n, each in enumerate(extents))
+    claim = DatasetDeclared(1, DATASET, tuple((each, SIZE) for each in extents), sample_bytes=sample_bytes)
+    commands = tell(node, claim, Planned(1, 1, rows))
+    tiers: list[str] = []
+    for window in range(windows):
+        for step in range(10):
+            while fills := [each for each in commands if isinstance(each, StartFill)]:
+                evicted = [Evicted(each.extent, each.tier) for each in commands if isinstance(each, Evict)]
+                commands = tell(node, *evicted, *(Filled(each.extent, each.tier) for each in fills))
+            evicted = [Evicted(each.extent, each.tier) for each in commands if isinstance(each, Evict)]
+            commands = tell(node, *evicted, Passed(1, 10 * window + step))
+            if step == 0:
+                now = extents[window * size : window * size + size]
+                for number, extent in enumerate(now):
+                    answers = tell(node, Demanded(ONE, 100 * window + number, extent))
+                    tiers += [each.tier for each in answers if isinstance(each, Grant)]
+                    commands += [each for each in answers if not isinstance(each, Grant)]
+            if step == 1 and window:
+                before = extents[(window - 1) * size : window * size]
+                commands += tell(node, *(Released(ONE, each) for each in before))
+    assert len(tiers) == len(extents)
+    return tiers
+
+
+def test_small_samples_on_nvme_are_read_from_a_window_of_ram_that_moves_with_the_plan() -> None:
+    tiers = tiers_read(3_000, ram=8)
+    assert tiers[2:] == [RAM] * (len(tiers) - 2)
+
+
+def test_large_samples_are_read_from_nvme() -> None:
+    assert tiers_read(100_000, ram=8).count(RAM) < 12
+
+
+def test_ram_without_room_for_what_is_read_side_by_side_keeps_a_part() -> None:
+    assert tiers_read(3_000, ram=1, size=2).count(RAM) < 12

@@ -60,7 +60,7 @@ class ChangingHands(NodeMachine):
         assert asked == {(reader, request) for request, (reader, _) in self.open.items()}, (
             "every waiter is told"
         )
-        specs = [TierSpec(RAM, ram_bytes), TierSpec(NVME, BUDGETS[NVME])]
+        specs = [TierSpec(RAM, ram_bytes), TierSpec(NVME, self.budgets[NVME])]
         self.node = Node(
             specs,
             NodeSettings(

@@ -51,6 +51,8 @@ from tests.support.core.small_node import (
     EXTENT_IDS,
     EXTENTS,
     NVME,
+    ROOMY,
+    SAMPLE_BYTES,
     SIZES,
     datasets,
     extents,
@@ -68,7 +70,8 @@ class NodeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.node = small_node(0.0, self.transitions)
+        self.budgets = BUDGETS
+        self.node = small_node(self.budgets, 0.0, self.transitions)
         self.now = 0.0
         self.request = 0
         self.fills: list[StartFill] = []
@@ -123,11 +126,18 @@ class NodeMachine(RuleBasedStateMachine):
         self.fills.append(command)
         going = [f.extent for f in self.fills if f.tier == command.tier]
         used = sum(SIZES[extent] for extent in [*going, *self.stored[command.tier]])
-        assert used <= BUDGETS[command.tier], "a budget exceeded"
+        assert used <= self.budgets[command.tier], "a budget exceeded"
 
-    @initialize(held=st.sets(extents, max_size=12), unplanned_share=st.sampled_from([0.0, 0.2, 0.5]))
-    def the_disk_held_extents(self, held: set[ExtentId], unplanned_share: float) -> None:
-        self.node = small_node(unplanned_share, self.transitions)
+    @initialize(
+        budgets=st.sampled_from([BUDGETS, ROOMY]),
+        held=st.sets(extents, max_size=12),
+        unplanned_share=st.sampled_from([0.0, 0.2, 0.5]),
+    )
+    def the_disk_held_extents(
+        self, budgets: dict[TierName, int], held: set[ExtentId], unplanned_share: float
+    ) -> None:
+        self.budgets = budgets
+        self.node = small_node(budgets, unplanned_share, self.transitions)
         self.stored[NVME] |= held
         self.send(Recovered(NVME, {extent: SIZES[extent] for extent in sorted(held)}))
 
@@ -148,7 +158,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(tier=st.sampled_from([RAM, NVME]), part=st.floats(0, 1))
     def other_processes_take_room(self, tier: TierName, part: float) -> None:
-        self.send(Resized(tier, int(part * BUDGETS[tier])))
+        self.send(Resized(tier, int(part * self.budgets[tier])))
 
     @rule(pick=picks, code=st.sampled_from([0, 4]))
     def fill_completes(self, pick: int, code: int) -> None:
@@ -223,7 +233,11 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(job=jobs, dataset=datasets, gradual=st.booleans())
     def declare(self, job: int, dataset: DatasetId, gradual: bool) -> None:
-        self.send(DatasetDeclared(job, dataset, DATASETS[dataset], gradual=gradual))
+        self.send(
+            DatasetDeclared(
+                job, dataset, DATASETS[dataset], gradual=gradual, sample_bytes=SAMPLE_BYTES[dataset]
+            )
+        )
         assert gradual or self.node.claims.claimed(dataset)
 
     @rule(job=jobs, dataset=datasets)

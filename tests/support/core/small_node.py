@@ -22,6 +22,9 @@ DATASETS = {
     DatasetId("c"): tuple(EXTENTS[16:20]),
 }
 BUDGETS = {RAM: 12, NVME: 14}
+ROOMY = {RAM: 12, NVME: 70}
+"""All data fits, and RAM reads ahead of NVMe."""
+SAMPLE_BYTES = {DatasetId("a"): 3_000, DatasetId("b"): 0, DatasetId("c"): 100_000}
 extents = st.sampled_from([extent for extent, _ in EXTENTS])
 readers = st.integers(1, 4).map(ReaderId)
 jobs = st.integers(1, 3)
@@ -29,8 +32,12 @@ datasets = st.sampled_from(sorted(DATASETS))
 picks = st.integers(0, 1000)
 
 
-def small_node(unplanned_share: float, transitions: Mapping[tuple[Phase, CopyEvent], Phase]) -> Node:
-    """A node with `BUDGETS`, whose copies follow this table of transitions."""
+def small_node(
+    budgets: Mapping[TierName, int],
+    unplanned_share: float,
+    transitions: Mapping[tuple[Phase, CopyEvent], Phase],
+) -> Node:
+    """A node with these budgets, whose copies follow this table of transitions."""
     settings = NodeSettings(
         lookahead_bytes=4,
         max_fills=2,
@@ -41,6 +48,6 @@ def small_node(unplanned_share: float, transitions: Mapping[tuple[Phase, CopyEve
         hold_s=math.inf,
         claim_step=3,
     )
-    made = Node([TierSpec(name, budget) for name, budget in BUDGETS.items()], settings)
+    made = Node([TierSpec(name, budget) for name, budget in budgets.items()], settings)
     made.copies.transitions = transitions
     return made
