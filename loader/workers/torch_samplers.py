@@ -110,15 +110,15 @@ class TorchLoader(Protocol):
 
 
 def why_stateless(dataset: TorchDataset[Any]) -> str:
-    """Explain why a loader that torch alone runs over this dataset has no state."""
+    """Explain why a loader that torch alone runs over this dataset has no state without torchdata."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
         cause, advice = "it was given a sampler", "; leave the sampler out"
     else:
         cause = f"{type(dataset).__name__} is not a map-style dataset of open_dataset and holds none"
         advice = ""
     return (
-        f"this DataLoader runs as torch's own because {cause}: its state is empty, and a resumed epoch begins anew"
-        + advice
+        f"this DataLoader runs as torch's own because {cause}: its state is empty without torchdata (pip install"
+        f" torchdata), and a resumed epoch begins anew{advice}"
     )
 
 
