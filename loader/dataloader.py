@@ -27,6 +27,7 @@ from loader.batches.bad_samples import BadSample, OnError
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.batches.stats import Stats
+from loader.carried_methods import CARRIED, carried_methods
 from loader.datasets.dataset import key_transforms
 from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
 from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parse_state
@@ -46,7 +47,7 @@ from loader.workers.resumable import ResumableLoader, resumable_loader
 from loader.workers.torch_samplers import begin_as_torch, planned_batches, set_sampler_epoch, why_stateless
 
 _T_co = TypeVar("_T_co", covariant=True)
-OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job", "_resumable")
+OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job", "_resumable", *CARRIED)
 """Attributes that no pickled copy has."""
 EMPTY_STATE = "an empty state was loaded: this DataLoader stays where it is"
 
@@ -158,6 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._core is not None:
             order = RankOrder(self, self._core, self._progress)
             vars(self).update(samplers_of(order))  # torch forbids setting these attributes
+        vars(self).update(carried_methods(self))
         self._job = JobMembership()
         self._resumable: ResumableLoader | None = None
         self._reset_batches(self._given_now())
@@ -288,7 +290,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             resumable = self._as_resumable()
             if resumable is not None:
                 return resumable.state_dict(self._progress.place.epoch)
-            warnings.warn(why_stateless(self.dataset), stacklevel=2)
+            warnings.warn(why_stateless(self.dataset), stacklevel=3)
             return {}
         feed = self._feed()
         place = self._progress.place.next_in(feed)
@@ -301,7 +303,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         and in mid-epoch for one of another global batch, window or `last` than this loader was given."""
         if isinstance(state, Mapping) and not state:
             warnings.warn(
-                EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=2
+                EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=3
             )
             return
         if self._core is None:

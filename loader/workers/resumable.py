@@ -42,6 +42,8 @@ MIRRORED = (
     "snapshot_every_n_steps",
 )
 """Attributes that a user may change between iterations, as with torch."""
+LENGTH_TOLD = "_IterableDataset_len_called"
+"""torch's attribute for the length that an iterable dataset has told: more samples than that give a warning."""
 
 
 class LoaderAttributes(Protocol):
@@ -82,7 +84,7 @@ class ResumableLoader:
 
     def begin(self, loader: LoaderAttributes, epoch: int) -> Iterator[Any]:
         """Begin an iteration with the loader's arguments as they are now; at the place of a state if one was loaded."""
-        for name in MIRRORED:
+        for name in (*MIRRORED, LENGTH_TOLD):
             value = getattr(loader, name)
             if getattr(self._inner, name) is not value:
                 setattr(self._inner, name, value)

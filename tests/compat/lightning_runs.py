@@ -93,9 +93,9 @@ def fabric(
     module = Model()
     model, optimizer = run.setup(module, torch.optim.SGD(module.parameters(), 0.01))
     own = loader_of(data)
-    if state is not None:
-        own.load_state_dict(state)
     batches: Any = run.setup_dataloaders(own, use_distributed_sampler=theirs)
+    if state is not None:
+        batches.load_state_dict(state)
     seen, steps = list[int](), 0
     for _ in range(own.epoch, EPOCHS):
         for rows in batches:
@@ -104,5 +104,5 @@ def fabric(
             optimizer.step()
             steps += 1
             if steps == stop:
-                return seen, own.state_dict()
-    return seen, own.state_dict()
+                return seen, batches.state_dict()
+    return seen, batches.state_dict()
