@@ -27,7 +27,6 @@ from loader.batches.bad_samples import BadSample, OnError
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.batches.stats import Stats
-from loader.carried_methods import CARRIED, carried_methods
 from loader.datasets.dataset import key_transforms
 from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
 from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parse_state
@@ -44,10 +43,16 @@ from loader.workers.engines import WorkerSettings, WorkerType, check_device, wor
 from loader.workers.epoch_loop import BatchSource, EpochLoop
 from loader.workers.iteration import Iteration
 from loader.workers.resumable import ResumableLoader, resumable_loader
-from loader.workers.torch_samplers import begin_as_torch, planned_batches, set_sampler_epoch, why_stateless
+from loader.workers.torch_samplers import (
+    begin_as_torch,
+    planned_batches,
+    set_sampler_epoch,
+    why_as_torch,
+    why_stateless,
+)
 
 _T_co = TypeVar("_T_co", covariant=True)
-OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job", "_resumable", *CARRIED)
+OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job", "_resumable")
 """Attributes that no pickled copy has."""
 EMPTY_STATE = "an empty state was loaded: this DataLoader stays where it is"
 
@@ -159,7 +164,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._core is not None:
             order = RankOrder(self, self._core, self._progress)
             vars(self).update(samplers_of(order))  # torch forbids setting these attributes
-        vars(self).update(carried_methods(self))
         self._job = JobMembership()
         self._resumable: ResumableLoader | None = None
         self._reset_batches(self._given_now())
@@ -290,7 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             resumable = self._as_resumable()
             if resumable is not None:
                 return resumable.state_dict(self._progress.place.epoch)
-            warnings.warn(why_stateless(self.dataset), stacklevel=3)
+            warnings.warn(why_stateless(self.dataset), stacklevel=2)
             return {}
         feed = self._feed()
         place = self._progress.place.next_in(feed)
@@ -303,7 +307,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         and in mid-epoch for one of another global batch, window or `last` than this loader was given."""
         if isinstance(state, Mapping) and not state:
             warnings.warn(
-                EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=3
+                EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=2
             )
             return
         if self._core is None:
@@ -363,7 +367,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _required_core(self) -> CacheDataset:
         if self._core is None:
-            raise StateMismatch(why_stateless(self.dataset))
+            raise StateMismatch(why_as_torch(self.dataset))
         return self._core
 
     def _latest(self) -> tuple[int, int] | None:

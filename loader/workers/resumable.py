@@ -24,8 +24,8 @@ from loader.job.checkpoint import MAX_COUNT
 
 EPOCH = "_cachesvc_epoch"
 """The key of our epoch in a state; torchdata ignores it."""
-FINISHED, WITH_WORKERS = "_iterator_finished", "_snapshot"
-"""Keys of torchdata's states: in each, and in those of loaders with workers."""
+FINISHED, WITH_WORKERS, WITHOUT_WORKERS = "_iterator_finished", "_snapshot", "_num_yielded"
+"""Keys of torchdata's states: in each, and in those of loaders with workers, and without."""
 RANDOM_SAMPLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """torch's samplers that draw from a generator, and have no state of their own."""
 MIRRORED = (
@@ -195,10 +195,12 @@ def _index_sampler_of(loader: LoaderAttributes) -> Any:
 
 def _check(state: Mapping[str, Any], workers: int) -> None:
     """Raise StateMismatch for a state of another kind of loader, or of another number of workers."""
-    if not isinstance(state, Mapping) or FINISHED not in state:
+    if not (
+        isinstance(state, Mapping) and FINISHED in state and {WITH_WORKERS, WITHOUT_WORKERS} & state.keys()
+    ):
         raise StateMismatch(
-            "this state belongs to a loader over a dataset of open_dataset, and this loader runs as torch's own; load the"
-            " state of a loader with the same dataset and sampler"
+            "this is no state of a loader that runs as torch's own; a state of a loader over open_dataset needs such a"
+            " loader again, without a sampler"
         )
     snapshots = state[WITH_WORKERS].get("_worker_snapshots", ()) if WITH_WORKERS in state else ()
     if len(snapshots) != workers:

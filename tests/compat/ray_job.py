@@ -30,7 +30,7 @@ def train(given: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     if given["checkpoint"]:
         state = torch.load(Path(given["checkpoint"]) / "state.pt")
-        batches.load_state_dict(state["loader"])
+        own.load_state_dict(state["loader"])
     seen, steps = list[int](), 0
     for _ in range(own.epoch, EPOCHS):
         for rows in batches:
@@ -45,7 +45,7 @@ def train(given: dict[str, Any]) -> None:
             break
     save(Path(given["out"]) / f"{given['phase']}-{context.get_world_rank()}.json", seen)
     with tempfile.TemporaryDirectory() as folder:
-        torch.save({"loader": batches.state_dict()}, Path(folder) / "state.pt")
+        torch.save({"loader": own.state_dict()}, Path(folder) / "state.pt")
         first = context.get_world_rank() == 0
         report({"steps": steps}, checkpoint=Checkpoint.from_directory(folder) if first else None)
 

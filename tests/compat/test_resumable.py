@@ -19,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, open_dataset
@@ -203,6 +204,25 @@ def test_attributes_may_change_between_epochs() -> None:
     assert next(iter(loader)) == 10
 
 
+def test_the_ranks_of_a_distributed_sampler_continue() -> None:
+    seen: list[int] = []
+    for rank in range(2):
+
+        def ranked(rank: int = rank) -> DataLoader:
+            return DataLoader(Numbers(), 4, sampler=DistributedSampler(Numbers(), 2, rank, drop_last=True))
+
+        begun = ranked()
+        begun.set_epoch(1)
+        batches = iter(begun)
+        first = [plain(next(batches)) for _ in range(2)]
+        state = begun.state_dict()
+        resumed = ranked()
+        resumed.load_state_dict(state)
+        resumed.set_epoch(resumed.epoch)
+        seen += [number for batch in (*first, *map(plain, resumed)) for number in batch]
+    assert len(seen) == len(set(seen)) == COUNT - 1
+
+
 def test_transforms_draw_as_before_under_a_users_sampler(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
 
@@ -231,8 +251,12 @@ def test_a_state_of_another_loader_is_refused() -> None:
     state = loader_of("stream", 0).state_dict()
     with pytest.raises(StateMismatch, match="num_workers=0, the loader has 2"):
         loader_of("stream", 2).load_state_dict(state)
-    with pytest.raises(StateMismatch, match="open_dataset"):
-        loader_of("stream", 0).load_state_dict({"version": 3, "dataset": "abc"})
+    for foreign in ({"version": 3, "dataset": "abc"}, {"_iterator_finished": False}, [1], None, "state"):
+        with pytest.raises(StateMismatch, match="no state of a loader that runs as torch's own"):
+            loader_of("stream", 0).load_state_dict(foreign)
+    with pytest.raises(StateMismatch, match="runs as torch's own because Stream is not") as refused:
+        loader_of("stream", 0).skip(1)
+    assert "torchdata" not in str(refused.value)
     for wrong in (-1, 1.5, "often"):
         with pytest.raises(InvalidInput, match="snapshot_every_n_steps"):
             DataLoader(Numbers(), snapshot_every_n_steps=wrong)  # type: ignore[arg-type]
