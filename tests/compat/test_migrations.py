@@ -100,7 +100,9 @@ def test_hugging_face_datasets(data: Path) -> None:
 
 
 def test_mosaicml_streaming(data: Path) -> None:
-    streaming = pytest.importorskip("streaming", reason="install mosaicml-streaming, which refuses the hub of datasets")
+    streaming = pytest.importorskip(
+        "streaming", reason="install mosaicml-streaming, which refuses the hub of datasets"
+    )
     with streaming.MDSWriter(out=str(data / "mds"), columns={"number": "int"}) as writer:
         for number in range(COUNT):
             writer.write({"number": number})
