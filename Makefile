@@ -37,15 +37,20 @@ chaos: $(VENV)/.ready
 	$(PY) -m pytest -m 'slow and not alone' -n 3 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
-# Other projects' trainers over our loader, in an environment of their own.
-.venv-compat/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
-	python3 -m venv .venv-compat
-	.venv-compat/bin/python -m pip install -q --no-compile --disable-pip-version-check \
-		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' pytorch-lightning torchvision transformers datasets
+# Other projects' trainers over our loader, in environments of their own. DeepSpeed compiles with the C++ compiler.
+COMPAT_trainers := pytorch-lightning transformers torchdata torchvision trl webdataset
+COMPAT_deepspeed := deepspeed
+COMPAT_ray := 'ray[train]'
+.venv-compat-%/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
+	python3 -m venv .venv-compat-$*
+	.venv-compat-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check \
+		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' $(COMPAT_$*)
 	touch $@
 
-compat: .venv-compat/.ready
-	.venv-compat/bin/python -m pytest tests/compat $(LONGER)
+compat: .venv-compat-trainers/.ready .venv-compat-deepspeed/.ready .venv-compat-ray/.ready
+	.venv-compat-trainers/bin/python -m pytest tests/compat $(LONGER)
+	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py -k deepspeed $(LONGER)
+	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py -k ray $(LONGER)
 
 # The loaders that `make bench` compares with, in an environment of their own. A loader that does not install gets a row
 # that says so.
@@ -76,4 +81,4 @@ proto: $(VENV)/.ready
 	$(PY) -m cachesvc.v1.generate
 
 clean:
-	rm -rf $(VENV) .venv-compat .venv-peers build *.egg-info
+	rm -rf $(VENV) .venv-compat-* .venv-peers build *.egg-info

@@ -65,6 +65,12 @@ def checked_numbers(
     )
 
 
+def checked_interval(snapshot_every_n_steps: int | None) -> int | None:
+    """Steps between the snapshots of workers, or None for no snapshots. Raises InvalidInput."""
+    steps = snapshot_every_n_steps
+    return None if steps is None else whole_number("snapshot_every_n_steps", steps, 0, MAX_COUNT)
+
+
 def dimension_names(dp_dims: Any) -> tuple[str, ...]:
     """The names of a mesh's data-parallel dimensions, from one name or several. Raises InvalidInput."""
     names = (dp_dims,) if isinstance(dp_dims, str) else dp_dims

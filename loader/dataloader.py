@@ -18,6 +18,7 @@ from cachesvc.core.order.epoch_order import Last
 from loader.arguments import (
     check_arguments,
     check_device_decoding,
+    checked_interval,
     checked_numbers,
     dimension_names,
     refuse_empty,
@@ -42,10 +43,17 @@ from loader.saved_state import check_data, check_micro_batches, check_place, sta
 from loader.workers.engines import WorkerSettings, WorkerType, check_device, worker_settings
 from loader.workers.epoch_loop import BatchSource, EpochLoop
 from loader.workers.iteration import Iteration
-from loader.workers.torch_samplers import begin_as_torch, planned_batches, set_sampler_epoch, why_stateless
+from loader.workers.resumable import ResumableLoader, resumable_loader
+from loader.workers.torch_samplers import (
+    begin_as_torch,
+    planned_batches,
+    set_sampler_epoch,
+    why_as_torch,
+    why_stateless,
+)
 
 _T_co = TypeVar("_T_co", covariant=True)
-OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job")
+OF_ONE_PROCESS = ("_data", "_given", "_source", "_report", "_job", "_resumable")
 """Attributes that no pickled copy has."""
 EMPTY_STATE = "an empty state was loaded: this DataLoader stays where it is"
 
@@ -68,7 +76,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that are
     threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
     CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
-    that the device itself gathers batches of fixed-size records out of it; 0 pins none.
+    that the device itself gathers batches of fixed-size records out of it; 0 pins none. `snapshot_every_n_steps`: as
+    in torchdata's StatefulDataLoader, for a loader that torch alone runs; other states cost nothing, and are of the latest
+    batch.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """
@@ -111,6 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | None = None,
         worker_type: WorkerType = "process",
         pinned_bytes: int = 0,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         refuse_empty(dataset, shuffle)
         super().__init__(
@@ -142,16 +153,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device, self.worker_type = device, worker_type
         self._device = check_device(worker_type, device)
         self.pinned_bytes = whole_number("pinned_bytes", pinned_bytes, 0, MAX_COUNT)
-        no_sampler = sampler is None and batch_sampler is None
-        self._core = (
-            cache_dataset_in(dataset) if no_sampler and not isinstance(dataset, IterableDataset) else None
-        )
+        self.has_sampler = not (sampler is None and batch_sampler is None)
+        of_torch = self.has_sampler or isinstance(dataset, IterableDataset)
+        self._core = None if of_torch else cache_dataset_in(dataset)
         if self._core is None:
-            refuse_unused(self, has_sampler=not no_sampler)
+            refuse_unused(self, self.has_sampler)
         default_collation = self.collate_fn is default_collate
         check_device_decoding(self, self._device, self._core is not None, default_collation)
         # Accelerate's `prepare` would split one rank's part among ranks again; its checkpoints hold a loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = self._core is not None
+        self.snapshot_every_n_steps = checked_interval(snapshot_every_n_steps)
         self._progress = LoaderProgress()
         self._reset_for_process()
 
@@ -161,6 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             order = RankOrder(self, self._core, self._progress)
             vars(self).update(samplers_of(order))  # torch forbids setting these attributes
         self._job = JobMembership()
+        self._resumable: ResumableLoader | None = None
         self._reset_batches(self._given_now())
 
     def _reset_batches(self, given: WorkerSettings) -> None:
@@ -183,7 +195,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         given, place = self._given_now(), self._progress.place
         if self._core is None:
-            begun = begin_as_torch(self, given, place.epoch, super().__iter__)
+            resumable = self._as_resumable()
+            begin = super().__iter__ if resumable is None else partial(resumable.begin, self, place.epoch)
+            begun = begin_as_torch(self, given, place.epoch, begin)
             self._progress.move(place.epoch + 1)
             return begun
         arguments, job = self._arguments(), self._job
@@ -280,9 +294,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._report.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's place, in plain numbers: batches handed over, not those prefetched. The same on every rank. Empty,
-        with a warning, for a loader that torch alone runs."""
+        """The run's place, in plain numbers: batches handed over, not those prefetched. The same on every rank. A loader
+        that torch alone runs has a state of torchdata's StatefulDataLoader, for this rank and number of workers; without
+        torchdata an empty one, with a warning."""
         if self._core is None:
+            resumable = self._as_resumable()
+            if resumable is not None:
+                return resumable.state_dict(self._progress.place.epoch)
             warnings.warn(why_stateless(self.dataset), stacklevel=2)
             return {}
         feed = self._feed()
@@ -299,6 +317,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=2
             )
             return
+        if self._core is None:
+            resumable = self._as_resumable()
+            if resumable is None:
+                raise StateMismatch(why_stateless(self.dataset))
+            self._progress.move(resumable.load_state_dict(state, self._progress.place.epoch))
+            return
         self._job.compare_again()  # each rank may have loaded a state of another step
         with self._job.failures_told(self._arguments()):
             found, data = parse_state(state), self._data_now()
@@ -312,6 +336,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._key_transforms(self._progress.place.epoch)
 
     # ---- inside
+
+    def _as_resumable(self) -> ResumableLoader | None:
+        """torchdata's loader with these arguments, for a loader that torch alone runs; None without torchdata."""
+        if self._resumable is None:
+            self._resumable = resumable_loader(self)
+        return self._resumable
 
     def _key_transforms(self, epoch: int) -> None:
         """Key the transforms of a loader that is built from this one's samplers, and of its workers."""
@@ -344,7 +374,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _required_core(self) -> CacheDataset:
         if self._core is None:
-            raise StateMismatch(why_stateless(self.dataset))
+            raise StateMismatch(why_as_torch(self.dataset))
         return self._core
 
     def _latest(self) -> tuple[int, int] | None:

@@ -109,16 +109,20 @@ class TorchLoader(Protocol):
     batch_sampler: Sampler[Any] | Iterable[Any] | None
 
 
-def why_stateless(dataset: TorchDataset[Any]) -> str:
-    """Explain why a loader that torch alone runs over this dataset has no state."""
+def why_as_torch(dataset: TorchDataset[Any]) -> str:
+    """Explain why torch alone runs a loader over this dataset."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
-        cause, advice = "it was given a sampler", "; leave the sampler out"
+        cause = "it was given a sampler; leave the sampler out for a state and an order of ours"
     else:
         cause = f"{type(dataset).__name__} is not a map-style dataset of open_dataset and holds none"
-        advice = ""
+    return f"this DataLoader runs as torch's own because {cause}"
+
+
+def why_stateless(dataset: TorchDataset[Any]) -> str:
+    """Explain why such a loader has no state where torchdata is not installed."""
     return (
-        f"this DataLoader runs as torch's own because {cause}: its state is empty, and a resumed epoch begins anew"
-        + advice
+        f"{why_as_torch(dataset)}. Without torchdata (pip install torchdata) its state is empty, and a resumed epoch begins"
+        " anew"
     )
 
 

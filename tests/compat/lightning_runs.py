@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from lightning_fabric import Fabric
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from loader import DataLoader, Dataset
-from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of, save
+from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of
 
 THEIR_SAMPLER = {"with their sampler": True, "without their sampler": False}
 
@@ -68,9 +67,9 @@ def first(data: Dataset, folder: Path) -> Seen:
     for name, theirs in THEIR_SAMPLER.items():
         seen[f"Lightning, {name}"] = trained(data, folder / name, theirs, None)
         seen[f"predict, {name}"] = predicted(data, folder, theirs)
-        seen[f"Fabric, {name}"], _ = fabric(data, theirs, None, None)
-        seen[f"Fabric, {name}, begun"], state = fabric(data, theirs, None, STOP)
-        save(folder / f"fabric {name}.json", state)
+        saved = folder / f"fabric {name}.ckpt"
+        seen[f"Fabric, {name}"] = fabric(data, theirs, False, None, saved)
+        seen[f"Fabric, {name}, begun"] = fabric(data, theirs, False, STOP, saved)
     return seen
 
 
@@ -80,22 +79,19 @@ def again(data: Dataset, folder: Path) -> Seen:
     for name, theirs in THEIR_SAMPLER.items():
         checkpoint = str(folder / name / f"step={STOP}.ckpt")
         seen[f"Lightning, {name}"] = trained(data, folder / "again", theirs, checkpoint)
-        state = json.loads((folder / f"fabric {name}.json").read_text())
-        seen[f"Fabric, {name}"], _ = fabric(data, theirs, state, None)
+        seen[f"Fabric, {name}"] = fabric(data, theirs, True, None, folder / f"fabric {name}.ckpt")
     return seen
 
 
-def fabric(
-    data: Dataset, theirs: bool, state: dict[str, Any] | None, stop: int | None
-) -> tuple[list[int], dict[str, Any]]:
+def fabric(data: Dataset, theirs: bool, resume: bool, stop: int | None, saved: Path) -> list[int]:
     run = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     run.launch()
     module = Model()
     model, optimizer = run.setup(module, torch.optim.SGD(module.parameters(), 0.01))
     own = loader_of(data)
-    if state is not None:
-        own.load_state_dict(state)
     batches: Any = run.setup_dataloaders(own, use_distributed_sampler=theirs)
+    if resume:
+        run.load(saved, {"model": model, "loader": batches})
     seen, steps = list[int](), 0
     for _ in range(own.epoch, EPOCHS):
         for rows in batches:
@@ -104,5 +100,6 @@ def fabric(
             optimizer.step()
             steps += 1
             if steps == stop:
-                return seen, own.state_dict()
-    return seen, own.state_dict()
+                run.save(saved, {"model": model, "loader": batches})
+                return seen
+    return seen

@@ -1,0 +1,80 @@
+"""Loops and trainers with checkpoints of their own: what two ranks see in a run that is cut in its second epoch of three
+and resumed in other processes, on two ranks and on one, compared with an uninterrupted run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed import ROOT
+from tests.compat.ledger import BATCH, EPOCHS, RANKS, STOP
+
+COUNT = 203
+STEPS = -(-COUNT // (BATCH * RANKS))
+"""Steps of an epoch; the last one is not full."""
+EACH = (STEPS - 1) * BATCH + 2
+"""Samples of a rank in an epoch: the last three are dealt as two and two, one of them a repeat."""
+TRAINERS = {
+    "DDP": ("plain_runs", "torch"),
+    "FSDP2": ("plain_runs", "torch"),
+    "SFTTrainer": ("sft_runs", "trl"),
+    "DeepSpeed, ZeRO 1": ("deepspeed_runs", "deepspeed"),
+    "DeepSpeed, ZeRO 2": ("deepspeed_runs", "deepspeed"),
+    "Ray Train": ("", "ray"),
+}
+"""The module of each trainer's runs under torchrun, and the package that it needs. Ray starts its ranks itself."""
+SETTINGS = {"CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
+
+
+def ran(name: str, phase: str, ranks: int, rows: Path) -> list[list[int]]:
+    """Run one phase; return the samples that each rank saw, in order."""
+    folder, runs = rows.parent, TRAINERS[name][0]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    job = (
+        [*torchrun, "-m", "tests.compat.ledger_job", runs, name]
+        if runs
+        else ["-m", "tests.compat.ray_job", str(ranks)]
+    )
+    done = subprocess.run(
+        [sys.executable, *job, phase, str(rows), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **SETTINGS},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{phase}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def steps_of(rank: list[int], width: int) -> list[list[int]]:
+    """The batches of one rank: full ones, and each epoch's last."""
+    size = len(rank) // EPOCHS
+    epochs = [rank[number * size :][:size] for number in range(EPOCHS)]
+    return [epoch[first:][:width] for epoch in epochs for first in range(0, size, width)]
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_run_that_is_cut_in_mid_epoch_sees_each_sample_once(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(TRAINERS[name][1]) is None:
+        pytest.skip(f"no {TRAINERS[name][1]} here: `make compat` installs it")
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
+    whole, cut, rest = (ran(name, phase, RANKS, rows) for phase in ("whole", "cut", "rest"))
+    for epoch in range(EPOCHS):
+        seen = [number for rank in whole for number in rank[epoch * EACH :][:EACH]]
+        assert sorted(set(seen)) == list(range(COUNT))
+        assert len(seen) == COUNT + 1  # the repeat
+    assert [before + after for before, after in zip(cut, rest, strict=True)] == whole
+    assert all(len(rank) == EACH + (STOP - STEPS) * BATCH for rank in cut)
+    (alone,) = ran(name, "other", 1, rows)
+    steps = [first + second for first, second in zip(*(steps_of(rank, BATCH) for rank in whole), strict=True)]
+    real = [step[: COUNT % (BATCH * RANKS)] if len(step) < BATCH * RANKS else step for step in steps]
+    assert alone == [number for step in real[STOP:] for number in step]
