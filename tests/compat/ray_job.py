@@ -24,15 +24,14 @@ def train(given: dict[str, Any]) -> None:
     """One rank: train until the end, or report a checkpoint after `stop` steps and end."""
     context = get_context()
     os.environ["WORLD_SIZE"] = str(context.get_world_size())
-    own = loader_of(open_dataset(given["rows"]))
-    batches: Any = prepare_data_loader(own)
+    batches: Any = prepare_data_loader(loader_of(open_dataset(given["rows"])), move_to_device=False)
     model = prepare_model(Model())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     if given["checkpoint"]:
         state = torch.load(Path(given["checkpoint"]) / "state.pt")
-        own.load_state_dict(state["loader"])
+        batches.load_state_dict(state["loader"])
     seen, steps = list[int](), 0
-    for _ in range(own.epoch, EPOCHS):
+    for _ in range(batches.epoch, EPOCHS):
         for rows in batches:
             seen += ids(rows)
             model(rows).backward()
@@ -45,7 +44,7 @@ def train(given: dict[str, Any]) -> None:
             break
     save(Path(given["out"]) / f"{given['phase']}-{context.get_world_rank()}.json", seen)
     with tempfile.TemporaryDirectory() as folder:
-        torch.save({"loader": own.state_dict()}, Path(folder) / "state.pt")
+        torch.save({"loader": batches.state_dict()}, Path(folder) / "state.pt")
         first = context.get_world_rank() == 0
         report({"steps": steps}, checkpoint=Checkpoint.from_directory(folder) if first else None)
 
