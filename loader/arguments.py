@@ -30,6 +30,7 @@ class LoaderArguments(Protocol):
     mesh: Any
     global_batch_size: int | None
     last: Last | None
+    has_sampler: bool
 
 
 def check_arguments(
@@ -113,15 +114,16 @@ def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
         )
 
 
-def check_device_decoding(
-    loader: LoaderArguments, device: object | None, is_ours: bool, default_collation: bool
-) -> None:
-    """Raise InvalidInput for arguments under which no device could decode the images of `decode="cuda"`."""
+def check_device_decoding(loader: LoaderArguments, device: object | None, collates_by_default: bool) -> None:
+    """Raise InvalidInput for arguments under which no device could decode the images of `decode="cuda"`.
+
+    `device`: None for the CPU. `collates_by_default`: neither a `collate_fn` nor `batch_size=None` was given.
+    """
     if not any(leaf.sample_spec.decode == "cuda" for leaf in leaves_in(loader.dataset)):
         return
     if device is None:
         raise InvalidInput("decode='cuda' decodes on a device: give device='cuda' to the DataLoader")
-    if not (is_ours and default_collation):
+    if loader.has_sampler or not collates_by_default:
         raise InvalidInput(
             "decode='cuda' needs the default collation and no sampler of your own: change the batch on the device"
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, Sampler, default_collate
+from torch.utils.data import IterableDataset, Sampler
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
@@ -76,9 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that are
     threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
     CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
-    that the device itself gathers batches of fixed-size records out of it; 0 pins none. `snapshot_every_n_steps`: as
-    in torchdata's StatefulDataLoader, for a loader that torch alone runs; other states cost nothing, and are of the latest
-    batch.
+    that the device gathers fixed-size records out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader,
+    for a loader that torch alone runs.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """
@@ -145,21 +144,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
         self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
-        self.in_order, self.shuffle, self.last = in_order, bool(shuffle), last
-        self.window, self.mesh = window, mesh
-        self.dp_dims, self.shard = dimension_names(dp_dims), flag("shard", shard)
+        self.in_order, self.shuffle, self.last, self.window = in_order, bool(shuffle), last, window
+        self.mesh, self.dp_dims, self.shard = mesh, dimension_names(dp_dims), flag("shard", shard)
         self.rank, self.world_size, self.on_error = rank, world_size, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
-        self.device, self.worker_type = device, worker_type
-        self._device = check_device(worker_type, device)
+        self.device, self.worker_type, self._device = device, worker_type, check_device(worker_type, device)
         self.pinned_bytes = whole_number("pinned_bytes", pinned_bytes, 0, MAX_COUNT)
-        self.has_sampler = not (sampler is None and batch_sampler is None)
+        self.has_sampler = sampler is not None or batch_sampler is not None
         of_torch = self.has_sampler or isinstance(dataset, IterableDataset)
         self._core = None if of_torch else cache_dataset_in(dataset)
         if self._core is None:
             refuse_unused(self, self.has_sampler)
-        default_collation = self.collate_fn is default_collate
-        check_device_decoding(self, self._device, self._core is not None, default_collation)
+        check_device_decoding(self, self._device, collate_fn is None and batch_size is not None)
         # Accelerate's `prepare` would split one rank's part among ranks again; its checkpoints hold a loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = self._core is not None
         self.snapshot_every_n_steps = checked_interval(snapshot_every_n_steps)
@@ -169,8 +165,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _reset_for_process(self) -> None:
         """Set the attributes that belong to this object and to no copy of it."""
         if self._core is not None:
-            order = RankOrder(self, self._core, self._progress)
-            vars(self).update(samplers_of(order))  # torch forbids setting these attributes
+            # torch forbids setting these attributes
+            vars(self).update(samplers_of(RankOrder(self, self._core, self._progress)))
         self._job = JobMembership()
         self._resumable: ResumableLoader | None = None
         self._reset_batches(self._given_now())
