@@ -3,9 +3,9 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 # The suite starts hundreds of processes of our own. Compiled once, their imports save a minute.
 unexport PYTHONDONTWRITEBYTECODE
-# `test` runs lint and suite side by side.
-MAKEFLAGS += -j2
-.PHONY: demo test suite lint compat proto bench chaos kills soak fuzz clean
+# `test` runs lint and both parts of the suite side by side.
+MAKEFLAGS += -j3
+.PHONY: demo test pure suite lint compat proto bench chaos kills soak fuzz clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
@@ -22,15 +22,18 @@ lint: $(VENV)/.ready
 	nice -n 19 $(VENV)/bin/mypy
 	nice -n 19 $(VENV)/bin/lint-imports
 
-test: lint suite
+COVERAGE := build/coverage.json
+test: lint pure suite
+	$(PY) -m tests.project.coverage $(COVERAGE)
 
 # slipcover measures each line once and then runs it at full speed (docs/decisions/2026-11-27-coverage.md).
-COVERAGE := build/coverage.json
-suite: $(VENV)/.ready
+pure: $(VENV)/.ready
 	mkdir -p $(dir $(COVERAGE))
 	$(PY) -m slipcover --source cachesvc,loader --omit '*_pb2.py' --json --out $(COVERAGE) \
-		-m pytest --ignore tests/compat -m 'not slow' -n 3 --dist loadfile --no-loadscope-reorder; failed=$$?; \
-	$(PY) -m tests.project.coverage $(COVERAGE) && exit $$failed
+		-m pytest --ignore tests/compat -m 'pure and not slow'
+
+suite: $(VENV)/.ready
+	$(PY) -m pytest --ignore tests/compat -m 'not pure and not slow' -n 3 --dist loadfile --no-loadscope-reorder
 
 LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready

@@ -1,8 +1,4 @@
-"""The lines of the product that `make test` runs: `python -m tests.project.coverage FILE`, a report of slipcover as JSON.
-
-Only the processes of pytest are measured. What runs in daemons, fillers and trainers, which are processes of their own,
-counts as not run.
-"""
+"""The lines of the product that pure tests run: `python -m tests.project.coverage FILE`, a report of slipcover as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +12,13 @@ LEAST = 10
 
 
 def report(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for all modules together, and one for each of the modules with the smallest part of their lines."""
+    """Yield a line for all modules together, and one for each of those with the smallest part of their lines. Modules of
+    which no line is run are left to the other tests."""
     run = {name: len(found["executed_lines"]) for name, found in files.items()}
     of = {name: run[name] + len(found["missing_lines"]) for name, found in files.items()}
-    part = {name: run[name] / of[name] for name in files if of[name]}
-    yield f"coverage: {sum(run.values()) / max(1, sum(of.values())):.1%} of {sum(of.values()):,} lines; least of all:"
+    part = {name: run[name] / of[name] for name in files if run[name]}
+    share = sum(run.values()) / max(1, sum(of.values()))
+    yield f"pure tests run {share:.1%} of {sum(of.values()):,} lines of the product, and the least of these modules:"
     for name in sorted(part, key=lambda name: (part[name], name))[:LEAST]:
         yield f"{part[name]:5.0%} of {of[name]:4} lines  {name}"
 
