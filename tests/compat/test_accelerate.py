@@ -21,7 +21,7 @@ def train(data: Path, out: Path, checkpoint: str, stop: int) -> list[list[int]]:
     """Run the job; return the samples that each rank saw, in order."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     done = subprocess.run(
-        [*launch, "-m", "tests.compat.accelerate_job", str(data), str(out), checkpoint, str(stop)],
+        [*launch, "-m", "tests.compat.runs.accelerate_job", str(data), str(out), checkpoint, str(stop)],
         env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,

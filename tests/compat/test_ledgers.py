@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     for phase in ("first", "again"):
         done = subprocess.run(
-            [*launch, "-m", "tests.compat.job", str(rows), str(folder), phase],
+            [*launch, "-m", "tests.compat.runs.job", str(rows), str(folder), phase],
             env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
             capture_output=True,
             text=True,

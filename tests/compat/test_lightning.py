@@ -34,7 +34,7 @@ def train(data: str, out: Path, sampler: str, checkpoint: str = "", limit: str =
         [
             sys.executable,
             "-m",
-            "tests.compat.lightning_job",
+            "tests.compat.runs.lightning_job",
             data,
             str(out),
             sampler,

@@ -38,9 +38,9 @@ def ran(name: str, phase: str, ranks: int, rows: Path) -> list[list[int]]:
     folder, runs = rows.parent, TRAINERS[name][0]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     job = (
-        [*torchrun, "-m", "tests.compat.ledger_job", runs, name]
+        [*torchrun, "-m", "tests.compat.runs.ledger_job", runs, name]
         if runs
-        else ["-m", "tests.compat.ray_job", str(ranks)]
+        else ["-m", "tests.compat.runs.ray_job", str(ranks)]
     )
     done = subprocess.run(
         [sys.executable, *job, phase, str(rows), str(folder)],

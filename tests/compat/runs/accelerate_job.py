@@ -1,6 +1,6 @@
 """A training script under Accelerate, one rank of a torchrun job.
 
-    python -m tests.compat.accelerate_job DATA OUT CHECKPOINT STOP
+    python -m tests.compat.runs.accelerate_job DATA OUT CHECKPOINT STOP
 
 Writes to OUT-RANK.json the samples that this rank saw. CHECKPOINT: the state to resume, "" for none. After STOP batches
 of an epoch the script saves to OUT-saved and ends; with 0 it ends after the epoch.

@@ -1,4 +1,4 @@
-"""One rank of torchrun's: `python -m tests.compat.ledger_job RUNS NAME PHASE ROWS FOLDER`.
+"""One rank of torchrun's: `python -m tests.compat.runs.ledger_job RUNS NAME PHASE ROWS FOLDER`.
 
 Runs the trainer NAME of the module RUNS, and writes to FOLDER/PHASE-RANK.json the samples that this rank saw. Phase
 "whole": an uninterrupted run. "cut": until an interruption. "rest", "other": resumes that, at any number of ranks.

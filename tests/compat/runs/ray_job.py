@@ -1,4 +1,4 @@
-"""A training script under Ray Train: `python -m tests.compat.ray_job RANKS PHASE ROWS FOLDER`. Phases: see `ledger_job`."""
+"""A training script under Ray Train: `python -m tests.compat.runs.ray_job RANKS PHASE ROWS FOLDER`; see `ledger_job`."""
 
 from __future__ import annotations
 

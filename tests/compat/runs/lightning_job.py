@@ -1,6 +1,6 @@
 """A training script under Lightning, two ranks.
 
-    python -m tests.compat.lightning_job DATA OUT SAMPLER CHECKPOINT LIMIT
+    python -m tests.compat.runs.lightning_job DATA OUT SAMPLER CHECKPOINT LIMIT
 
 Writes to OUT-RANK.json the samples that this rank saw. SAMPLER: "lightning" where Lightning may add its own sampler.
 CHECKPOINT: the state to resume, "" for none. LIMIT: batches of an epoch, "" for all.

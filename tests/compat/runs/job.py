@@ -1,4 +1,4 @@
-"""Runs of every trainer, in one rank of torchrun's: `python -m tests.compat.job ROWS FOLDER first|again`.
+"""Runs of every trainer, in one rank of torchrun's: `python -m tests.compat.runs.job ROWS FOLDER first|again`.
 
 Writes to FOLDER/PHASE-RANK.json the samples that this rank saw in each run. Phase "first": whole runs and interrupted
 runs. Phase "again": resumes the interrupted runs in another process.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from loader import open_dataset
-from tests.compat import accelerate_runs, lightning_runs, trainer_runs
 from tests.compat.ledger import save
+from tests.compat.runs import accelerate_runs, lightning_runs, trainer_runs
 
 
 def named(rows: torch.Tensor) -> dict[str, Any]:
