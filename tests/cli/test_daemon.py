@@ -141,7 +141,7 @@ def test_an_empty_folder_is_4(nobody: None, tmp_path: Path, capsys: Any) -> None
 
 
 def test_an_unknown_format_is_2(nobody: None, pets: Path, capsys: Any) -> None:
-    assert run(["index", "--format", "arrow", str(pets)]) == 2
+    assert run(["index", "--format", "orc", str(pets)]) == 2
     assert "webdataset" in capsys.readouterr().err
 
 

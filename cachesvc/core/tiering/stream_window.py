@@ -137,7 +137,7 @@ class Reserve:
         """
         if self.tier is None or self.tier.name != RAM or self._shares.claimed_bytes <= self.tier.budget_bytes:
             return 0
-        if not self._reads_small:
+        if not self._reads_small or self._lookahead_bytes is not None:
             return self.window_bytes if self.tier.budget_bytes >= 2 * self.window_bytes else 0
         if max(self.largest_bytes, self.open_bytes) > room:
             return 0
