@@ -48,7 +48,8 @@ IMPURE_IMPORTS = (
     ),
     *(f"tests.support.{name}" for name in ("canned", "faults", "fillers", "processes", "training")),
 )
-IMPURE_FIXTURES = {"s3_server", "s3_env", "bucket", "proxy", "fake", "source"}
+IMPURE_FIXTURES = {"s3_server", "s3_env", "bucket", "proxy", "fake", "source", "no_collection"}
+"""Fixtures that start servers, and `no_collection`: what measures memory runs without the recording of coverage."""
 IMPURE_EVENTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "socket.bind", "socket.connect"}
 
 
