@@ -41,7 +41,7 @@ chaos: $(VENV)/.ready
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
 # Other projects' trainers over our loader, in environments of their own. DeepSpeed compiles with the C++ compiler.
-COMPAT_trainers := pytorch-lightning transformers torchdata torchvision trl webdataset
+COMPAT_trainers := pytorch-lightning transformers torchdata trl webdataset
 COMPAT_deepspeed := deepspeed
 COMPAT_ray := 'ray[train]'
 .venv-compat-%/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
