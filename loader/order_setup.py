@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import DEFAULT_WINDOW_BYTES
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from loader.batches.feed import Feed, RankShare
 from loader.datasets.wrapped import CacheDataset
@@ -19,8 +20,6 @@ from loader.job.checkpoint import LoaderState
 from loader.job.topology import ALONE, Topology, resolve
 from loader.saved_state import resumed
 
-WINDOW_BYTES = 256 << 20
-"""Four extents of 64 MiB: they mix well, and the first batch waits for no more than this."""
 Window = Literal["auto", "all"] | int
 
 
@@ -29,7 +28,7 @@ def window_bytes(window: Window) -> int:
     if isinstance(window, str):
         if window not in ("auto", "all"):
             raise InvalidInput(f"window={window!r} is neither a size in bytes, 'auto' nor 'all'")
-        return WINDOW_BYTES if window == "auto" else 0
+        return DEFAULT_WINDOW_BYTES if window == "auto" else 0
     return whole_number("window", window, 1, 2**63 - 1)
 
 

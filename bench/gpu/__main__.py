@@ -24,7 +24,7 @@ HANGS_S = 300
 
 def main(folder: str) -> int:
     """Write results.json below `folder`; 1 when a check fails."""
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)  # the whole takes about three minutes
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     has_device = torch.cuda.is_available()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as root:

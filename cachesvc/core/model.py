@@ -33,6 +33,9 @@ MAX_EXTENTS = 1_000_000
 """Limit of a dataset version, and so of a plan: 64 TB. A daemon holds 330 bytes for each extent."""
 PAGE_BYTES = 4096
 HUGE_BYTES = 2 << 20
+DEFAULT_WINDOW_BYTES = 256 << 20
+"""What a loader shuffles together unless told otherwise: four extents of 64 MiB mix well, and the first batch waits for no
+more than this."""
 """A huge page: bytes that begin at a multiple of it in the address space and in memory can be mapped as one."""
 
 

@@ -140,7 +140,7 @@ class Feed(TorchDataset[Any]):
 
     @property
     def gathered(self) -> SampleReader | None:
-        """What makes the samples, if batches are records that need no Python call per sample; else None."""
+        """The maker of samples, if batches are records that need no Python call per sample; else None."""
         samples = self._samples
         return samples if self._default_collation and samples and samples.gathers_batches else None
 

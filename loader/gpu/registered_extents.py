@@ -11,7 +11,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from loader.reading.reader import ExtentReader
 
@@ -102,7 +102,8 @@ class RegisteredExtents:
         self._unregister(self._place_of(extent)[0])
 
 
-_of_readers: WeakKeyDictionary[ExtentReader, RegisteredExtents] = WeakKeyDictionary()
+_of_readers: WeakKeyDictionary[ExtentReader, ReferenceType[RegisteredExtents]] = WeakKeyDictionary()
+"""The reader keeps them, by what it calls before it unmaps an extent."""
 _of_readers_lock = threading.Lock()
 
 
@@ -112,10 +113,12 @@ def registered_extents(
     register: Callable[[int, int], None],
     unregister: Callable[[int], None],
 ) -> RegisteredExtents:
-    """Return the registered extents of a reader, which all loaders over it share; the latest limit holds."""
+    """Return the registered extents of a reader, which all loaders over it share; the first loader's limit holds."""
     with _of_readers_lock:
-        found = _of_readers.get(reader)
+        known = _of_readers.get(reader)
+        found = known() if known is not None else None
         if found is None:
-            found = _of_readers[reader] = RegisteredExtents(reader, register, unregister)
+            found = RegisteredExtents(reader, register, unregister)
             found.limit_bytes = limit_bytes
+            _of_readers[reader] = ref(found)
         return found

@@ -40,7 +40,7 @@ class AddressRange:
 
     @property
     def address(self) -> int:
-        """Where the range begins in this process."""
+        """The address at which the range begins in this process."""
         return self._home
 
     def map(self, address: int, size_bytes: int, fd: int, offset: int) -> None:

@@ -137,12 +137,6 @@ class Leases:
             self._drop([extent for extent, held in self.held.by_index.items() if held.fd < 0])
         self._release_dropped()
 
-    def release_streaming(self) -> None:
-        """Release the extents held briefly that no read needs: the reader may be idle from now on."""
-        with self._lock:
-            self._drop(list(self._streaming))
-        self._release_dropped()
-
     def release_when_unused(self, extents: Iterable[int]) -> None:
         """Release the held ones of these extents, now or when the last read that needs them has ended."""
         with self._lock:

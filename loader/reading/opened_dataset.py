@@ -105,9 +105,7 @@ class OpenedDataset:
             self._access.grants.passed(step)
 
     def given_up(self, order: object) -> None:
-        """End an order: the next order's plan may replace its plan, and what was held for it alone is released."""
-        if self._reader is not None:
-            self._reader.release_streaming()
+        """End an order: the next order's plan may replace its plan."""
         if order in self._other_orders:
             _, closing = self._other_orders.pop(order)
             closing()

@@ -77,10 +77,6 @@ class ExtentReader:
         """See `Leases.release_when_unused`; later reads lease these extents anew."""
         self._leases.release_when_unused(extents)
 
-    def release_streaming(self) -> None:
-        """See `Leases.release_streaming`; later reads lease these extents anew."""
-        self._leases.release_streaming()
-
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The first and the last extent that each byte range touches; for an empty range, the extent of its address."""
         first = self._extents.of(addresses)

@@ -188,6 +188,8 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
         return threads if mover is None else DeviceEngine(threads, mover)
     if workers == 0 and mover is not None:
         count = 1 if of_device is None else GATHERING_THREADS
+        if of_device is not None:
+            of_device.turn_stride = count
         maker = _maker_factory(of_device or feed, mover, False, on_error)
         return DeviceEngine(ThreadEngine(maker, count, MOVED_AHEAD + count - 1), mover)
     if workers == 0 and not settings.pin_memory:

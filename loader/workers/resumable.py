@@ -47,7 +47,7 @@ LENGTH_TOLD = "_IterableDataset_len_called"
 
 
 class LoaderAttributes(Protocol):
-    """What is read from a loader, besides the attributes named in MIRRORED."""
+    """Attributes that are read from a loader, besides those named in MIRRORED."""
 
     dataset: Any
     batch_size: int | None

@@ -1,4 +1,4 @@
-"""What Hugging Face's `datasets` writes, read by ours and by its own reader."""
+"""Files that Hugging Face's `datasets` writes, read by ours and by its own reader."""
 
 from __future__ import annotations
 

@@ -121,9 +121,12 @@ class Lookahead:
         copy = entry.best()
         if self._reserve.streams or copy is None or not copy.committed or copy.tier.name == RAM:
             return True
-        if copy.tier.stalled:
+        promotes = self._policy.promotes(copy)
+        if copy.tier.stalled or (
+            self._reserve.ahead_of_nvme and not promotes
+        ):  # the window is for small samples
             return True
-        waits = self._reserve.ahead_of_nvme and plan.rows[plan.next][1] > plan.passed
+        waits = promotes and plan.rows[plan.next][1] > plan.passed
         if self._copies.busy:
             return not waits
         placement = self._policy.promote(entry)

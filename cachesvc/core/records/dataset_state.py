@@ -11,6 +11,8 @@ from cachesvc.core.model import Counted, DatasetId, ExtentId
 if TYPE_CHECKING:
     from cachesvc.core.records.cache_entry import CacheEntry
 
+SMALL_SAMPLE_BYTES = 16 << 10
+"""A read of a file takes some 8 us beside the copy of its bytes. Below this size that is more than the copy into RAM."""
 MAX_EPOCHS = 16
 """Epochs of a dataset that are remembered: a report is about now."""
 
@@ -90,6 +92,11 @@ class DatasetState:
     unpinned: tuple[int, int | None, int | None] | None = None
     """While it is pinned: the user and the quotas of the first claim."""
     epochs: deque[EpochTally] = field(default_factory=lambda: deque(maxlen=MAX_EPOCHS))
+
+    @property
+    def small_samples(self) -> bool:
+        """Its samples are read faster from RAM than from a file, the copy into RAM included."""
+        return 0 < self.sample_bytes <= SMALL_SAMPLE_BYTES
 
     @property
     def claimed(self) -> bool:

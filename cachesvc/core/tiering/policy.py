@@ -120,7 +120,8 @@ class Policy:
 
     def promotes(self, copy: Copy) -> bool:
         """Return whether look-ahead copies this copy's extent into RAM before plans need it."""
-        return self.reserve.ahead_of_nvme and copy.tier.name != RAM
+        small = any(dataset.small_samples for dataset in copy.entry.datasets)
+        return self.reserve.ahead_of_nvme and small and copy.tier.name != RAM
 
     @property
     def window_is_free(self) -> bool:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from itertools import chain
 
-from cachesvc.core.model import RAM, TierName
+from cachesvc.core.model import DEFAULT_WINDOW_BYTES, RAM, TierName
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import by_preference, capacity_bytes
 from cachesvc.core.tiering.hit_bounds import claim_of, not_kept
@@ -22,12 +22,8 @@ WINDOW_SHARE = 0.006
 much. It lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
 MOST_OF_CLAIMED = 0.75
 """Where this part of the claimed bytes is read side by side and does not fit, a window saves no more than keeping."""
-ORDER_BYTES = 256 << 20
-"""What a plan is expected to read side by side before there is one: the loader's default window."""
 ORDERS_AHEAD = 2
 """Where RAM reads ahead of NVMe: what a plan reads side by side, and as much again, which is copied meanwhile."""
-SMALL_SAMPLE_BYTES = 16 << 10
-"""A read of a file takes some 8 us beside the copy of its bytes. Below this size that is more than the copy into RAM."""
 WINDOW_EXTENTS = 2
 """A window holds at least the extent that is being read and the next one."""
 
@@ -49,7 +45,7 @@ class Reserve:
         self.tier: TierState | None = None
         self.window_bytes = 0
         self.ahead_of_nvme = False
-        """All claimed data fits, samples are small, and what lies on NVMe is copied into RAM before plans need it."""
+        """All claimed data fits, and small samples on NVMe are copied into RAM before plans need them."""
         self.streams = False
         """More is claimed than can be kept, so part of it streams through the window."""
         self.largest_bytes = 0
@@ -126,8 +122,8 @@ class Reserve:
 
     @property
     def _reads_small(self) -> bool:
-        """Whether some claimed data has samples that are read faster from RAM than from a file."""
-        return any(0 < each.sample_bytes <= SMALL_SAMPLE_BYTES for each in self._shares.datasets.values())
+        """Whether some claimed data has small samples."""
+        return any(each.small_samples for each in self._shares.datasets.values())
 
     def _ahead_of_nvme_bytes(self, room: int) -> int:
         """Room in RAM for reading ahead of NVMe where all data fits; 0 where that is of no use.
@@ -141,7 +137,9 @@ class Reserve:
             return self.window_bytes if self.tier.budget_bytes >= 2 * self.window_bytes else 0
         if max(self.largest_bytes, self.open_bytes) > room:
             return 0
-        return min(room, ORDERS_AHEAD * self.open_bytes or min(room // 2, ORDERS_AHEAD * ORDER_BYTES))
+        return min(
+            room, ORDERS_AHEAD * self.open_bytes or min(room // 2, ORDERS_AHEAD * DEFAULT_WINDOW_BYTES)
+        )
 
     def _reserve_unplanned(self) -> None:
         """Reserve the share of readers without a plan, of what is neither held by readers nor pinned."""

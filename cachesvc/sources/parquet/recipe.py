@@ -1,4 +1,4 @@
-"""What an extent is decoded to: the columns of a dataset, as Arrow's schema. It travels as the codec of a piece."""
+"""Describes what an extent is decoded to: the columns of a dataset, as Arrow's schema. It travels as a piece's codec."""
 
 from __future__ import annotations
 

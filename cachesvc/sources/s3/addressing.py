@@ -1,4 +1,4 @@
-"""Where a bucket's objects are read, and how a read is signed, as botocore resolves it.
+"""Finds the address of a bucket's objects, and signs reads of them, as botocore resolves it.
 
 botocore knows virtual hosts and paths, access points, PrivateLink, dual stack, FIPS, acceleration and directory buckets. It
 is asked once for each bucket. The GETs are then signed here, with a fraction of its CPU, except those of directory buckets

@@ -36,7 +36,7 @@ class Values:
 
 
 class ColumnFacts:
-    """What is computed once of a catalog's extents and chunks: there may be a million."""
+    """Facts of a catalog's extents and chunks that are computed once: there may be a million."""
 
     def __init__(self, catalog: Catalog, layout: Columns) -> None:
         self.starts, self.ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes

@@ -1,1 +1,1 @@
-"""What the tests of trainers start: their own processes, with the real packages."""
+"""Training scripts that the tests of trainers start, with the real packages."""

@@ -259,3 +259,16 @@ def test_large_samples_are_read_from_nvme() -> None:
 
 def test_ram_without_room_for_what_is_read_side_by_side_keeps_a_part() -> None:
     assert tiers_read(3_000, ram=1, size=2).count(RAM) < 12
+
+
+def test_beside_small_samples_large_ones_stay_on_nvme() -> None:
+    node = node_of(ram=3, nvme=9, lookahead_bytes=None)
+    tell(node, Recovered(NVME, dict.fromkeys((A, B, C, D), SIZE)))
+    small = DatasetDeclared(1, DATASET, ((A, SIZE), (B, SIZE)), sample_bytes=3_000)
+    large = DatasetDeclared(2, OTHER, ((C, SIZE), (D, SIZE)), sample_bytes=100_000)
+    assert tell(node, small, large, Planned(2, 2, ((C, 0, 9), (D, 0, 9)))) == []
+    assert tell(node, Planned(1, 1, ((A, 0, 9), (B, 0, 9)))) == [
+        StartFill(A, RAM, NVME),
+        StartFill(B, RAM, NVME),
+    ]
+    assert tell(node, Demanded(ONE, 1, C)) == [Grant(ONE, 1, C, NVME, "kept")]

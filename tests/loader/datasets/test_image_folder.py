@@ -130,7 +130,7 @@ def test_a_transform_may_take_a_generator(root: Path) -> None:
 
 
 class WithPath(ImageFolder):
-    """What many repositories derive from torchvision's class."""
+    """A subclass as many repositories derive it from torchvision's."""
 
     def __init__(self, root: Path, suffix: str) -> None:
         super().__init__(root, width)

@@ -4,6 +4,7 @@ as long as they are read."""
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from loader.datasets.dataset import Dataset
 from loader.datasets.record_form import RecordForm
 from loader.gpu.host_view import host_rows
 from loader.gpu.record_gather import HostRecords, RecordGather
-from loader.gpu.registered_extents import RegisteredExtents, registered_extents
+from loader.gpu.registered_extents import registered_extents
 from loader.reading.reader import Ints
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
@@ -215,14 +216,19 @@ def test_records_of_any_size_and_stride(
     assert found.view(torch.uint8).tolist() == expected
 
 
-def test_registered_extents_are_forgotten_with_their_reader(tmp_path: Path) -> None:
+def test_registered_extents_die_with_their_reader(tmp_path: Path) -> None:
     link, device = records(tmp_path, format="records", dtype="(512,)u4"), Processor()
     data = in_memory(link)
-    first = registered_extents(data.opened.reader(), EVERYTHING, device.register, device.unregister)
+    registered = registered_extents(data.opened.reader(), EVERYTHING, device.register, device.unregister)
+    reader, kept = weakref.ref(data.opened.reader()), weakref.ref(registered)
+    del registered
+    gc.collect()
+    assert kept() is not None  # another loader over the reader finds it
     data.close()
-    second = registered_extents(data.opened.reader(), EVERYTHING, device.register, device.unregister)
-    assert isinstance(second, RegisteredExtents)
-    assert second is not first
+    del data
+    gc.collect()
+    assert reader() is None
+    assert kept() is None
 
 
 def test_views_of_host_memory_may_die_in_any_order() -> None:
