@@ -62,7 +62,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, argument for argument. Given a dataset of `open_dataset` (also inside Subset, ConcatDataset,
     StackDataset, or a dataset that holds it in `.dataset`) and no sampler, every rank gets its own part of one global
     order: each sample once an epoch, in the same global batches at any number of ranks and workers, resumable. Any other
-    dataset, or a sampler of your own, behaves as in torch. With `batch_size=None` it yields single samples.
+    dataset, or a sampler of your own, behaves as in torch (or torchdata). With `batch_size=None` it yields single samples.
 
     `batch_size` is per rank. `global_batch_size`: samples of one optimizer step, all ranks together; a multiple of
     batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators

@@ -11,20 +11,25 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from cachesvc.core.errors import (
     CacheError,
+    CorruptData,
     InvalidInput,
     NotAllowed,
     NotFound,
     SourceChanged,
     SourceUnavailable,
 )
+from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.http import (
     ConnectionClosed,
     ConnectionPool,
     HttpConnection,
     Response,
+    UnexpectedResponse,
     retry_after_s,
 )
 from cachesvc.sources.s3.proxies import Proxy, proxy_of
+from cachesvc.sources.s3.repeated_faults import RepeatedFaults
+from cachesvc.sources.s3.responses import OtherVersion, verify
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
@@ -145,3 +150,25 @@ def _head(url: str, host: str, headers: Mapping[str, str], proxy: Proxy | None) 
         lines.append(proxy.authorization)
     lines += [f"{name}: {value}" for name, value in {"Accept-Encoding": "identity", **headers}.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+
+def receive(
+    version: ObjectVersion,
+    offset: int,
+    into: memoryview,
+    response: Response,
+    connection: HttpConnection,
+    repeated: RepeatedFaults,
+) -> None:
+    """Check the head of a response, and receive its body. Raises SourceChanged for another version, UnexpectedResponse for
+    a wrong response, and CorruptData where `repeated` knows the one before as wrong, too."""
+    try:
+        verify(version, offset, len(into), response)
+    except OtherVersion as error:
+        raise SourceChanged(f"{error}; open the dataset again") from error
+    except UnexpectedResponse as error:
+        if repeated.failed(version.uri, offset):
+            raise CorruptData(f"{error}, twice") from error
+        raise
+    connection.read_into(into)
+    repeated.succeeded(version.uri, offset)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cachesvc.core.errors import CorruptData, InvalidInput, SourceChanged
+from cachesvc.core.errors import InvalidInput, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
-from cachesvc.sources.s3.http import HttpConnection, Response, UnexpectedResponse, parse_number
+from cachesvc.sources.s3.http import HttpConnection, Response, parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import OtherVersion, verify
-from cachesvc.sources.web.client import WebClient, refusal
+from cachesvc.sources.web.client import WebClient, receive, refusal
 
 MAX_SKIPPED_BYTES = 64 << 20
 """Bytes before a range that are received in vain from a server that serves no ranges."""
@@ -63,16 +62,7 @@ class WebSource:
             response.headers["etag"] = _tag(response)
             if response.status == 200 and headers.get("Range"):
                 return self._read_behind(version, offset, into, response, connection)
-            try:
-                verify(version, offset, len(into), response)
-            except OtherVersion as error:
-                raise SourceChanged(f"{error}; open the dataset again") from error
-            except UnexpectedResponse as error:
-                if self._repeated.failed(version.uri, offset):
-                    raise CorruptData(f"{error}, twice") from error
-                raise
-            connection.read_into(into)
-        self._repeated.succeeded(version.uri, offset)
+            receive(version, offset, into, response, connection, self._repeated)
 
     def checker(self, version: ObjectVersion) -> None:
         """Return None: web servers state no checksums."""

@@ -26,11 +26,10 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.s3.http import HttpConnection, Response, UnexpectedResponse
+from cachesvc.sources.s3.http import HttpConnection, Response
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import OtherVersion, verify
 from cachesvc.sources.source import Checker
-from cachesvc.sources.web.client import REDIRECTS, WebClient, redirected, refusal
+from cachesvc.sources.web.client import REDIRECTS, WebClient, receive, redirected, refusal
 
 _URI = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.DOTALL)
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -166,16 +165,7 @@ class HubSource:
             connection.read_error(response)
             raise self._refusal(version.uri, response)
         asked = ObjectVersion(version.uri, version.size_bytes, oid)
-        try:
-            verify(asked, offset, len(into), response)
-        except OtherVersion as error:
-            raise SourceChanged(f"{error}; open the dataset again") from error
-        except UnexpectedResponse as error:
-            if self._repeated.failed(version.uri, offset):
-                raise CorruptData(f"{error}, twice") from error
-            raise
-        connection.read_into(into)
-        self._repeated.succeeded(version.uri, offset)
+        receive(asked, offset, into, response, connection, self._repeated)
 
     def _commit(self, repository: str, revision: str, uri: str) -> str:
         """Return the commit that a revision names now."""
