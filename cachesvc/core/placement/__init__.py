@@ -1,0 +1,5 @@
+"""Which node owns an extent, and which nodes hold it.
+
+In: members with their weights, what nodes ask and report. Out: owners, and where to read an extent. It owns the roster of
+members and the directory of the extents that this node owns.
+"""
