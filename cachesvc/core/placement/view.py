@@ -49,6 +49,10 @@ class View:
         """The room of all candidates together."""
         return sum(member.weight_bytes for member in self.candidates)
 
+    def weight_of(self, name: str) -> int:
+        """The weight of a member, in bytes."""
+        return next(member.weight_bytes for member in self.members if member.name == name)
+
     @property
     def alone(self) -> bool:
         """No other member is a candidate."""
