@@ -45,6 +45,11 @@ class View:
         return tuple(sorted(mine, key=lambda each: each.name))
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of all candidates, sorted."""
+        return tuple(member.name for member in self.candidates)
+
+    @cached_property
     def capacity_bytes(self) -> int:
         """The room of all candidates together."""
         return sum(member.weight_bytes for member in self.candidates)
