@@ -173,8 +173,8 @@ class Runner:
 
     def next_deadline(self) -> float:
         """The time at which `tick` is due, in seconds of the clock; inf without a deadline."""
-        parts = [self.node, self.watch, self._pressure, *([self.cluster] if self.cluster else [])]
-        return min(part.next_deadline() for part in parts)
+        due = min(self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
+        return due if self.cluster is None else min(due, self.cluster.next_deadline())
 
     def declare(
         self,

@@ -299,22 +299,22 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "name", "instance", "weight_bytes", "zone", "version", "extents")
+    __slots__ = ("protocol", "name", "instance", "weight_bytes", "zone", "release", "extents")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     instance: str
     weight_bytes: int
     zone: str
-    version: str
+    release: str
     extents: int
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., zone: _Optional[str] = ..., version: _Optional[str] = ..., extents: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., extents: _Optional[int] = ...) -> None: ...
 
 class ExtentQuestion(_message.Message):
     __slots__ = ("extent", "failed")
@@ -337,12 +337,14 @@ class LookupRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., questions: _Optional[_Iterable[_Union[ExtentQuestion, _Mapping]]] = ..., peek: _Optional[bool] = ...) -> None: ...
 
 class ExtentPlace(_message.Message):
-    __slots__ = ("node", "filling")
+    __slots__ = ("node", "filling", "generation")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILLING_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     node: str
     filling: bool
-    def __init__(self, node: _Optional[str] = ..., filling: _Optional[bool] = ...) -> None: ...
+    generation: int
+    def __init__(self, node: _Optional[str] = ..., filling: _Optional[bool] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class LookupReply(_message.Message):
     __slots__ = ("places", "young")
@@ -379,30 +381,30 @@ class NodesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("name", "address", "zone", "version", "weight_bytes", "extents", "state", "since_s", "why", "me", "round_trip_s")
+    __slots__ = ("name", "address", "zone", "release", "weight_bytes", "extents", "state", "away_s", "why", "round_trip_us", "me")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    AWAY_S_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     ME_FIELD_NUMBER: _ClassVar[int]
-    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     zone: str
-    version: str
+    release: str
     weight_bytes: int
     extents: int
     state: str
-    since_s: float
+    away_s: int
     why: str
+    round_trip_us: int
     me: bool
-    round_trip_s: float
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., version: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., since_s: _Optional[float] = ..., why: _Optional[str] = ..., me: _Optional[bool] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., away_s: _Optional[int] = ..., why: _Optional[str] = ..., round_trip_us: _Optional[int] = ..., me: _Optional[bool] = ...) -> None: ...
 
 class NodesReply(_message.Message):
     __slots__ = ("nodes", "clustered")

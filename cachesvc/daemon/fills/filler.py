@@ -33,9 +33,9 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.config import ClusterSettings, Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.model import Extent, ExtentId
 from cachesvc.daemon.fills.block_client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
-from cachesvc.core.model import Extent, ExtentId
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging

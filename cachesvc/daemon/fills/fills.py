@@ -23,7 +23,7 @@ from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
 from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
-from cachesvc.daemon.fills.shared_fills import MAX_NODES, Located, Locate, SharedFill, SharedFills
+from cachesvc.daemon.fills.shared_fills import MAX_NODES, Locate, Located, SharedFill, SharedFills
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
@@ -67,6 +67,8 @@ class Fills:
         self._peer_bytes: dict[DatasetId, int] = {}
         self._filling: dict[_CopyKey, commands.StartFill] = {}
         self._paused: list[commands.StartFill] | None = None
+        self.peer_failures = 0
+        """How often a node failed to give an extent."""
         self.failures: Counter[str] = Counter()
         """Failed fills by the name of the error, including those that were retried."""
 
@@ -225,6 +227,7 @@ class Fills:
             log.info("a peer did not give an extent", extra={"peer": found.node, "error": answer.message})
             if answer.code == CorruptData.code:
                 self.wrong_copy(found.node, command.extent)
+            self.peer_failures += 1
             fill.failed = (*fill.failed, found.node)
             self._seek(command, dataset, index, fill)
 

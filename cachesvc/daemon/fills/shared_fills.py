@@ -1,7 +1,7 @@
 """Fills under way that other nodes may follow, and the search for a node to fill from.
 
-Each fill from outside this node has its progress in shared memory. It asks the cluster where to read, reads from a node, asks
-again where that fails, and keeps the blocks that came. The source is the last resort, and reads everything.
+Each fill from outside this node has its progress in shared memory. It asks the cluster where to read, and reads from a
+node. Where that fails, it keeps the blocks that came and asks again. A fill from the source reads everything.
 """
 
 from __future__ import annotations

@@ -21,19 +21,20 @@ from dataclasses import asdict
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+import cachesvc
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import ClusterSettings, Tls
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.roster import Roster
-from cachesvc.core.placement.view import Member, View
+from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
+from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import server_credentials
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_server import BlockServer
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
-from cachesvc.daemon.peers.members import Members, hello_reply, hello_request
+from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
@@ -43,6 +44,7 @@ from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.nice import run_in_background
 from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 
 log = logging.getLogger(__name__)
@@ -63,12 +65,12 @@ class Agent:
         self._cluster = cluster
         self._tls = tls
         me, instance = cluster.node_name, secrets.token_hex(8)
+        self._greeting = Greeting(me, instance, PROTOCOL_VERSION, weight_bytes, cluster.zone)
         self._daemon = DaemonChannel(channel, self._on_message)
         self._calls = PeerCalls(tls, cluster.tls_name)
-        roster = Roster(
-            Member(me, weight_bytes, cluster.zone), instance, cluster.rejoin_grace_s, cluster.by_zone
-        )
-        self._members = Members(roster, self._calls, hello_request(me, instance), self._view_changed)
+        roster = Roster(self._greeting, cluster.rejoin_grace_s, cluster.by_zone)
+        hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=me, instance=instance)
+        self._members = Members(roster, self._calls, hello, self._view_changed)
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
@@ -76,11 +78,7 @@ class Agent:
         self._blocks = BlockServer(
             self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
         )
-        self._servicer = PeersServicer(
-            self._owned,
-            lambda: hello_reply(me, instance, weight_bytes, cluster.zone, self._announcements.extents),
-            self._wrong,
-        )
+        self._servicer = PeersServicer(self._owned, self._hello, self._wrong)
 
     def run(self) -> None:
         """Run until the daemon ends."""
@@ -99,6 +97,18 @@ class Agent:
                 self._daemon.send(messages.ClusterState(report.packed()))
                 told = report
             time.sleep(REPORT_S)
+
+    def _hello(self) -> pb.HelloReply:
+        me = self._greeting
+        return pb.HelloReply(
+            protocol=me.version,
+            name=me.name,
+            instance=me.instance,
+            weight_bytes=me.weight_bytes,
+            zone=me.zone,
+            release=cachesvc.__version__,
+            extents=self._announcements.extents,
+        )
 
     def _on_message(self, message: jobs.Message) -> None:
         if isinstance(message, messages.LocateExtent):
@@ -137,17 +147,14 @@ class Agent:
             self._daemon.send(messages.WrongCopy(extent.hex()))
 
     def _report(self) -> ClusterReport:
-        view = self._members.view
+        view, now = self._members.view, time.monotonic()
         return ClusterReport(
             me=view.me,
             settled=self._members.settled,
             by_zone=view.by_zone,
             members=tuple(asdict(member) for member in view.members),
             away=tuple(sorted(view.away)),
-            rows=tuple(
-                asdict(NodeRow.of(row, self._members.round_trip_s(row.address)))
-                for row in self._members.rows()
-            ),
+            rows=tuple(asdict(NodeRow.of(row, contact, now)) for row, contact in self._members.rows()),
             sent_bytes=self._sent_bytes,
             lookups=self._owned.lookups,
             redirects=self._owned.redirects,

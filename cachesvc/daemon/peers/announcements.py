@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.roster import PROTOCOL
+from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
@@ -166,7 +166,7 @@ class Announcements:
             self._owned.report(node, filled, dropped, batch.progressing.items(), batch.anew)
             return
         request = pb.ReportRequest(
-            protocol=PROTOCOL,
+            protocol=PROTOCOL_VERSION,
             node=self._me,
             filled=b"".join(filled),
             dropped=b"".join(dropped),

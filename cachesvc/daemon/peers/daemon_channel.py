@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from cachesvc.core.errors import NotFound, TierFailed
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.peers import messages
+from cachesvc.daemon.peers.block_replies import Lent
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.fill_progress import FillProgress
-from cachesvc.daemon.peers.block_replies import Lent
 
 OPEN_S = 10.0
 """The daemon may have to wait for an eviction before it begins a fill that a peer wants to follow."""

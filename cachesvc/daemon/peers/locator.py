@@ -17,7 +17,7 @@ import grpc
 
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer
-from cachesvc.core.placement.roster import PROTOCOL
+from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.daemon.peers.members import SETTLE_S, Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.peer_calls import PeerCalls
@@ -32,7 +32,7 @@ BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A question, the nodes to ask next, and the callback for the answer: the name of a node or SOURCE, and a generation."""
+    """A question, the nodes to ask next, and the callback for the answer: a node's name or SOURCE, and a generation."""
 
     question: Question
     nodes: tuple[str, ...]
@@ -133,7 +133,7 @@ class Locator:
 
     def _request(self, questions: list[Question], peek: bool) -> pb.LookupRequest:
         asked = [pb.ExtentQuestion(extent=each.extent, failed=each.failed) for each in questions]
-        return pb.LookupRequest(protocol=PROTOCOL, node=self._me, questions=asked, peek=peek)
+        return pb.LookupRequest(protocol=PROTOCOL_VERSION, node=self._me, questions=asked, peek=peek)
 
 
 def _answers(reply: pb.LookupReply) -> list[Answer]:

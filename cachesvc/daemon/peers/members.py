@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import grpc
 
-import cachesvc
 from cachesvc.cluster.membership import Endpoint, Membership
-from cachesvc.core.placement.roster import PROTOCOL, Greeting, MemberRow, Roster
+from cachesvc.core.placement.roster import Greeting, Roster, Row
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -23,7 +23,18 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 log = logging.getLogger(__name__)
 GREETERS = 8
 SETTLE_S = 5.0
-"""How long after the start questions wait for the members' first greetings. Without them they would go to the wrong owners."""
+"""How long after the start questions wait for the members' first greetings; else they would go to the wrong owners."""
+
+
+@dataclass(slots=True)
+class Contact:
+    """What a greeting of an address told beside the roster's business: the release, the extents that the node holds, the
+    seconds that the greeting took, and the error of the last call that failed."""
+
+    release: str = ""
+    extents: int = 0
+    round_trip_s: float = 0.0
+    error: str = ""
 
 
 class Members:
@@ -41,7 +52,7 @@ class Members:
         self._settled = threading.Event()
         self._greeting: set[str] = set()
         self._pool = ThreadPoolExecutor(GREETERS, "greet")
-        self._round_trips: dict[str, float] = {}
+        self._contacts: dict[str, Contact] = {}
         self._view = roster.view()
 
     def start(self, membership: Membership) -> None:
@@ -68,7 +79,7 @@ class Members:
     def address_of(self, name: str) -> str:
         """The address of a member, HOST:PORT; "" for one that is unknown or away."""
         with self._lock:
-            return self._roster.address_of(name)
+            return "" if name in self._roster.view().away else self._roster.address_of(name)
 
     def failed(self, name: str, why: str) -> None:
         """Note that a member did not answer a call."""
@@ -76,14 +87,11 @@ class Members:
         if address:
             self._note_failed(address, why)
 
-    def rows(self) -> list[MemberRow]:
-        """All members, for `cachesvc nodes`."""
+    def rows(self) -> list[tuple[Row, Contact]]:
+        """All members and refused nodes, for `cachesvc nodes`."""
         with self._lock:
-            return self._roster.members(time.monotonic())
-
-    def round_trip_s(self, address: str) -> float:
-        """Seconds that the last greeting of a member took; 0 where there was none."""
-        return self._round_trips.get(address, 0.0)
+            rows = self._roster.members()
+        return [(row, self._contacts.get(row.address) or Contact()) for row in rows]
 
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
@@ -115,16 +123,8 @@ class Members:
         except grpc.RpcError as error:
             self._note_failed(address, f"{error.code().name}: {error.details()}")
         else:
-            self._round_trips[address] = time.monotonic() - began
-            greeting = Greeting(
-                name=reply.name,
-                instance=reply.instance,
-                protocol=reply.protocol,
-                weight_bytes=reply.weight_bytes,
-                zone=reply.zone,
-                version=reply.version,
-                extents=reply.extents,
-            )
+            self._contacts[address] = Contact(reply.release, reply.extents, time.monotonic() - began)
+            greeting = Greeting(reply.name, reply.instance, reply.protocol, reply.weight_bytes, reply.zone)
             with self._lock:
                 self._roster.greeted(address, greeting, time.monotonic())
         finally:
@@ -132,33 +132,16 @@ class Members:
             self._wake.set()
 
     def _note_failed(self, address: str, why: str) -> None:
+        self._contacts.setdefault(address, Contact()).error = why
         with self._lock:
-            self._roster.failed(address, time.monotonic(), why)
+            self._roster.failed(address, time.monotonic())
         self._wake.set()
 
     def _update(self) -> None:
         with self._lock:
             view = self._roster.view()
-            if view == self._view:
+            if view is self._view:
                 return
             self._view = view
         log.info("the cluster changed", extra={"members": len(view.members), "away": len(view.away)})
         self._changed(view)
-
-
-def hello_request(name: str, instance: str) -> pb.HelloRequest:
-    """Return this node's greeting."""
-    return pb.HelloRequest(protocol=PROTOCOL, name=name, instance=instance)
-
-
-def hello_reply(name: str, instance: str, weight_bytes: int, zone: str, extents: int) -> pb.HelloReply:
-    """Return the answer to another node's greeting."""
-    return pb.HelloReply(
-        protocol=PROTOCOL,
-        name=name,
-        instance=instance,
-        weight_bytes=weight_bytes,
-        zone=zone,
-        version=cachesvc.__version__,
-        extents=extents,
-    )

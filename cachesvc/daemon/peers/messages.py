@@ -83,8 +83,8 @@ class LentExtent:
 
 @dataclass(frozen=True, slots=True)
 class WrongCopy:
-    """A copy failed its checksums on its way between two nodes. To the agent: the copy of `node`. To the daemon, where `node`
-    is "": its own."""
+    """A copy failed its checksums on its way between two nodes. To the agent: the copy of `node`. To the daemon: its own,
+    and `node` is ""."""
 
     kind: ClassVar[str] = "wrong copy"
     extent: str

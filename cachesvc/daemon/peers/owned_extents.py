@@ -1,4 +1,4 @@
-"""This node as an owner: answers where extents are, from its directory. What its own daemon should keep, it has it fetch."""
+"""This node as an owner: answers from its directory where extents are, and has its daemon fetch what it is to keep."""
 
 from __future__ import annotations
 

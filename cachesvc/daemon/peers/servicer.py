@@ -8,7 +8,7 @@ import grpc
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.roster import OLDEST_PROTOCOL, PROTOCOL
+from cachesvc.core.placement.roster import OLDEST_VERSION, PROTOCOL_VERSION
 from cachesvc.daemon.control.statuses import errors_as_statuses
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.wire import ID_BYTES, unpack_fills, unpack_ids
@@ -59,9 +59,9 @@ class PeersServicer:
 
 
 def _check_protocol(protocol: int) -> None:
-    if protocol < OLDEST_PROTOCOL:
+    if protocol < OLDEST_VERSION:
         raise InvalidInput(
-            f"this node speaks protocol {PROTOCOL}, and the caller {protocol}: update the caller"
+            f"this node speaks protocol {PROTOCOL_VERSION}, and the caller {protocol}: update the caller"
         )
 
 

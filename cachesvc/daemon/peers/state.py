@@ -6,39 +6,40 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cachesvc.core.placement.roster import MemberRow
+from cachesvc.core.placement.roster import Row
 from cachesvc.core.placement.view import Member, View
+from cachesvc.daemon.peers.members import Contact
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A member, for `cachesvc nodes`."""
+    """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away."""
 
     name: str
     address: str
     zone: str
-    version: str
+    release: str
     weight_bytes: int
     extents: int
     state: str
-    since_s: float
+    away_s: int
     why: str
-    round_trip_s: float
+    round_trip_us: int
 
     @classmethod
-    def of(cls, row: MemberRow, round_trip_s: float) -> NodeRow:
-        """The row of a member of the roster."""
+    def of(cls, row: Row, contact: Contact, now: float) -> NodeRow:
+        """The row of a member of the roster, at time `now`."""
         return cls(
-            row.name,
-            row.address,
-            row.zone,
-            row.version,
-            row.weight_bytes,
-            row.extents,
-            row.state,
-            round(row.since_s),
-            row.why,
-            round_trip_s,
+            name=row.name,
+            address=row.address,
+            zone=row.zone,
+            release=contact.release,
+            weight_bytes=row.weight_bytes,
+            extents=contact.extents,
+            state=row.state,
+            away_s=int(now - row.since) if row.state == "away" else 0,
+            why=row.why or ("" if row.state == "present" else contact.error),
+            round_trip_us=int(contact.round_trip_s * 1e6),
         )
 
 

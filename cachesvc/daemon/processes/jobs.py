@@ -27,8 +27,8 @@ RECEIVE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Inde
 
 @dataclass(frozen=True, slots=True)
 class FillJob:
-    """Fill the target with extent `index` of a catalog, from the source. Descriptors: target, catalog, and the progress that
-    peers see where the fill is `shared`."""
+    """Fill the target with extent `index` of a catalog, from the source. Descriptors: target, catalog, and, where peers
+    may follow the fill (`shared`), its progress."""
 
     kind: ClassVar[str] = "fill"
     descriptors: ClassVar[int] = 2
@@ -101,9 +101,10 @@ class JobDone:
     """The end of a job.
 
     `code` is 0 for success, else a code of `core/errors.py` with a `message` of one line. `lost`: the process ended
-    without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had this job
-    alone. `from_peer`: the last bytes came from another node, and none from the source. `holes`: ranges of objects that a successful fill left out, in the format of grants;
-    `hole_code` and `message` are the error of the first.
+    without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had
+    this job alone. `from_peer`: the last bytes came from another node, and none from the source. `holes`: ranges of
+    objects that a successful fill left out, in the format of grants; `hole_code` and `message` are the error of the
+    first.
     """
 
     kind: ClassVar[str] = "done"
