@@ -136,6 +136,10 @@ class Directory:
         """The extents about which something is noted. O(directory)."""
         return list(self._places)
 
+    def nodes(self) -> set[str]:
+        """The nodes about which something is noted. O(directory)."""
+        return {place.node for places in self._places.values() for place in places}
+
     def _next_generation(self) -> int:
         self._generation += 1
         return self._generation
