@@ -1,6 +1,6 @@
 """Membership in etcd: each member writes its own entry under a lease, and watches the others'.
 
-One thread does everything by turns: renew the lease, follow changes for a third of its time, and again. Changes are
+The thread of `watch` works by turns: it renews the lease, follows changes for a third of its time, and again. Changes are
 followed from the last seen revision, so none is lost between two turns.
 """
 

@@ -133,4 +133,4 @@ def test_a_static_list_is_told_once_and_closed() -> None:
 
 @pytest.fixture(autouse=True)
 def warnings_are_kept(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="cachesvc.cluster")
+    caplog.set_level(logging.INFO, logger="cachesvc.cluster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,26 @@ def test_a_host_has_all_its_ipv4_addresses_or_else_its_ipv6_addresses(dns: DnsSo
         seen.until(["10.0.0.1:7070", "10.0.0.2:7070", "10.0.0.3:7070", "[2001:db8::6]:7070"])
 
 
+def test_addresses_that_come_with_the_records_are_not_asked_for(dns: DnsSource) -> None:
+    dns.set(["10.0.0.1:7070", "[2001:db8::3]:7071"])
+    with Watching(open_membership(dns.spec, ME)) as seen:
+        seen.until(["10.0.0.1:7070", "[2001:db8::3]:7071"])
+    assert re.findall(r"query\[(\w+)\] (?!cachesvc)", dns.server.output()) == ["SRV"]
+
+
+def test_addresses_that_do_not_come_with_the_records_are_asked_for(dns: DnsSource) -> None:
+    dns.serve(
+        [
+            *("--address=/four.test/10.0.0.4", "--address=/six.test/2001:db8::6", "--local=/six.test/"),
+            *(f"--srv-host={dns.name},{host}.test,7070" for host in ("four", "six")),
+        ]
+    )
+    with Watching(open_membership(dns.spec, ME)) as seen:
+        seen.until(["10.0.0.4:7070", "[2001:db8::6]:7070"])
+    asked = re.findall(r"query\[(\w+)\] (\w+)\.test ", dns.server.output())
+    assert sorted(asked) == [("A", "four"), ("A", "six"), ("AAAA", "six")]
+
+
 def test_a_host_that_has_just_gone_is_left_out(dns: DnsSource) -> None:
     records = [f"--srv-host={dns.name},{host}.test,7070" for host in ("here", "gone")]
     dns.serve(["--host-record=here.test,10.0.0.1", *records])
@@ -53,7 +74,7 @@ def test_an_answer_longer_than_a_datagram_is_complete(dns: DnsSource) -> None:
 
 
 def test_hosts_without_any_address_are_no_list(dns: DnsSource, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="cachesvc.cluster")
+    caplog.set_level(logging.INFO, logger="cachesvc.cluster")
     dns.set(["10.0.0.1:7070"])
     with Watching(open_membership(dns.spec, ME)) as seen:
         seen.until(["10.0.0.1:7070"])

@@ -39,7 +39,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdSource]:
 
 @pytest.fixture(autouse=True)
 def warnings_are_kept(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="cachesvc.cluster")
+    caplog.set_level(logging.INFO, logger="cachesvc.cluster")
 
 
 def watching(etcd: EtcdSource, me: Registration = ME) -> Watching:

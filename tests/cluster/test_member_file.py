@@ -32,7 +32,7 @@ A, B = "10.0.0.1:7070", "10.0.0.2:7070"
 def test_an_invalid_file_is_logged_once_and_the_last_list_holds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: str
 ) -> None:
-    caplog.set_level(logging.WARNING, logger="cachesvc.cluster")
+    caplog.set_level(logging.INFO, logger="cachesvc.cluster")
     source = FileSource(tmp_path)
     source.set([A])
     with Watching(open_membership(source.spec, ME)) as seen:
