@@ -43,7 +43,7 @@ def test_addresses_that_come_with_the_records_are_not_asked_for(dns: DnsSource) 
     dns.set(["10.0.0.1:7070", "[2001:db8::3]:7071"])
     with Watching(open_membership(dns.spec, ME)) as seen:
         seen.until(["10.0.0.1:7070", "[2001:db8::3]:7071"])
-    assert re.findall(r"query\[(\w+)\] (?!cachesvc)", dns.server.output()) == ["SRV"]
+    assert set(re.findall(r"query\[(\w+)\]", dns.server.output())) == {"SRV"}
 
 
 def test_addresses_that_do_not_come_with_the_records_are_asked_for(dns: DnsSource) -> None:
@@ -56,7 +56,7 @@ def test_addresses_that_do_not_come_with_the_records_are_asked_for(dns: DnsSourc
     with Watching(open_membership(dns.spec, ME)) as seen:
         seen.until(["10.0.0.4:7070", "[2001:db8::6]:7070"])
     asked = re.findall(r"query\[(\w+)\] (\w+)\.test ", dns.server.output())
-    assert sorted(asked) == [("A", "four"), ("A", "six"), ("AAAA", "six")]
+    assert set(asked) == {("A", "four"), ("A", "six"), ("AAAA", "six")}
 
 
 def test_a_host_that_has_just_gone_is_left_out(dns: DnsSource) -> None:
