@@ -4,13 +4,12 @@
 #   sbatch slurm.sh python train.py
 #
 # CACHESVC_TLS_CERT, CACHESVC_TLS_KEY and CACHESVC_TLS_CA name the nodes' certificate, its key and the authority: PEM files
-# that all nodes see. Another user of the nodes has another port.
+# that all nodes see.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 set -euo pipefail
 
-port=7070
 export CACHESVC_SOCKET="/tmp/cachesvc-$SLURM_JOB_ID"
 export CACHESVC_STATE_DIR="$CACHESVC_SOCKET/state"
 export CACHESVC=require # training does not begin without its cache
@@ -18,8 +17,8 @@ on_each_node=(srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --
 
 # Fails where another user made it.
 "${on_each_node[@]}" mkdir -m 0700 "$CACHESVC_SOCKET"
-"${on_each_node[@]}" cachesvc serve --ram 64GiB --allow s3://bucket/ --share "0.0.0.0:$port" \
-    --cluster "static:$SLURM_JOB_NODELIST:$port" &
+"${on_each_node[@]}" cachesvc serve --ram 64GiB --allow s3://bucket/ \
+    --cluster "static:$SLURM_JOB_NODELIST:7070" &
 daemons=$!
 stop() {
     # srun passes the signal on to the daemons, and ends when all have ended.
