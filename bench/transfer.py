@@ -96,7 +96,9 @@ def _measure(link: str, root: Path, host: str, server: list[str], reader: list[s
     with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        said = subprocess.run([*reader, *command, "read", host, str(root)], stdout=subprocess.PIPE, check=True)
+        said = subprocess.run(
+            [*reader, *command, "read", host, str(root)], stdout=subprocess.PIPE, check=True
+        )
         assert process.stdin is not None
         process.stdin.close()
     return Rates(link, **json.loads(said.stdout))
@@ -114,7 +116,20 @@ def _veth() -> Iterator[tuple[str, str]]:
         for name in names:
             ip("netns", "add", name)
             stack.callback(ip, "netns", "delete", name)
-        ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        ip(
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            names[1],
+        )
         for name, address in zip(names, (SERVER, READER)):
             ip("-n", name, "address", "add", f"{address}/30", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
@@ -144,7 +159,9 @@ def serve(host: str, root: str) -> None:
         server.listen(f"{host}:{port}")
         threading.Thread(target=server.serve, daemon=True).start()
     bare = socket.create_server((host, PORT + 2))
-    threading.Thread(target=_serve_bare, args=(bare, [each.fd for each in lent.values()]), daemon=True).start()
+    threading.Thread(
+        target=_serve_bare, args=(bare, [each.fd for each in lent.values()]), daemon=True
+    ).start()
     print("listening", flush=True)
     sys.stdin.read()
 

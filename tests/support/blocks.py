@@ -118,10 +118,17 @@ def serving(
         assert not thread.is_alive()
 
 
-def serve_half() -> None:
-    """Serve a fill that stays half complete: `python -m tests.support.blocks`. Prints the port; ends with its parent."""
-    with Copy() as copy, serving(copy.lend) as address:
-        copy.fill(0, BLOCKS // 2)
+def serve_until_the_parent_ends(bytes_per_s: str = "") -> None:
+    """Serve a fill that stays half complete, or the whole extent at a rate: `python -m tests.support.blocks [RATE]`. Prints
+    the address."""
+    with ExitStack() as stack:
+        if bytes_per_s:
+            lend = stack.enter_context(resident())
+            address = stack.enter_context(serving(lend, bytes_per_s=float(bytes_per_s)))
+        else:
+            copy = stack.enter_context(Copy())
+            copy.fill(0, BLOCKS // 2)
+            address = stack.enter_context(serving(copy.lend))
         print(address, flush=True)
         sys.stdin.read()
 
@@ -136,4 +143,4 @@ def client(tls: Tls | None = None, tls_name: str = "", silent_s: float = WAIT_S)
 
 
 if __name__ == "__main__":
-    serve_half()
+    serve_until_the_parent_ends(*sys.argv[1:])

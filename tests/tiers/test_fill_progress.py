@@ -26,8 +26,10 @@ def both() -> Iterator[tuple[FillProgress, FillProgress]]:
 
 def views(size_bytes: int) -> Iterator[tuple[FillProgress, FillProgress]]:
     fd = FillProgress.create(size_bytes)
-    writer, reader = FillProgress(fd, size_bytes), FillProgress(fd, size_bytes)
+    readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    writer, reader = FillProgress(fd, size_bytes), FillProgress(readable, size_bytes)
     os.close(fd)
+    os.close(readable)
     yield writer, reader
     writer.close()
     reader.close()
@@ -103,6 +105,16 @@ def test_a_block_that_changes_aborts_the_fill_for_its_readers(
     assert state(reader) is FillState.FILLING
     writer.add(4, digest(0))
     assert state(reader) is FillState.ABORTED
+
+
+def test_a_reader_with_a_read_only_descriptor_changes_nothing(
+    both: tuple[FillProgress, FillProgress],
+) -> None:
+    _, reader = both
+    for change in (reader.abort, lambda: reader.add(0, digest(0))):
+        with pytest.raises(TypeError):
+            change()
+    assert reader.state is FillState.FILLING
 
 
 def test_memory_of_another_extent_is_refused() -> None:

@@ -75,6 +75,7 @@ _FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
     Kind.NOT_FOUND: (PeerLacks, "it does not have the extent"),
     Kind.BUSY: (PeerBusy, "it serves as many connections as it can"),
     Kind.FAILED: (PeerFailed, "it cannot read the extent"),
+    Kind.VERSION: (PeerFailed, "it takes the request for one of another version"),
     Kind.INVALID: (PeerFailed, "it takes the request for invalid"),
 }
 

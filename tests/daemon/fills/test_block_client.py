@@ -215,9 +215,9 @@ def test_an_abort_is_passed_on_and_another_peer_gives_the_rest() -> None:
 
 
 @contextmanager
-def half() -> Iterator[tuple[str, int]]:
-    """A process that serves half of a fill; its address and process id."""
-    command = [sys.executable, "-m", "tests.support.blocks"]
+def peer_process(*rate: str) -> Iterator[tuple[str, int]]:
+    """A process that serves half of a fill, or the whole extent at a rate; its address and process id."""
+    command = [sys.executable, "-m", "tests.support.blocks", *rate]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -234,7 +234,7 @@ def test_of_a_node_that_dies_the_blocks_that_came_are_kept(
 ) -> None:
     sent: list[int] = []
     with (
-        half() as (address, pid),
+        peer_process() as (address, pid),
         resident() as lend,
         serving(lend, on_sent=sent.append) as other,
         client(silent_s=3) as peers,
@@ -249,6 +249,29 @@ def test_of_a_node_that_dies_the_blocks_that_came_are_kept(
         assert copy.read_from(peers, other) == DIGESTS
         assert copy.bytes() == DATA
     assert sent == [SIZE - BLOCKS // 2 * BLOCK]
+
+
+@pytest.mark.parametrize("at_least", [1, 17, 33])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_node_that_is_killed_while_it_sends_leaves_whole_blocks(
+    tmp_path: Path, at_least: int, in_memory: bool
+) -> None:
+    with ExitStack() as stack:
+        address, pid = stack.enter_context(peer_process(f"{20 * BLOCK}"))
+        other = stack.enter_context(serving(stack.enter_context(resident())))
+        file = stack.enter_context(open(tmp_path / "extent", "w+b"))
+        copy = stack.enter_context(Copy(-1 if in_memory else file.fileno()))
+        peers = stack.enter_context(client())
+        reading = stack.enter_context(ThreadPoolExecutor()).submit(copy.read_from, peers, address)
+        wait_until(lambda: copy.progress.complete(0) >= at_least)
+        os.kill(pid, signal.SIGKILL)
+        with suppress(PeerFailed):  # the last frame may have been on its way
+            assert reading.result(WAIT_S) == DIGESTS
+        for first, count in copy.progress.runs(0, BLOCKS):
+            found = os.pread(copy.fd, count * BLOCK, first * BLOCK)
+            assert found == DATA[first * BLOCK : (first + count) * BLOCK]
+        assert copy.read_from(peers, other) == DIGESTS
+        assert copy.bytes() == DATA
 
 
 def test_a_filler_that_makes_no_progress_is_given_up() -> None:
@@ -279,6 +302,7 @@ LIES: dict[str, tuple[bytes, type[Exception], int]] = {
     "half an end": (GOOD[:-1], PeerFailed, BLOCKS),
     "nothing": (b"", PeerFailed, 0),
     "another version": (Frame(Kind.VERSION, version=77).pack(), PeerFailed, 0),
+    "the same version": (Frame(Kind.VERSION).pack(), PeerFailed, 0),
     "busy": (Frame(Kind.BUSY).pack(), PeerBusy, 0),
     "not found": (Frame(Kind.NOT_FOUND).pack(), PeerLacks, 0),
     "aborted": (blocks(0, 1) + Frame(Kind.ABORTED).pack(), PeerAborted, 1),
