@@ -1,9 +1,9 @@
 """Extents from one node to another, against a bare loop of sendfile and recv_into over the same link.
 
 Each node is a process. They talk over loopback, and as root over a veth pair between two network namespaces as well. Both
-loops receive into a fresh memfd that is mapped by huge pages, and compute the xxh3 of every 64 KiB. A plain mapping, page by
-page, would make the bare loop slower than ours. Ours also makes requests and frames, compares the digests, marks blocks for
-further peers and compares the digest of digests.
+loops receive into a fresh memfd that is mapped by huge pages, and compute the xxh3 of every 64 KiB. With a plain mapping,
+page by page, the bare loop is slower than ours. Ours also makes requests and frames, compares the digests, marks blocks
+for further peers and compares the digest of digests.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class FillProgress:
         return fd
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """Map a descriptor of `create`, which the caller keeps; a reader's may be read-only. `size_bytes` is the size of the
-        extent. Raises OSError, and ValueError for memory of another size."""
+        """Map a descriptor of `create`, which the caller keeps; a reader's may be read-only. `size_bytes` is the size of
+        the extent. Raises OSError, and ValueError for memory of another size."""
         self.size_bytes = size_bytes
         self.blocks = block_count(size_bytes)
         if os.fstat(fd).st_size != _memory_bytes(size_bytes):
