@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

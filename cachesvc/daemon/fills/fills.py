@@ -193,7 +193,7 @@ class Fills:
         """Ask the cluster where to read an extent, unless enough nodes have failed."""
         assert self.locate is not None, "no cluster"
         located = partial(self._located, command, dataset, index, fill)
-        if len(fill.failed) < MAX_NODES:
+        if len(fill.failed) < MAX_NODES and not fill.spoilt:
             self.locate(command.extent, fill.failed, located)
         else:
             located(Located("", ""))

@@ -49,6 +49,11 @@ class SharedFill:
     """The nodes that failed to give it."""
     complete_blocks: int = field(default=0)
 
+    @property
+    def spoilt(self) -> bool:
+        """All blocks came, and the fill did not succeed: some are wrong, and no other node can mend them."""
+        return self.progress.complete(0) == self.progress.blocks
+
     def close(self) -> None:
         """Release the descriptors and the memory."""
         self.progress.close()

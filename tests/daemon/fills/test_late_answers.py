@@ -24,6 +24,7 @@ from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.shared_fills import SharedFills
 from cachesvc.daemon.processes import jobs
 from tests.support.served_datasets import dataset
 
@@ -65,6 +66,7 @@ def test_a_late_answer_is_counted_and_has_no_other_effect(tmp_path: Path) -> Non
         HoleRecords(lambda: 0.0),
         handle,
         FillMemory(1 << 40, 1 << 40, None),
+        SharedFills(),
     )
     known = datasets.admit(dataset(1))
     handle(events.DatasetDeclared(7, known.id, known.extents))

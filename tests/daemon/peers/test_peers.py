@@ -82,8 +82,7 @@ def states(daemon: Daemon) -> dict[str, str]:
 
 def meet(*daemons: Daemon) -> None:
     """Wait until each node sees all others."""
-    for daemon in daemons:
-        wait_until(lambda: list(states(daemon).values()) == ["present"] * len(daemons))
+    wait_until(lambda: all(list(states(each).values()) == ["present"] * len(daemons) for each in daemons))
 
 
 def fill(daemon: Daemon, data: Path) -> tuple[DatasetId, pb.PrefetchReply]:
