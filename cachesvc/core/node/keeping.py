@@ -46,9 +46,14 @@ class Keeping:
         entry = self._copies.entries.get(event.extent)
         if entry is None or not self._policy.reserve.streams or not entry.owned or in_progress(entry):
             return
-        if entry.datasets and len(self._wanted) < WAITING * self._policy.settings.max_fills:
+        if entry.datasets and not self.full:
             self._wanted[entry.id] = None
             self.feed()
+
+    @property
+    def full(self) -> bool:
+        """As many extents wait for a slot as may."""
+        return len(self._wanted) >= WAITING * self._policy.settings.max_fills
 
     def will_keep(self, extent: ExtentId) -> bool:
         """Return whether an extent is resident, is being filled, or will be as soon as an eviction ends."""

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 from cachesvc.core.model import ExtentId
 
-LEASE_S = 10.0
-"""A fill that has made no progress for this time is given to another node."""
+LEASE_S = 60.0
+"""A fill that has made no progress for this time is given to another node: a slow source may take so long for a part of
+an extent. A node that dies is noticed sooner, by those that read from it."""
 SOURCE = ""
 """The name of the source, where a node is told to read from."""
 

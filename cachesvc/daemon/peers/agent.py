@@ -72,7 +72,7 @@ class Agent:
         self._calls = PeerCalls(tls, cluster.tls_name)
         roster = Roster(self._greeting, cluster.rejoin_grace_s, cluster.by_zone)
         hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=me, instance=instance)
-        self._members = Members(roster, self._calls, hello, self._view_changed)
+        self._members = Members(roster, self._calls, hello, self._view_changed, self._restarted)
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
@@ -153,6 +153,9 @@ class Agent:
         self._owned.view_changed(view)
         self._announcements.view_changed(view)
         self._daemon.send(messages.ClusterState(self._report().packed()))
+
+    def _restarted(self, node: str) -> None:
+        self._announcements.tell_all([node])
 
     def _on_sent(self, size_bytes: int) -> None:
         self._sent_bytes += size_bytes

@@ -287,6 +287,8 @@ class ClusterLink:
             return node.will_keep(extent) or (later and node.keeping.prefetches(extent))
 
         for extent in extents:
+            if node.keeping.full:
+                break
             if not kept_here(extent):
                 self._runner.handle(events.PeerWants(extent))
         kept = [extent for extent in extents if kept_here(extent)]

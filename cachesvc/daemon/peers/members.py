@@ -1,6 +1,7 @@
 """The members of the cluster as this node sees them: the roster, fed by the membership and by greetings.
 
-One thread watches the membership; another greets members when the roster says so, and tells `changed` of each new view.
+One thread watches the membership; another greets members when the roster says so. `changed` gets each new view, and
+`restarted` the name of a member that has started anew, with an empty directory.
 """
 
 from __future__ import annotations
@@ -41,12 +42,19 @@ class Members:
     """Safe from any thread."""
 
     def __init__(
-        self, roster: Roster, calls: PeerCalls, hello: pb.HelloRequest, changed: Callable[[View], None]
+        self,
+        roster: Roster,
+        calls: PeerCalls,
+        hello: pb.HelloRequest,
+        changed: Callable[[View], None],
+        restarted: Callable[[str], None],
     ) -> None:
         self._roster = roster
         self._calls = calls
         self._hello = hello
         self._changed = changed
+        self._restarted = restarted
+        self._instances: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._settled = threading.Event()
@@ -127,6 +135,10 @@ class Members:
             greeting = Greeting(reply.name, reply.instance, reply.protocol, reply.weight_bytes, reply.zone)
             with self._lock:
                 self._roster.greeted(address, greeting, time.monotonic())
+                former = self._instances.get(reply.name)
+                self._instances[reply.name] = reply.instance
+            if former not in (None, reply.instance):
+                self._restarted(reply.name)
         finally:
             self._greeting.discard(address)
             self._wake.set()
