@@ -57,7 +57,7 @@ class Announcements:
         self._held: set[ExtentId] = set()
         self._generations: dict[ExtentId, int] = {}
         self._changes: dict[ExtentId, bool] = {}
-        self._progressing: set[ExtentId] = set()
+        self._progressing: dict[ExtentId, int] = {}
         self._wrong: list[tuple[str, ExtentId]] = []
         self._all_to: set[str] = set()
         self._wake = threading.Event()
@@ -80,8 +80,10 @@ class Announcements:
         progressing: Iterable[ExtentId],
         anew: bool,
     ) -> None:
-        """Note what this node holds now, and holds no more."""
+        """Note what this node holds now, and holds no more. Its own directory knows at once."""
+        filled, dropped, progressing = list(filled), list(dropped), list(progressing)
         with self._lock:
+            fills = [(extent, self._generations.get(extent, 0)) for extent in progressing]
             if anew:
                 self._changes.update(dict.fromkeys(self._held, False))
                 self._held.clear()
@@ -93,7 +95,8 @@ class Announcements:
                 self._held.add(extent)
                 self._changes[extent] = True
                 self._generations.pop(extent, None)
-            self._progressing.update(progressing)
+            self._progressing.update(fills)
+        self._owned.report(self._me, filled, dropped, fills, anew)
         self._wake.set()
 
     def leased(self, extent: ExtentId, generation: int) -> None:
@@ -135,11 +138,10 @@ class Announcements:
     def _flush(self) -> None:
         with self._lock:
             changes, self._changes = self._changes, {}
-            progressing, self._progressing = self._progressing, set()
+            progressing, self._progressing = self._progressing, {}
             wrong, self._wrong = self._wrong, []
             to_all, self._all_to = self._all_to, set()
             held = list(self._held) if to_all else []
-            generations = {each: self._generations.get(each, 0) for each in progressing}
         view = self._members.view
         batches: defaultdict[str, _Batch] = defaultdict(_Batch)
         for extent, nodes in _informed(view, list(changes)):
@@ -147,7 +149,7 @@ class Announcements:
                 batches[node].held[extent] = changes[extent]
         for extent, nodes in _informed(view, list(progressing)):
             for node in nodes:
-                batches[node].progressing[extent] = generations[extent]
+                batches[node].progressing[extent] = progressing[extent]
         for node, extent in wrong:
             batches[node].wrong.append(extent)
         for node in to_all:
@@ -156,15 +158,12 @@ class Announcements:
             for node in to_all.intersection(nodes):
                 batches[node].held[extent] = True
         for node, batch in batches.items():
-            if batch and node not in view.away:
+            if batch and node != self._me and node not in view.away:
                 self._send(node, batch)
 
     def _send(self, node: str, batch: _Batch) -> None:
         filled = [extent for extent, held in batch.held.items() if held]
         dropped = [extent for extent, held in batch.held.items() if not held]
-        if node == self._me:
-            self._owned.report(node, filled, dropped, batch.progressing.items(), batch.anew)
-            return
         request = pb.ReportRequest(
             protocol=PROTOCOL_VERSION,
             node=self._me,

@@ -51,7 +51,7 @@ class OwnedExtents:
             if view.placement() == self._placement:
                 return
             self._placement, self._changed_at = view.placement(), time.monotonic()
-            for node in self._directory.nodes() - names:
+            for node in self._directory.nodes() - names - {self._me}:
                 self._directory.forget(node)
 
     def find(self, asker: str, questions: Sequence[Question]) -> list[Answer]:
