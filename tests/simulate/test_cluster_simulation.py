@@ -66,6 +66,25 @@ def test_five_thousand_extents_are_kept_at_the_bound(nodes: int, f: float, seed:
     held_to_the_bound(nodes, f, 5000, seed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "f"), [(8, 0.05), (4, 0.25)])
+def test_windows_cost_a_cluster_of_five_thousand_extents_little(nodes: int, f: float) -> None:
+    work = workload(nodes, 5000)
+    assert Result("keep", nodes * f, tuple(cluster(work, f).run())).hit_rate >= nodes * f - 0.03
+
+
+@pytest.mark.parametrize(("nodes", "idle", "f"), [(1, 3, 0.5), (2, 2, 0.4)])
+def test_a_job_on_some_of_the_members_keeps_what_its_own_nodes_have_room_for(
+    nodes: int, idle: int, f: float
+) -> None:
+    """Members that do not claim the dataset keep nothing of what they own."""
+    work = workload(nodes, 400)
+    spec = NodeSpec(tiers_of(int(f * work.size_bytes)))
+    simulation = ClusterSimulation(spec, work, idle_nodes=idle)
+    epochs = simulation.run()
+    assert Result("keep", nodes * f, tuple(epochs)).hit_rate >= nodes * f - reserved(simulation) - 0.03
+
+
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 @pytest.mark.parametrize("f", [0.25, 1.1])
 def test_nodes_that_prefetch_at_once_fetch_each_byte_once(nodes: int, f: float) -> None:

@@ -37,6 +37,11 @@ def check(node: Node) -> None:
     _check_datasets(node)
     filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
     assert filling == node.copies.filling.keys(), "fills in flight"
+    shares, entries = node.policy.shares, node.copies.entries.values()
+    owned = sum(entry.size_bytes for entry in entries if entry.datasets and entry.owned)
+    assert shares.owned_bytes == owned, "owned bytes"
+    foreign = [c.entry.size_bytes for c in _copies(node) if c.role is Role.KEPT and not c.entry.owned]
+    assert shares.foreign_kept_bytes == sum(foreign), "kept bytes of other owners"
     assert node.copies.peer_fills == sum(copy.for_peer for copy in filling), "fills for peers"
     assert node.copies.peer_fills <= node.policy.settings.max_fills, "more fills for peers than there may be"
     slots = [copy for copy in filling if not copy.for_peer]

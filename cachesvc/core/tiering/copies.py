@@ -389,9 +389,11 @@ class Copies:
         if copy.home is not None:
             copy.tier.kept_bytes -= size
             copy.home.kept_bytes -= size
+            self.policy.shares.foreign_kept_bytes -= size * (not copy.entry.owned)
         if home is not None:
             copy.tier.kept_bytes += size
             home.kept_bytes += size
+            self.policy.shares.foreign_kept_bytes += size * (not copy.entry.owned)
         copy.role, copy.home = role, home
 
     def unlist(self, copy: Copy) -> None:

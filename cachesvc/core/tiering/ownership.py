@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from cachesvc.core.placement.view import View
 from cachesvc.core.records.cache_entry import CacheEntry
+from cachesvc.core.tiering.shares import Shares
 
 
 class Ownership:
     """Marks entries as owned or not. A node that is alone owns everything."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
         self._view: View | None = None
 
     @property
@@ -27,11 +29,11 @@ class Ownership:
     def mark(self, entries: Sequence[CacheEntry]) -> None:
         """Bring the entries' `owned` up to date. O(entries x members)."""
         if self._view is None or self._view.alone:
-            for entry in entries:
-                entry.owned = True
-            return
-        for entry, owned in zip(entries, self._view.owned([entry.id for entry in entries]), strict=True):
-            entry.owned = owned
+            every = [True] * len(entries)
+        else:
+            every = self._view.owned([entry.id for entry in entries])
+        for entry, owned in zip(entries, every, strict=True):
+            self._shares.set_owned(entry, owned)
 
     def turn(self, count: int) -> int:
         """The index of `count` at which this node begins, so that members that fetch the same extents begin at different

@@ -87,13 +87,20 @@ class Policy:
         self.settings = settings
         self.tiers = {spec.name: TierState(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
         self.shares = Shares(self.tiers)
-        self.ownership = Ownership()
+        self.ownership = Ownership(self.shares)
         self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
 
     def keeps(self, entry: CacheEntry) -> bool:
-        """Return whether this node is one to keep an extent. Where the claimed data does not fit, only its owner is, so
-        that the nodes of a cluster together keep as much of it as they can."""
-        return entry.owned or entry.pinned or not self.reserve.streams
+        """Return whether this node is one to keep an extent. Where the claimed data does not fit, its owner is, so that the
+        nodes of a cluster together keep as much of it as they can. So is another node that fetched it from the source: then
+        no node keeps it, as the owner is full, or claims no such data. It uses only room that its own extents leave."""
+        if entry.owned or entry.pinned or not self.reserve.streams:
+            return True
+        if not entry.ready or entry.from_peer:
+            return False
+        room = sum(tier.keep_bytes for tier in working(self.tiers))
+        more = 0 if entry.kept else entry.size_bytes
+        return self.shares.owned_bytes + self.shares.foreign_kept_bytes + more <= room
 
     def may_keep(self, entry: CacheEntry) -> bool:
         """Return whether an extent may be kept here as far as room allows: this node is to keep it, within quotas."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cachesvc.core.model import DatasetId, TierName
-from cachesvc.core.records.cache_entry import CacheEntry
+from cachesvc.core.records.cache_entry import CacheEntry, Role
 from cachesvc.core.records.dataset_state import DatasetState
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import capacity_bytes, working
@@ -28,6 +28,10 @@ class Shares:
         """The room of the cluster's other members."""
         self.claimed_bytes = 0
         """Bytes of all claimed extents, each counted once."""
+        self.owned_bytes = 0
+        """The part of `claimed_bytes` that this node owns."""
+        self.foreign_kept_bytes = 0
+        """Kept bytes of extents that other nodes own."""
         self.below_share: set[DatasetState] = set()
         """Datasets below their share that lately found no room to keep more. While there are any, others take no more than
         their share."""
@@ -45,6 +49,7 @@ class Shares:
         """Add a dataset's claim of an extent."""
         if not entry.datasets:
             self.claimed_bytes += entry.size_bytes
+            self.owned_bytes += entry.size_bytes * entry.owned
         entry.datasets.append(dataset)
         dataset.join(entry)
 
@@ -54,6 +59,15 @@ class Shares:
         dataset.leave(entry)
         if not entry.datasets:
             self.claimed_bytes -= entry.size_bytes
+            self.owned_bytes -= entry.size_bytes * entry.owned
+
+    def set_owned(self, entry: CacheEntry, owned: bool) -> None:
+        """Mark an extent as owned by this node, or by another one."""
+        if entry.owned == owned:
+            return
+        size, entry.owned = (entry.size_bytes if owned else -entry.size_bytes), owned
+        self.owned_bytes += size * bool(entry.datasets)
+        self.foreign_kept_bytes -= size * sum(copy.role is Role.KEPT for copy in entry.copies)
 
     def bound_of(self, dataset: DatasetState) -> float:
         """The best hit rate that a dataset can have beside the others, given quotas, pins, and the room of the cluster's

@@ -19,7 +19,8 @@ from cachesvc.core.tiering.shares import Shares
 
 WINDOW_SHARE = 0.006
 """The window as a part of the claimed bytes. It is taken from what is kept, so the hit rate stays below its bound by as
-much. It lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly."""
+much. It lets fills run a tenth of an hour ahead in an epoch of a day, which is enough to be paced evenly. The members of a
+cluster share it by their room: each reads a part of the data."""
 MOST_OF_CLAIMED = 0.75
 """Where this part of the claimed bytes is read side by side and does not fit, a window saves no more than keeping."""
 ORDERS_AHEAD = 2
@@ -172,7 +173,9 @@ class Reserve:
         least, opened = WINDOW_EXTENTS * self.largest_bytes, self._opened_bytes
         claimed, datasets = self._shares.claimed_bytes, self._shares.datasets.values()
         # what is read now and not kept, and at least as much again: the next of it is fetched meanwhile
-        wanted = opened + max(int(WINDOW_SHARE * claimed), opened)
+        others = self._shares.others_bytes
+        mine = WINDOW_SHARE * claimed * capacity / max(1, capacity + others)
+        wanted = opened + max(int(mine), 2 * opened if others else opened)
         most = capacity // 8
         if opened < capacity or self.open_bytes < MOST_OF_CLAIMED * claimed:
             most += opened
