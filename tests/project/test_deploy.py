@@ -116,7 +116,8 @@ def test_daemonset_starts_a_daemon_whose_directories_are_mounted(monkeypatch: py
 def test_daemonset_is_a_member_that_peers_reach_and_certify(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = daemonset_settings(monkeypatch)
     cluster, tls = settings.cluster, settings.tls
-    assert cluster is not None and tls is not None
+    assert cluster is not None
+    assert tls is not None
     assert (cluster.node_name, cluster.zone) == ("node1", "eu-1a")
     ports = {each["containerPort"] for each in daemon()["ports"]}
     addresses = (cluster.advertise, next_port(cluster.advertise), settings.metrics)
