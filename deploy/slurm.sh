@@ -4,7 +4,7 @@
 #   sbatch slurm.sh python train.py
 #
 # CACHESVC_TLS_CERT, CACHESVC_TLS_KEY and CACHESVC_TLS_CA name the nodes' certificate, its key and the authority: PEM files
-# that all nodes see.
+# that all nodes see, as certificates.sh makes them. CACHESVC_TLS_NAME is the name in the certificate.
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -7,8 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import socket
+import ssl
 import subprocess
 import sysconfig
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,8 @@ from cachesvc.cluster.host_lists import host_addresses
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.access.tls_contexts import TlsContexts
+from cachesvc.daemon.ports import next_port
 from testbed import ROOT, WAIT_S
 
 DEPLOY = ROOT / "deploy"
@@ -33,6 +39,12 @@ assert _VERSION is not None
 IMAGE = f"cachesvc:{_VERSION[1]}"
 POLICIES = {"auto", "require", "off"}
 SLURM_TLS = {f"CACHESVC_TLS_{name}": f"/certs/{name}" for name in ("CERT", "KEY", "CA")}
+PODS = {
+    "spec.nodeName": "node1",
+    "status.podIP": "10.0.0.1",
+    "metadata.labels['topology.kubernetes.io/zone']": "eu-1a",
+}
+"""Fields of a pod that the DaemonSet's container gets as variables."""
 OVERHEAD_BYTES = 4 << 30
 """What a daemon may need beside its RAM tier: processes, buffers, pages that are being written."""
 
@@ -101,6 +113,28 @@ def test_daemonset_starts_a_daemon_whose_directories_are_mounted(monkeypatch: py
     assert [str(daemon()["securityContext"][key]) for key in ("runAsUser", "runAsGroup")] == user
 
 
+def test_daemonset_is_a_member_that_peers_reach_and_certify(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = daemonset_settings(monkeypatch)
+    cluster, tls = settings.cluster, settings.tls
+    assert cluster is not None
+    assert tls is not None
+    assert (cluster.node_name, cluster.zone) == ("node1", "eu-1a")
+    ports = {each["containerPort"] for each in daemon()["ports"]}
+    addresses = (cluster.advertise, next_port(cluster.advertise), settings.metrics)
+    assert ports == {int(address.rpartition(":")[2]) for address in addresses}
+    assert cluster.advertise == f"10.0.0.1:{manifest('service')['spec']['ports'][0]['port']}"
+    assert cluster.members in text("kubernetes/service.yaml")
+    pod = manifest("daemonset")["spec"]["template"]["spec"]
+    (volume,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    assert f"create secret generic {volume['secretName']} " in text("kubernetes/configmap.yaml")
+    made = dict(re.findall(r"--from-file=(\S+)=(\S+)", text("kubernetes/configmap.yaml")))
+    used = {Path(file).name for file in (tls.certificate, tls.key, tls.ca)}
+    assert used == set(made)
+    assert pod["securityContext"]["fsGroup"] == daemon()["securityContext"]["runAsGroup"]
+    (mount,) = (each for each in daemon()["volumeMounts"] if each["name"] == "tls")
+    assert {str(Path(file).parent) for file in (tls.certificate, tls.key, tls.ca)} == {mount["mountPath"]}
+
+
 def test_daemonset_memory_limit_covers_the_ram_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     resources = daemon()["resources"]
     limit_bytes = config.parse_size(resources["limits"]["memory"] + "B")
@@ -153,6 +187,26 @@ def test_unit_starts_a_daemon_in_the_directories_that_systemd_makes(monkeypatch:
     assert int(unit("RestartPreventExitStatus")) == InvalidInput.code
 
 
+def test_the_units_node_joins_a_cluster_by_the_lines_in_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = dict(re.findall(r"^#?(CACHESVC_\w+)=(.*)$", text("cachesvc.env"), re.MULTILINE))
+    settings = daemon_settings(monkeypatch, ["serve"], lines)
+    assert settings.cluster is not None
+    assert len(host_addresses(settings.cluster.members.removeprefix("static:"))) == 16
+
+
+def test_the_certificate_that_is_made_serves_all_nodes_and_is_renewed(tmp_path: Path) -> None:
+    tls = make_certificates(tmp_path)
+    handshake(TlsContexts(tls), TlsContexts(tls, "cachesvc-peers"))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(TlsContexts(tls), TlsContexts(tls, "another-name"))
+    before = [Path(file).read_text() for file in (tls.ca, tls.certificate, tls.key)]
+    old = TlsContexts(tls, "cachesvc-peers")
+    make_certificates(tmp_path)
+    after = [Path(file).read_text() for file in (tls.ca, tls.certificate, tls.key)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False]
+    handshake(TlsContexts(tls), old)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
 def test_unit_is_valid_systemd(tmp_path: Path) -> None:
     program = unit("ExecStart").split()[0]
@@ -189,11 +243,9 @@ def test_slurm_script_runs_training_beside_a_daemon_and_stops_it(
     started, *rest = (tmp_path / "seen").read_text().splitlines()
     assert rest == ["trained", "stopped"]
     arguments = shlex.split(started)
-    at = arguments.index("--cluster")
-    assert host_addresses(arguments[at + 1].removeprefix("static:")) == ["n1:7070", "n2:7070", "n5:7070"]
-    if not any("--cluster" in option.opts for option in cli.commands["serve"].params):
-        del arguments[at : at + 2]
-    daemon_settings(monkeypatch, arguments, SLURM_TLS)
+    cluster = daemon_settings(monkeypatch, arguments, SLURM_TLS).cluster
+    assert cluster is not None
+    assert host_addresses(cluster.members.removeprefix("static:")) == ["n1:7070", "n2:7070", "n5:7070"]
 
 
 def test_slurm_script_fails_when_its_daemon_does(tmp_path: Path) -> None:
@@ -203,8 +255,8 @@ def test_slurm_script_fails_when_its_daemon_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed here")
-def test_slurm_script_is_clean_for_shellcheck() -> None:
-    found = subprocess.run(["shellcheck", str(DEPLOY / "slurm.sh")], capture_output=True, text=True)
+def test_scripts_are_clean_for_shellcheck() -> None:
+    found = subprocess.run(["shellcheck", *map(str, DEPLOY.glob("*.sh"))], capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (0, "")
 
 
@@ -258,6 +310,32 @@ def run_slurm_script(
     }
     command = ["bash", str(DEPLOY / "slurm.sh"), *training]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def make_certificates(folder: Path) -> config.Tls:
+    """Run certificates.sh in a folder; return its files."""
+    command = ["bash", str(DEPLOY / "certificates.sh"), "cachesvc-peers"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=WAIT_S)
+    return config.Tls(*(str(folder / name) for name in ("node.pem", "node.key", "ca.pem")))
+
+
+def handshake(server: TlsContexts, client: TlsContexts) -> None:
+    """Make a connection between two nodes over a pair of sockets. Raises what the client's side raises."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(WAIT_S)
+    theirs.settimeout(WAIT_S)
+
+    def serve() -> None:
+        with suppress(OSError), server.accept(theirs) as accepted:
+            accepted.do_handshake()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with ours:
+            client.connect(ours, "10.0.0.1").close()
+    finally:
+        thread.join()
 
 
 def unit(key: str) -> str:
@@ -316,8 +394,17 @@ def daemon_settings(
 
 
 def daemonset_settings(monkeypatch: pytest.MonkeyPatch) -> config.Settings:
-    environment = image_environment() | manifest("configmap")["data"]
+    environment = image_environment() | manifest("configmap")["data"] | pod_environment()
     return daemon_settings(monkeypatch, daemon()["args"], environment)
+
+
+def pod_environment() -> dict[str, str]:
+    """The variables of the daemon's container, where `PODS` has the values of the downward API."""
+    found: dict[str, str] = {}
+    for each in daemon()["env"]:
+        value = each["value"] if "value" in each else PODS[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
+    return found
 
 
 def directories(settings: config.Settings) -> set[str]:

@@ -9,10 +9,12 @@ import inspect
 import io
 import re
 import shlex
+import socket
 import sys
 import types
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,7 @@ def sides(diff: str) -> tuple[str, str]:
 
 def commands() -> list[list[str]]:
     """The command lines of the shell blocks."""
-    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    lines = [line for block in blocks("sh") for line in block.replace("\\\n", "").splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
@@ -98,11 +100,21 @@ def daemon(data: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     root = tmp_path_factory.mktemp("readme")
     (root / "nvme").mkdir()
     (port,) = free_ports(1)
+    member = f"127.0.0.1:{two_ports()}"
     options = ["--ram", "64MiB", "--nvme", f"{root / 'nvme'}=64MiB", "--allow", "s3://bucket/"]
     options += ["--extent-bytes", "64KiB", "--fillers", "1", "--metrics", f"127.0.0.1:{port}"]
+    options += ["--cluster", f"static:{member}", "--advertise", member]
     with Daemon(root / "node", options, data.env()) as found:
         (root / "node" / "port").write_text(str(port))
         yield found
+
+
+def two_ports() -> int:
+    """Return a free port whose next one is free too."""
+    while True:
+        (port,) = free_ports(1)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 @pytest.fixture
