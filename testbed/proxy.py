@@ -111,7 +111,7 @@ class _Wire:
 
 
 class Proxy:
-    """Context manager that serves on a free loopback port from its own threads.
+    """Context manager that serves on a free port of `host`, which is loopback by default, from its own threads.
 
     `rate` limits the bytes per second of each connection (0: no limit). `delay_s` is added to each request. Tests
     append to `faults`; a GET uses up the first that matches. `gets_per_s` limits GETs of objects (0: no limit) with
@@ -119,10 +119,16 @@ class Proxy:
     """
 
     def __init__(
-        self, target: str, delay_s: float = 0.0, rate: float = 0.0, port: int = 0, gets_per_s: float = 0.0
+        self,
+        target: str,
+        delay_s: float = 0.0,
+        rate: float = 0.0,
+        port: int = 0,
+        gets_per_s: float = 0.0,
+        host: str = "127.0.0.1",
     ) -> None:
-        host, _, number = target.rpartition(":")
-        self.target = (host.removeprefix("http://"), int(number))
+        to, _, number = target.rpartition(":")
+        self.target = (to.removeprefix("http://"), int(number))
         self.delay_s = delay_s
         self.rate = rate
         self.gets_per_s = gets_per_s
@@ -134,9 +140,9 @@ class Proxy:
         self._stopped = threading.Event()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        self._listener = socket.create_server((host, port), backlog=512)
         self.port: int = self._listener.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.endpoint = f"http://{host}:{self.port}"
 
     def __enter__(self) -> Proxy:
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
