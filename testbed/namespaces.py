@@ -33,8 +33,8 @@ PREFIX = 26
 """Bits of a network's prefix: 62 addresses for each network."""
 QUEUE_S = 0.05
 """The queue before a slow link, in seconds at its rate."""
-LEAST_BYTES = 64 << 10
-"""The least burst and queue of a slow link: one segment as the kernel hands it over."""
+LEAST_BURST, LEAST_QUEUE = 64 << 10, 256 << 10
+"""Bytes: one segment as the kernel hands it over, and a few of them. A queue of one drops most of a connection's."""
 _NAME = re.compile(r"cs(\d+)x\d+-\w+")
 _serials = itertools.count()
 
@@ -127,11 +127,14 @@ class Link:
                 run("tc", *where, "qdisc", "delete", "dev", device, "root")
 
     def _discipline(self) -> list[str]:
-        bits, queue = f"{self.rate * 8:.0f}bit", f"{max(LEAST_BYTES, self.rate * QUEUE_S):.0f}b"
+        bits, queue = f"{self.rate * 8:.0f}bit", self.rate * QUEUE_S
         if self.delay_s or self.loss:
             slow = ["rate", bits] if self.rate else []
             return ["netem", "delay", f"{self.delay_s * 1e3:g}ms", "loss", f"{self.loss:%}", *slow]
-        return ["tbf", "rate", bits, "burst", queue, "limit", queue] if self.rate else []
+        if not self.rate:
+            return []
+        burst, limit = (f"{max(least, queue):.0f}b" for least in (LEAST_BURST, LEAST_QUEUE))
+        return ["tbf", "rate", bits, "burst", burst, "limit", limit]
 
 
 class Network:

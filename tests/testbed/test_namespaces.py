@@ -16,16 +16,14 @@ from testbed.namespaces import Link, Network, Unavailable, Way, inside, run, swe
 
 PORT = 7
 SERVER = """
-import socket
+import contextlib, socket
 listener = socket.create_server(("", 7))
 print("listening", flush=True)
 while True:
     client, _ = listener.accept()
-    try:
+    with client, contextlib.suppress(ConnectionError):
         while data := client.recv(1 << 20):
             client.sendall(data[-1:])
-    except ConnectionError:
-        pass
 """
 LEFT = """
 import sys
