@@ -16,6 +16,7 @@ from typing import TypeAlias
 from cachesvc.core.commands import Grant
 from cachesvc.core.errors import TierFailed
 from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.placement.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +324,22 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """The members of the cluster changed. Where the claimed data does not fit this node, only extents that it owns are
+    kept."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWants:
+    """Another node wants an extent that no node holds, and this node owns it. Where this node keeps it, it fetches it now,
+    and the other one reads it from here. `Node.will_keep` tells whether it does."""
+
+    extent: ExtentId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. Owed when `Node.next_deadline()` is reached."""
 
@@ -357,5 +374,7 @@ Event: TypeAlias = (
     | Renewed
     | Resized
     | Verified
+    | ViewChanged
+    | PeerWants
     | Tick
 )

@@ -137,7 +137,9 @@ class Lookahead:
     def _evict_kept_for(self, plan: PlanState, entry: CacheEntry) -> bool:
         """Evict a kept copy so that an absent extent may be kept in its place; whether one was evicted."""
         retention = plan.window.retention
-        if retention is None or self._policy.room_to_keep(entry, free=False):
+        if retention is None or not self._policy.keeps(entry):
+            return False
+        if self._policy.room_to_keep(entry, free=False):
             return False
         kept = retention.choose_victim(entry, _replaceable)
         if kept is not None:

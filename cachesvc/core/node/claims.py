@@ -29,6 +29,7 @@ class Claims:
         self._roles = roles
         self._shares = copies.policy.shares
         self._reserve = copies.policy.reserve
+        self._ownership = copies.policy.ownership
         self._work = work
         self._prefetches = prefetches
         self._jobs: dict[int, list[DatasetState]] = {}
@@ -165,6 +166,8 @@ class Claims:
                 entry = self._copies.ensure_entry(extent, size_bytes)
                 if dataset not in entry.datasets:  # else the end of the last claim had not reached it yet
                     self._shares.join(dataset, entry)
+            if self._ownership.shared:
+                self._ownership.mark([self._copies.entries[extent] for extent, _ in extents])
             self._reserve.retune()
             yield
         yield from self._reassess(dataset)

@@ -37,9 +37,12 @@ def check(node: Node) -> None:
     _check_datasets(node)
     filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
     assert filling == node.copies.filling.keys(), "fills in flight"
-    settings, under_way = node.policy.settings, sorted(copy.entry.size_bytes for copy in filling)
-    if len(filling) > settings.max_fills:
-        assert len(filling) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
+    assert node.copies.peer_fills == sum(copy.for_peer for copy in filling), "fills for peers"
+    assert node.copies.peer_fills <= node.policy.settings.max_fills, "more fills for peers than there may be"
+    slots = [copy for copy in filling if not copy.for_peer]
+    settings, under_way = node.policy.settings, sorted(copy.entry.size_bytes for copy in slots)
+    if len(slots) > settings.max_fills:
+        assert len(slots) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
         assert sum(under_way[:-1]) < settings.fill_bytes, "more fills than slots, and they are not small"
 
 

@@ -6,14 +6,14 @@ Copies are evicted from eviction lists only. A copy is on a list exactly while i
 filled from, not being committed. So a copy that is granted or protected cannot be evicted. Each role has its lists: KEPT
 (the share of a claim), AHEAD (the window of a plan), LRU. `core/tiering/policy.py` decides from which list room is made.
 
-Fills are single-flight: an extent with waiters is filling, queued for room, or due for a retry. Whenever something changed,
-the node starts fills, in this order: waiting readers, lost extents, plans, prefetches. The head of the queue starts when
-it has a slot and room. It waits while room is coming without a reader's doing (an eviction, a commit, a fill without
-waiters). It is refused when only readers could free room.
+Fills are single-flight: an extent with waiters is filling, queued for room, or due for a retry. Whenever something
+changed, the node starts fills, in this order: what peers want of it, waiting readers, lost extents, plans, prefetches.
+The head of the queue starts when it has a slot and room. It waits while room is coming without a reader's doing (an
+eviction, a commit, a fill without waiters). It is refused when only readers could free room.
 
 Bytes are reserved before a fill, and free only after `Evicted` or `FillFailed`. So filling, resident, evicting and held
-bytes together never exceed a budget. An extent goes where room is free before anything is evicted, RAM first. RAM evicts
-only when NVMe is full too, so nothing is demoted.
+bytes together never exceed a budget. An extent goes where room is free before anything is evicted, RAM first. RAM
+evicts only when NVMe is full too, so nothing is demoted.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.core.node import invariants
 from cachesvc.core.node.claims import Claims
 from cachesvc.core.node.completions import Completions
+from cachesvc.core.node.keeping import Keeping
 from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.reclaim import Reclaim
@@ -55,6 +56,7 @@ QUIET = frozenset(
         ev.Corrupt,
         ev.FillAgain,
         ev.Verified,
+        ev.PeerWants,
         ev.Tick,
     }
 )
@@ -77,6 +79,7 @@ class Node:
         self.lookahead = Lookahead(self.copies, self.plans, windows)
         self.readers = Readers(self.copies, self.plans)
         self.reclaim = Reclaim(self.copies, self.readers)
+        self.keeping = Keeping(self.copies, roles, self.work)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
         self.outages = Outages(self.copies, roles, self.readers, self.prefetches, self.scrub)
         self.completions = Completions(self.copies, self.readers, self.prefetches, self.scrub, self.outages)
@@ -111,6 +114,8 @@ class Node:
             ev.Pinned: self.claims.pin,
             ev.Unpinned: self.claims.unpin,
             ev.EvictAsked: self.claims.evict,
+            ev.ViewChanged: self.keeping.view_changed,
+            ev.PeerWants: self.keeping.peer_wants,
             ev.Tick: self._tick,
         }
 
@@ -178,6 +183,10 @@ class Node:
         copy = entry.best() if entry else None
         return copy.tier.name if copy else None
 
+    def will_keep(self, extent: ExtentId) -> bool:
+        """Return whether an extent is resident, is being filled, or will be as soon as an eviction ends."""
+        return self.where(extent) is not None or self.keeping.will_keep(extent)
+
     def resident_in(self, tier: TierName) -> set[ExtentId]:
         """The extents with a resident copy in a tier. O(extents)."""
         state = self.policy.tiers[tier]
@@ -193,6 +202,7 @@ class Node:
         self._context.clear_changed()
         self._more = bool(self.work)
         self.outages.reopen()
+        self.keeping.feed()
         if self.readers.feed() and self.prefetches.feed_refills():
             plans_done = self.lookahead.feed()
             prefetches_done = self.prefetches.feed()

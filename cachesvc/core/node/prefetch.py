@@ -63,7 +63,7 @@ class Prefetches:
             extent = next(iter(self._copies.refills))
             entry = self._copies.entries.get(extent)
             wanted = entry is not None and (entry.needs or any(d.prefetched for d in entry.datasets))
-            if entry and wanted and not self._in_progress(entry) and not self._fill(entry):
+            if entry and wanted and not in_progress(entry) and not self._fill(entry):
                 return False
             del self._copies.refills[extent]
         return True
@@ -78,8 +78,8 @@ class Prefetches:
                 return True
             # the one whose last fill was longest ago, so that turns go on over calls
             dataset = min(unfinished, key=lambda each: each.prefetch_turn)
-            entry = self._copies.entries[dataset.extents[dataset.prefetch_at][0]]
-            if not self._in_progress(entry):
+            entry = self._next(dataset)
+            if entry is not None and not in_progress(entry):
                 if not self._fill(entry):
                     return True
                 self._turn += 1
@@ -87,18 +87,26 @@ class Prefetches:
             dataset.prefetch_at += 1
         return False
 
+    def _next(self, dataset: DatasetState) -> CacheEntry | None:
+        """The entry at the prefetch's place; None where the other pass fetches it. A member of a cluster fetches the extents
+        that it owns first, and then the others from a place of its own on. So members that prefetch one dataset at once
+        fetch different extents from the source."""
+        count = len(dataset.extents)
+        others, at = divmod(dataset.prefetch_at, count)
+        if others:
+            at = (at + self._policy.ownership.turn(count)) % count
+        entry = self._copies.entries[dataset.extents[at][0]]
+        return entry if entry.owned != bool(others) else None
+
     def _unfinished(self, dataset: DatasetState) -> bool:
         """Return whether the prefetch has extents left, and neither a claim nor an eviction of the dataset is under way."""
-        if dataset.prefetch_at >= len(dataset.extents):
+        passes = 2 if self._policy.ownership.shared else 1
+        if dataset.prefetch_at >= passes * len(dataset.extents):
             return False
         return (WorkKind.CLAIM, dataset.id) not in self._work and (
             WorkKind.EVICT,
             dataset.id,
         ) not in self._work
-
-    def _in_progress(self, entry: CacheEntry) -> bool:
-        """Return whether an extent is resident, or is being fetched already."""
-        return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None
 
     def _fill(self, entry: CacheEntry) -> bool:
         """Start a fill, or count the extent as stuck; False when it must wait for a slot or an eviction."""
@@ -118,3 +126,8 @@ class Prefetches:
         if any(tier.stalled and not tier.lost for tier in self._policy.tiers.values()):
             return True
         return any(copy.tier.evicting_bytes and not copy.tier.lost for copy in entry.copies)
+
+
+def in_progress(entry: CacheEntry) -> bool:
+    """Return whether an extent is resident, or is being fetched already."""
+    return entry.ready or entry.filling() or bool(entry.queued) or entry.due_at is not None

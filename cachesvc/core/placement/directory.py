@@ -55,7 +55,12 @@ class Directory:
         return len(self._places)
 
     def lookup(
-        self, asker: str, extent: ExtentId, now: float, failed: Collection[str] = (), away: Collection[str] = ()
+        self,
+        asker: str,
+        extent: ExtentId,
+        now: float,
+        failed: Collection[str] = (),
+        away: Collection[str] = (),
     ) -> Answer:
         """Tell `asker` where to read an extent, and note it as filling it. Nodes that `failed` for it before and nodes that
         are `away` are left out; a fill of a node that failed is forgotten."""

@@ -52,4 +52,5 @@ def _mix(values: U64) -> U64:
     """The finalizer of SplitMix64 (Steele, Lea, Flood, 2014): a bijection that spreads every bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: U64 = values ^ (values >> np.uint64(31))
+    return mixed

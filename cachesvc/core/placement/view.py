@@ -44,6 +44,10 @@ class View:
         """The room of all members together."""
         return sum(member.weight_bytes for member in self.members)
 
+    def weight_of(self, name: str) -> int:
+        """The weight of a member, in bytes."""
+        return next(member.weight_bytes for member in self.members if member.name == name)
+
     @property
     def alone(self) -> bool:
         """There is no other member."""

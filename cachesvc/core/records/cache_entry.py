@@ -49,6 +49,8 @@ class Copy:
     touched: bool = False
     unplanned: bool = False
     """A reader without a plan used it last."""
+    for_peer: bool = False
+    """It is being filled because a peer wants it."""
     used_at: float = 0.0
     eviction_list: EvictionList | None = None
     older: Copy | None = field(default=None, repr=False)
@@ -94,6 +96,8 @@ class CacheEntry:
     """The tier whose fill failed last."""
     sourced_at: float = -1.0
     """When the source last gave its bytes, or a reader was sent there; -1 never."""
+    owned: bool = True
+    """This node owns it, as it does where it is no member of a cluster."""
     from_peer: bool = False
     """Another node gave the bytes of the fill that brought it to this node."""
 

@@ -11,8 +11,9 @@ _T = TypeVar("_T")
 
 
 class WorkKind(Enum):
-    """Kinds of work. On a dataset: CLAIM claims it or ends its claim, PIN reassesses its copies after a pin or an unpin,
-    EVICT evicts it. On a plan: PACE schedules it, PASS gives up the rows that it passed, END ends it."""
+    """Kinds of work. On a dataset: CLAIM claims it or ends its claim, PIN reassesses its copies after a pin or an
+    unpin, EVICT evicts it, PLACE reassesses its copies after the cluster changed. On a plan: PACE schedules it,
+    PASS gives up the rows that it passed, END ends it."""
 
     CLAIM = 1
     PIN = 2
@@ -20,6 +21,7 @@ class WorkKind(Enum):
     PACE = 4
     END = 5
     PASS = 6
+    PLACE = 7
 
 
 ON_PLANS = frozenset({WorkKind.PACE, WorkKind.END, WorkKind.PASS})

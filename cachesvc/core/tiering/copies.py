@@ -34,6 +34,8 @@ class Copies:
         self.entries: dict[ExtentId, CacheEntry] = {}
         self.filling: dict[Copy, None] = {}
         """A dictionary for its order, that in which fills began: the order of a set is no function of the events."""
+        self.peer_fills = 0
+        """Fills in flight that peers want; they take no slots."""
         self._no_order = OrderWindow()
         """The window of copies that look-ahead filled for an order which gave up its room."""
         self.counts: dict[DatasetId, DemandCounts] = {}
@@ -48,11 +50,16 @@ class Copies:
     @property
     def busy(self) -> bool:
         """True if no more fills may start."""
-        settings, count = self.policy.settings, len(self.filling)
+        settings, count = self.policy.settings, len(self.filling) - self.peer_fills
         if count < settings.max_fills:
             return False
-        under_way = sum(copy.entry.size_bytes for copy in self.filling)
+        under_way = sum(copy.entry.size_bytes for copy in self.filling if not copy.for_peer)
         return count >= SMALL_FILLS * settings.max_fills or under_way >= settings.fill_bytes
+
+    def mark_for_peer(self, entry: CacheEntry) -> None:
+        """Note that the fill of an extent, which has just begun, takes no slot: a peer wants it."""
+        entry.copies[-1].for_peer = True
+        self.peer_fills += 1
 
     def ensure_entry(self, extent: ExtentId, size_bytes: int) -> CacheEntry:
         """The entry of an extent, made where there is none."""
@@ -166,7 +173,7 @@ class Copies:
     def filled(self, copy: Copy, from_peer: bool = False) -> None:
         """End a fill whose bytes are complete. In an NVMe tier their commit is now under way."""
         entry = copy.entry
-        del self.filling[copy]
+        self._end_fill(copy)
         self._move(copy, CopyEvent.FILLED)
         copy.used_at = self.context.now
         copy.committed = copy.tier.name == RAM
@@ -214,7 +221,7 @@ class Copies:
 
     def _drop(self, copy: Copy, event: CopyEvent) -> None:
         entry, tier = copy.entry, copy.tier
-        self.filling.pop(copy, None)
+        self._end_fill(copy)
         entry.copies.remove(copy)
         tier.used_bytes -= entry.size_bytes
         if copy.phase is Phase.EVICTING:
@@ -224,6 +231,11 @@ class Copies:
         self.set_role(copy, Role.LRU)
         self._unset_ahead(copy)
         self._end_source(copy)
+
+    def _end_fill(self, copy: Copy) -> None:
+        self.filling.pop(copy, None)
+        self.peer_fills -= copy.for_peer
+        copy.for_peer = False
 
     def _end_source(self, copy: Copy) -> None:
         source, copy.source = copy.source, None

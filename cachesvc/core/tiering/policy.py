@@ -19,6 +19,7 @@ from cachesvc.core.model import RAM, Stay, TierName
 from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.core.tiering.budgets import by_preference, working
+from cachesvc.core.tiering.ownership import Ownership
 from cachesvc.core.tiering.room import NOWHERE, Placement, first, free_room, make_room, oldest, take
 from cachesvc.core.tiering.shares import Shares
 from cachesvc.core.tiering.stream_window import Reserve
@@ -86,7 +87,17 @@ class Policy:
         self.settings = settings
         self.tiers = {spec.name: TierState(spec.name, spec.budget_bytes, spec.budget_bytes) for spec in tiers}
         self.shares = Shares(self.tiers)
+        self.ownership = Ownership()
         self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
+
+    def keeps(self, entry: CacheEntry) -> bool:
+        """Return whether this node is one to keep an extent. Where the claimed data does not fit, only its owner is, so
+        that the nodes of a cluster together keep as much of it as they can."""
+        return entry.owned or entry.pinned or not self.reserve.streams
+
+    def may_keep(self, entry: CacheEntry) -> bool:
+        """Return whether an extent may be kept here as far as room allows: this node is to keep it, within quotas."""
+        return self.keeps(entry) and self.shares.within_quota(entry)
 
     def fits(self, entry: CacheEntry) -> bool:
         """Return whether some tier that works is large enough for an extent."""
@@ -96,12 +107,12 @@ class Policy:
         """Return whether an extent could be kept without an eviction; not `free`: without the eviction of a kept copy."""
         size = entry.size_bytes
         fits = (tier for tier in working(self.tiers) if tier.kept_bytes + size <= tier.keep_bytes)
-        return any(tier.free_bytes >= size or not free for tier in fits) and self.shares.within_quota(entry)
+        return any(tier.free_bytes >= size or not free for tier in fits) and self.may_keep(entry)
 
     def room_elsewhere(self, entry: CacheEntry) -> bool:
         """Return whether a tier without a copy of an extent could keep one without evicting a kept copy."""
         size, taken = entry.size_bytes, {copy.tier for copy in entry.copies}
-        return self.shares.within_quota(entry) and any(
+        return self.may_keep(entry) and any(
             tier.kept_bytes + size <= tier.keep_bytes and size <= tier.free_bytes + tier.spare_bytes
             for tier in working(self.tiers)
             if tier not in taken
@@ -130,9 +141,9 @@ class Policy:
         return tier is not None and tier.kept_bytes <= tier.keep_bytes
 
     def role(self, copy: Copy) -> Role:
-        """The role of a resident, idle copy: claimed ones are kept while there is room."""
+        """The role of a resident, idle copy: claimed ones that this node is to keep are kept while there is room."""
         entry, tier = copy.entry, copy.tier
-        if entry.datasets and not tier.lost and not _kept_elsewhere(copy):
+        if entry.datasets and self.keeps(entry) and not tier.lost and not _kept_elsewhere(copy):
             fits = tier.kept_bytes + entry.size_bytes <= tier.keep_bytes and self.shares.within_quota(entry)
             if copy.role is Role.KEPT or fits:
                 return Role.KEPT
@@ -147,7 +158,7 @@ class Policy:
             if tier.name not in taken and not tier.stalled and entry.size_bytes <= tier.budget_bytes
         ]
         tiers.sort(key=lambda tier: tier is entry.avoid)
-        if entry.datasets and self.shares.within_quota(entry):
+        if entry.datasets and self.may_keep(entry):
             free = self._place_kept(entry, tiers) if self.shares.leaves_room(entry) else None
             placement = free or self._take_share(entry, tiers)
             if placement:

@@ -24,6 +24,8 @@ class Shares:
     def __init__(self, tiers: Mapping[TierName, TierState]) -> None:
         self._tiers = tiers
         self.datasets: dict[DatasetId, DatasetState] = {}
+        self.others_bytes = 0
+        """The room of the cluster's other members."""
         self.claimed_bytes = 0
         """Bytes of all claimed extents, each counted once."""
         self.below_share: set[DatasetState] = set()
@@ -54,8 +56,9 @@ class Shares:
             self.claimed_bytes -= entry.size_bytes
 
     def bound_of(self, dataset: DatasetState) -> float:
-        """The best hit rate that a dataset can have beside the others, given quotas and pins. O(datasets)."""
-        every, capacity = list(self.datasets.values()), capacity_bytes(self._tiers)
+        """The best hit rate that a dataset can have beside the others, given quotas, pins, and the room of the cluster's
+        other members. O(datasets)."""
+        every, capacity = list(self.datasets.values()), capacity_bytes(self._tiers) + self.others_bytes
         if dataset not in every or not any(each.pinned or each.limited for each in every):
             return min(1.0, capacity / self.claimed_bytes) if self.claimed_bytes else 1.0
         # extents that two datasets share count once, so each counts for a part of its size

@@ -1,0 +1,90 @@
+"""This node's part in a cluster: it keeps what it owns, and fetches that for other nodes too.
+
+Where the claimed data does not fit the node, only owned extents are kept (`Policy.keeps`). A read of an owner's extent on
+another node would not bring it to the owner, so the other node asks the owner, which fetches the extent and passes it on.
+Such fills have slots of their own: nodes that wait for each other's fills must not hold each other's slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachesvc.core.events import PeerWants, ViewChanged
+from cachesvc.core.model import ExtentId
+from cachesvc.core.node.prefetch import in_progress
+from cachesvc.core.records.cache_entry import CacheEntry
+from cachesvc.core.records.dataset_state import DatasetState
+from cachesvc.core.records.incremental import IncrementalWork, WorkKind
+from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.policy import Requester
+from cachesvc.core.tiering.role_changes import RoleChanges
+
+
+class Keeping:
+    """Extents that are fetched for peers, each from the peer's question to the start of its fill."""
+
+    def __init__(self, copies: Copies, roles: RoleChanges, work: IncrementalWork) -> None:
+        self._copies = copies
+        self._policy = copies.policy
+        self._roles = roles
+        self._work = work
+        self._wanted: dict[ExtentId, None] = {}
+        self._streamed = False
+
+    def view_changed(self, event: ViewChanged) -> None:
+        """Take another view of the cluster, and give all copies their roles anew where owners changed."""
+        others = event.view.capacity_bytes - event.view.weight_of(event.view.me)
+        self._policy.shares.others_bytes = others
+        if self._policy.ownership.set(event.view):
+            self._place_all()
+
+    def peer_wants(self, event: PeerWants) -> None:
+        """Fetch an extent that a peer asked for, where this node is to keep it and has room."""
+        entry = self._copies.entries.get(event.extent)
+        if entry is None or not self._policy.reserve.streams or not entry.owned or in_progress(entry):
+            return
+        under_way = len(self._wanted) + self._copies.peer_fills
+        if entry.datasets and under_way < self._policy.settings.max_fills:
+            self._wanted[entry.id] = None
+            self.feed()
+
+    def will_keep(self, extent: ExtentId) -> bool:
+        """Return whether an extent is resident, is being filled, or will be as soon as an eviction ends."""
+        entry = self._copies.entries.get(extent)
+        return entry is not None and (entry.ready or entry.filling() or extent in self._wanted)
+
+    def feed(self) -> None:
+        """Start the fills that have room. One that finds none is given up, and the peer fetches the extent itself."""
+        if self._policy.ownership.shared and self._streamed != self._policy.reserve.streams:
+            self._streamed = self._policy.reserve.streams
+            self._place_all()
+        for extent in tuple(self._wanted):
+            entry = self._copies.entries.get(extent)
+            if entry is None or in_progress(entry):
+                del self._wanted[extent]
+                continue
+            placement = self._policy.place(entry, Requester.PREFETCH)
+            if self._copies.carry_out(placement, entry):
+                self._copies.mark_for_peer(entry)
+            elif placement.room_coming:
+                continue
+            del self._wanted[extent]
+
+    def _place_all(self) -> None:
+        """Mark the owners of all claimed extents, and give their copies the roles that follow. Prefetches begin anew."""
+        for dataset in self._policy.shares.datasets.values():
+            dataset.prefetch_at = 0
+            self._work.do((WorkKind.PLACE, dataset.id), self._place(dataset), len(dataset.extents))
+
+    def _place(self, dataset: DatasetState) -> Iterator[None]:
+        for extents in self._work.cut(dataset.extents):
+            found = (self._copies.entries.get(extent) for extent, _ in extents)
+            entries = [entry for entry in found if entry is not None and dataset in entry.datasets]
+            self._policy.ownership.mark(entries)
+            for entry in entries:
+                self._reassess(entry)
+            yield
+
+    def _reassess(self, entry: CacheEntry) -> None:
+        if entry.copies:
+            self._roles.reassess(entry)
