@@ -33,10 +33,12 @@ from testbed.namespaces import Link, Network, Unavailable, Way, inside
 from testbed.node import Daemon
 from testbed.records import Records, Source
 from testbed.servers import SeaweedFS, free_ports
+from testbed.traffic import Traffic
 
 Kind = Literal["loopback", "namespaces"]
 PORT = 7070
 """The port of each node in a namespace."""
+NO_LINKS = "only nodes in network namespaces have links, and these are on loopback"
 MAX_NODES = 32
 TLS_NAME = "peers.cachesvc"
 """The name in the certificate that all nodes share, beside their addresses."""
@@ -71,8 +73,11 @@ class Node(Daemon):
 
     def command(self) -> list[str]:
         """The daemon's command line."""
-        line = [*super().command(), *self._choose(self)]
-        return inside(self._link.namespace, *line) if self._link else line
+        return self.beside([*super().command(), *self._choose(self)])
+
+    def beside(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` in this node's namespace, if it has one."""
+        return inside(self._link.namespace, *command) if self._link else list(command)
 
     def pause(self) -> None:
         """Stop the daemon and its child processes by SIGSTOP."""
@@ -113,6 +118,14 @@ class Node(Daemon):
             return True
         return False
 
+    def clients(self) -> set[tuple[str, int]]:
+        """The local addresses of its connections."""
+        found = set()
+        for process in [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                found |= {(each.laddr.ip, each.laddr.port) for each in process.net_connections("tcp4")}
+        return found
+
     def _signal(self, number: signal.Signals) -> None:
         for process in self._paused:
             with suppress(psutil.NoSuchProcess):
@@ -137,12 +150,13 @@ class Cluster:
         options: Callable[[Cluster, Node], Sequence[str]] | None = None,
         server: SeaweedFS | None = None,
         zones: Sequence[str] = (),
+        rule: str = "",
     ) -> None:
-        """Node i is in zone `zones[i]`, where there are zones."""
+        """Node i is in zone `zones[i]`, where there are zones. `rule`: who may read the data, such as uid:0."""
         self.root, self.kind = root, kind
         self._wanted, self._ram, self._nvme, self._extent_bytes = nodes, ram, nvme, extent_bytes
         self._options = options or by_file
-        self._server, self._zones = server, zones
+        self._server, self._zones, self._rule = server, zones, rule
         self._stack = ExitStack()
         self._network: Network | None = None
         self.nodes: list[Node] = []
@@ -166,6 +180,13 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    @property
+    def own(self) -> Link:
+        """The link of the source and of this process. Raises Unavailable on loopback."""
+        if self._network is None:
+            raise Unavailable(NO_LINKS)
+        return self._network.own
 
     @property
     def members_file(self) -> Path:
@@ -205,6 +226,17 @@ class Cluster:
         """Fill nodes with a dataset, all at once."""
         with ThreadPoolExecutor(len(nodes)) as pool:
             return list(pool.map(lambda node: node.prefetch(records), nodes))
+
+    def traffic(self) -> Traffic:
+        """A count of the bytes between each two addresses. Raises Unavailable on loopback."""
+        if self._network is None:
+            raise Unavailable(NO_LINKS)
+        return Traffic(self._network)
+
+    def fetching(self) -> list[Node]:
+        """The nodes that read an object from the source now."""
+        clients = self.source.proxy.reading()
+        return [node for node in self.nodes if clients & node.clients()]
 
     def wait_listening(self) -> None:
         """Wait until every node's port for peers answers. Raises TimeoutError."""
@@ -246,7 +278,8 @@ class Cluster:
             folder = node.root / "nvme"
             folder.mkdir(exist_ok=True)
             given += ["--nvme", f"{folder}={self._nvme}"]
-        return [*given, "--allow", self.source.prefix, *self._tls, *self._options(self, node)]
+        allowed = f"{self.source.prefix}={self._rule}" if self._rule else self.source.prefix
+        return [*given, "--allow", allowed, *self._tls, *self._options(self, node)]
 
     def _write_members(self) -> None:
         new = self.members_file.with_suffix(".new")

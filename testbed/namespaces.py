@@ -142,7 +142,8 @@ class Network:
 
     def __init__(self) -> None:
         self._prefix = f"cs{os.getpid()}x{next(_serials)}"
-        self._hub = f"{self._prefix}-hub"
+        self.hub = f"{self._prefix}-hub"
+        """The namespace of the bridge, which all packets pass."""
         self._numbers = itertools.count()
 
     def __enter__(self) -> Network:
@@ -154,9 +155,9 @@ class Network:
         """The addresses that links get, this process the first."""
         self._free = iter(self.addresses)
         try:
-            run("ip", "netns", "add", self._hub)
+            run("ip", "netns", "add", self.hub)
             for line in ("add bridge type bridge forward_delay 0", "set bridge up"):
-                run("ip", "-n", self._hub, "link", *line.split())
+                run("ip", "-n", self.hub, "link", *line.split())
             self.own = self._link("", self._prefix)
         except BaseException:
             self._remove()
@@ -179,11 +180,11 @@ class Network:
         port, address = f"p{next(self._numbers)}", next(self._free)
         where = ["-n", namespace] if namespace else []
         home = namespace or str(os.getpid())
-        run("ip", "-n", self._hub, "link", "add", port, "type", "veth", "peer", "name", end, "netns", home)
-        run("ip", "-n", self._hub, "link", "set", port, "master", "bridge", "up")
+        run("ip", "-n", self.hub, "link", "add", port, "type", "veth", "peer", "name", end, "netns", home)
+        run("ip", "-n", self.hub, "link", "set", port, "master", "bridge", "up")
         run("ip", *where, "address", "add", f"{address}/{PREFIX}", "dev", end)
         run("ip", *where, "link", "set", end, "up")
-        return Link(namespace, end, self._hub, port, address)
+        return Link(namespace, end, self.hub, port, address)
 
     def _remove(self) -> None:
         with suppress(Unavailable):  # it was not made

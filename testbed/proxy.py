@@ -16,6 +16,8 @@ import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
@@ -139,6 +141,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._open: set[socket.socket] = set()
+        self._reading: set[tuple[str, int]] = set()
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server((host, port), backlog=512)
         self.port: int = self._listener.getsockname()[1]
@@ -173,6 +176,26 @@ class Proxy:
         """Set the counts to zero."""
         with self._lock:
             self.counts = Counts()
+
+    def reading(self) -> set[tuple[str, int]]:
+        """Addresses of the clients whose GETs of objects are being answered."""
+        with self._lock:
+            return set(self._reading)
+
+    @contextmanager
+    def answering(self, method: str, path: str, client: socket.socket) -> Iterator[None]:
+        """Note the client of a GET of an object while it is answered."""
+        if method != "GET" or "list-type" in path:
+            yield
+            return
+        address = client.getpeername()
+        with self._lock:
+            self._reading.add(address)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reading.discard(address)
 
     def _accept(self) -> None:
         while not self._stopped.is_set():
@@ -271,14 +294,20 @@ class _Exchange:
             self.proxy.pause(fault.after_s)
         if fault is not None and fault.kind == "hold":
             fault.until.wait(STALL_LIMIT_S)
+        with self.proxy.answering(method.decode(), path.decode(), self.client.sock):
+            answer = self._answer(method, head, fault)
+        if _CLOSE.search(answer) or _CLOSE.search(head):
+            raise _Hangup
+
+    def _answer(self, method: bytes, head: bytes, fault: Fault | None) -> bytes:
+        """Pass the request and its answer; return the answer's head."""
         self._pass_request(head, fault)
         answer = self.server.head()
         if fault is not None and fault.kind == "length":
             answer = _LENGTH.sub(lambda found: b"\r\nContent-Length: %d" % (int(found[1]) + 1), answer)
         self.client.sock.sendall(answer)
         self._pass_answer(method, answer, fault)
-        if _CLOSE.search(answer) or _CLOSE.search(head):
-            raise _Hangup
+        return answer
 
     def _pass_request(self, head: bytes, fault: Fault | None) -> None:
         if _EXPECT.search(head):  # answered here, so that the body need not wait for the server's answer

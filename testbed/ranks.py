@@ -52,7 +52,7 @@ class Ledger:
     errors: list[str] = field(default_factory=list)
 
     def faults(self, epochs: int) -> list[str]:
-        """Errors, wrong bytes, and epochs that did not name each extent exactly once."""
+        """Errors, wrong bytes, and those of the first `epochs` that did not name each extent exactly once."""
         found = list(self.errors)
         found += [
             f"wrong bytes: {step}" for step in self.steps if step.digest != self.records.digests[step.extent]
@@ -77,6 +77,13 @@ class Ranks:
         self._first = np.arange(len(records.digests) + 1, dtype=np.int64)
         self._spec = OrderSpec(seed, len(nodes), window_extents=1, canonical_nodes=len(nodes), last="error")
         self.ledger = Ledger(records)
+        self.epochs = 0
+        """Epochs that all ranks have read."""
+        self._stopped = self._ending = False
+
+    def stop(self) -> None:
+        """End all ranks after their epoch."""
+        self._stopped = True
 
     def read(
         self, epochs: int, between: Callable[[int], None] = lambda _: None, pause_s: float = 0.0
@@ -84,7 +91,13 @@ class Ranks:
         """Read epochs; return the ledger. All ranks meet after each epoch, where `between(epoch)` is called once.
         `pause_s`: a training step after each extent."""
         numbers = iter(range(epochs))
-        meeting = threading.Barrier(len(self._nodes), lambda: between(next(numbers)))
+
+        def meet() -> None:
+            self.epochs += 1
+            between(next(numbers))
+            self._ending = self._stopped
+
+        meeting = threading.Barrier(len(self._nodes), meet)
         threads = [
             threading.Thread(target=self._run, args=(rank, epochs, meeting, pause_s))
             for rank in range(len(self._nodes))
@@ -104,6 +117,8 @@ class Ranks:
                         self.ledger.steps.append(step)
                         time.sleep(pause_s)
                     meeting.wait()
+                    if self._ending:
+                        return
         except threading.BrokenBarrierError:
             pass  # another rank's error is in the ledger
         except Exception as error:  # noqa: BLE001  (the ledger reports it, and the others end)
