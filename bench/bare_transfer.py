@@ -30,8 +30,11 @@ def bare_rate(cluster: Cluster, size_bytes: int) -> float:
         assert serving.stdout is not None
         port = serving.stdout.readline().strip()
         with _start(second, "read", host, port, str(size_bytes)) as reading:
-            told, _ = reading.communicate(timeout=WAIT_S)
-        serving.wait(WAIT_S)
+            try:
+                told, _ = reading.communicate(timeout=WAIT_S)
+            finally:
+                reading.kill()
+                serving.kill()
     return float(told)
 
 
@@ -58,6 +61,7 @@ def serve(host: str, size_bytes: int) -> None:
 def read(host: str, port: int, size_bytes: int) -> float:
     """Receive extents into fresh memfds and digest them; return bytes/s."""
     with socket.create_connection((host, port), WAIT_S) as server:
+        server.settimeout(None)  # MSG_WAITALL needs a blocking socket
         began = time.monotonic()
         for _ in range(size_bytes // EXTENT_BYTES):
             _receive(server)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ LINK_RATE = 100e6 / 8
 READ_S = 180.0
 """The time limit of a read."""
 READERS = 8
+STEP_S = 0.005
+"""A training step of a rank under load."""
 HEAD = ("case", "measured", "goal", "met", "N", "what was run", "s")
 
 
@@ -196,7 +199,7 @@ def restart(bench: Bench, nodes: int) -> Row:
         cluster.source.reset()
         ranks = Ranks(cluster.nodes, records)
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(ranks.read, 1000, pause_s=0.005)
+            reading = pool.submit(ranks.read, 1000, pace=partial(time.sleep, STEP_S))
             in_ram = sum(_restart(node) for node in cluster.nodes)
             ranks.stop()
             ledger = reading.result()

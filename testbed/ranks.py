@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -86,10 +86,13 @@ class Ranks:
         self._stopped = True
 
     def read(
-        self, epochs: int, between: Callable[[int], None] = lambda _: None, pause_s: float = 0.0
+        self,
+        epochs: int,
+        between: Callable[[int], None] = lambda _: None,
+        pace: Callable[[], object] = lambda: None,
     ) -> Ledger:
         """Read epochs; return the ledger. All ranks meet after each epoch, where `between(epoch)` is called once.
-        `pause_s`: a training step after each extent."""
+        A rank calls `pace` before each extent, as a training step that takes time."""
         numbers = iter(range(epochs))
 
         def meet() -> None:
@@ -99,7 +102,7 @@ class Ranks:
 
         meeting = threading.Barrier(len(self._nodes), meet)
         threads = [
-            threading.Thread(target=self._run, args=(rank, epochs, meeting, pause_s))
+            threading.Thread(target=self._run, args=(rank, epochs, meeting, pace))
             for rank in range(len(self._nodes))
         ]
         for thread in threads:
@@ -108,14 +111,12 @@ class Ranks:
             thread.join()
         return self.ledger
 
-    def _run(self, rank: int, epochs: int, meeting: threading.Barrier, pause_s: float) -> None:
+    def _run(self, rank: int, epochs: int, meeting: threading.Barrier, pace: Callable[[], object]) -> None:
         try:
             dataset = _opened(self._nodes[rank], self._records)
             with closing(DaemonGrants(self._nodes[rank].socket_dir, dataset)) as grants:
                 for epoch in range(epochs):
-                    for step in self._epoch(rank, epoch, epoch + 1 < epochs, grants):
-                        self.ledger.steps.append(step)
-                        time.sleep(pause_s)
+                    self._epoch(rank, epoch, epoch + 1 < epochs, grants, pace)
                     meeting.wait()
                     if self._ending:
                         return
@@ -125,17 +126,20 @@ class Ranks:
             self.ledger.errors.append(f"rank {rank}: {type(error).__name__}: {error}")
             meeting.abort()
 
-    def _epoch(self, rank: int, epoch: int, more: bool, grants: DaemonGrants) -> Iterator[Step]:
+    def _epoch(
+        self, rank: int, epoch: int, more: bool, grants: DaemonGrants, pace: Callable[[], object]
+    ) -> None:
         """Read one epoch of a rank. The next epoch's plan, where there is one, is known."""
         extents = self._extents(rank, epoch)
         steps = np.arange(len(extents))
         following = self._extents(rank, epoch + 1) if more else None
         grants.submit(Plan(extents, steps, steps, following))
         for number, extent in enumerate(extents.tolist()):
+            pace()
             began = time.monotonic()
             digest = self._read(rank, extent, grants, began + STEP_LIMIT_S)
             grants.passed(number + 1)
-            yield Step(rank, epoch, extent, digest, time.monotonic() - began)
+            self.ledger.steps.append(Step(rank, epoch, extent, digest, time.monotonic() - began))
 
     def _extents(self, rank: int, epoch: int) -> np.ndarray:
         order = EpochOrder(self._spec, self._first, epoch)
