@@ -44,8 +44,7 @@ CALLERS = 1024
 READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection, and as many again for control connections."""
-PEERS_PER_EXTENT = 3
-"""Peers asked for one extent. The extent's id chooses them, so all nodes ask the same ones."""
+PEER_PORT = 7070
 MAX_UNPLANNED_SHARE = 0.5
 """The largest part of a tier for readers without a plan; the cache is for the datasets that jobs declare."""
 
@@ -80,6 +79,27 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """This node as a member of a cluster."""
+
+    members: str
+    """Where the members are listed: the argument of `cachesvc.cluster.open.open_membership`."""
+    node_name: str
+    """A member is known by its name, so that it may change its address."""
+    advertise: str
+    """HOST:PORT at which this node answers others. The next port sends extents."""
+    zone: str = ""
+    by_zone: bool = True
+    """Each zone owns every extent, so that no extent crosses zones."""
+    rejoin_grace_s: float = 600.0
+    """How long a member that is away keeps its share: longer than a node takes to start again."""
+    bytes_per_s: int = 0
+    """The most bytes that this node sends to others, each second; 0: no limit."""
+    tls_name: str = ""
+    """The name in the certificate of all members; "": each has one for its own host."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """The only users, with members of the groups, that may use data below an allowed prefix."""
 
@@ -100,10 +120,7 @@ class Settings:
     state_dir: str
     listen: str = ""
     tls: Tls | None = None
-    share: str = ""
-    """HOST:PORT at which this node serves its extents to peers."""
-    peer: tuple[str, ...] = ()
-    """Addresses, HOST:PORT, at which other nodes share; fillers ask them before the source."""
+    cluster: ClusterSettings | None = None
     metrics: str = ""
     """HOST:PORT of the metrics, which hold only numbers and version ids, so other machines may scrape it."""
     extent_bytes: int = EXTENT_BYTES
@@ -128,7 +145,7 @@ class Settings:
     @property
     def own_bytes(self) -> int:
         """Peak memory of the daemon and its processes, without the RAM tier."""
-        return footprint_bytes(self.fillers, self.extent_bytes, bool(self.share))
+        return footprint_bytes(self.fillers, self.extent_bytes, self.cluster is not None)
 
     @property
     def work_bytes(self) -> int:
@@ -221,6 +238,11 @@ def socket_dirs() -> list[str]:
         return [named]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return ["/run/cachesvc", *([f"{runtime}/cachesvc"] if runtime else [])]
+
+
+def default_node_name() -> str:
+    """Return the name of this node: Slurm's, else the host's."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def default_socket_dir() -> str:
@@ -335,16 +357,12 @@ def validate(settings: Settings) -> None:
         raise InvalidInput(
             "a socket for other users needs --allow: they would read with this daemon's rights"
         )
-    for option, address in (("--listen", settings.listen), ("--share", settings.share)):
+    advertised = settings.cluster.advertise if settings.cluster else ""
+    for option, address in (("--listen", settings.listen), ("--advertise", advertised)):
         if address and settings.tls is None and not _loopback(address):
             raise InvalidInput(
                 f"{option} {address} is open to others; give --tls-cert, --tls-key and --tls-ca, or 127.0.0.1"
             )
-    remote = next((each for each in settings.peer if not _loopback(each)), None)
-    if remote is not None and settings.tls is None:
-        raise InvalidInput(
-            f"--peer {remote} is another machine, and its bytes are trusted; give --tls-cert, --tls-key and --tls-ca"
-        )
     if settings.log_format not in ("text", "json"):
         raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")
 

@@ -24,7 +24,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 @click.command()
 @options.node_settings
-@options.SHARE
+@options.cluster_settings
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
 @options.daemon
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:

@@ -9,7 +9,6 @@ import click
 
 from cachesvc.cli import options, output
 from cachesvc.cli.forecast import Cluster, Forecast, forecast
-from cachesvc.config import PEERS_PER_EXTENT
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
 from cachesvc.system.footprint import default_fillers, default_ram_bytes, footprint_bytes
@@ -60,7 +59,7 @@ def estimate(
     """Predict hit rate and epoch time from sizes and rates.
 
     Formulas give the prediction, and nothing is measured: the rates are assumptions that the options replace. It holds for
-    shuffled epochs and nodes that begin with empty caches. From the third epoch on the caches are taken for full.
+    shuffled epochs after the first.
     """
     if not (source_rate and peer_rate and local_rate):
         raise InvalidInput(
@@ -73,9 +72,8 @@ def estimate(
     own_bytes = footprint_bytes(default_fillers(), EXTENT_BYTES)
     ram_bytes = default_ram_bytes(allowed_bytes(), own_bytes) if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
-    ways = {"private": 0, "cooperative": PEERS_PER_EXTENT}
-    steady = {way: forecast(size_bytes, samples, cluster, asked=asked) for way, asked in ways.items()}
-    second = {way: forecast(size_bytes, samples, cluster, 2, asked) for way, asked in ways.items()}
+    ways = {"private": False, "cluster": True}
+    found = {way: forecast(size_bytes, samples, cluster, shared) for way, shared in ways.items()}
     fit = _fit(size_bytes, cluster)
     if json:
         row = {
@@ -86,28 +84,16 @@ def estimate(
             "fit": fit,
         }
         output.emit(
-            row
-            | {
-                "cluster": asdict(cluster),
-                "second_epoch": {way: asdict(found) for way, found in second.items()},
-            }
-            | {way: asdict(found) for way, found in steady.items()}
+            row | {"cluster": asdict(cluster)} | {f"{way}_epoch": asdict(each) for way, each in found.items()}
         )
         return 0
     output.say(
         f"{name} ({catalog.id}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
         f" {output.size(cluster.cache_bytes)} of cache: {fit}"
     )
-    rows = []
-    for way, title in (
-        ("private", "each node alone"),
-        ("cooperative", f"with --peer, {PEERS_PER_EXTENT} asked"),
-    ):
-        changes = nodes > 1 and second[way] != steady[way]
-        if changes:
-            rows.append(_row(f"{title}, second epoch", second[way]))
-        if nodes > 1 or way == "private":
-            rows.append(_row(f"{title}, later" if changes else title, steady[way]))
+    rows = [_row("each node alone", found["private"])]
+    if nodes > 1:
+        rows.append(_row("with --cluster", found["cluster"]))
     output.table(
         ["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows
     )
@@ -118,7 +104,7 @@ def _fit(size_bytes: int, cluster: Cluster) -> str:
     if size_bytes <= cluster.cache_bytes:
         return "fits one node"
     if size_bytes <= cluster.nodes * cluster.cache_bytes:
-        return "fits the nodes together, which do not divide it: each keeps the data that it reads first"
+        return "fits the nodes together: with --cluster each keeps its part"
     missing = size_bytes - cluster.nodes * cluster.cache_bytes
     return f"fits nowhere ({output.size(missing)} too much); a fixed part is kept, the rest streams"
 

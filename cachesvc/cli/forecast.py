@@ -1,8 +1,7 @@
 """Predicts hit rates and epoch times for a dataset of D bytes, shuffled each epoch, and caches of C bytes, by formulas.
 
-With uniform shuffles no demand-fill policy hits more than f = C/D, and keeping a fixed part reaches it. Each node keeps
-the data that it reads first, so N nodes that begin together hold N disjoint parts of at most D/N after one epoch. Data
-that a node keeps beyond that comes from its later epochs, and is independent of the other nodes'.
+With uniform shuffles no demand-fill policy hits more than f = C/D, and keeping a fixed part reaches it. The N nodes of a
+cluster keep disjoint parts where the data does not fit one of them, and so hit F = min(1, N f) together.
 """
 
 from __future__ import annotations
@@ -40,17 +39,12 @@ class Forecast:
     bound_by: str
 
 
-def forecast(
-    size_bytes: int, samples: int, cluster: Cluster, epoch: int | None = None, asked: int = 0
-) -> Forecast:
-    """Predict an epoch in which each of the `size_bytes` is read by one node.
-
-    `epoch`: 2 for the epoch after the first; None for the steady state, in which the caches are full. `asked`: the number
-    of peers that a node asks for an extent before the source.
-    """
+def forecast(size_bytes: int, samples: int, cluster: Cluster, shared: bool = False) -> Forecast:
+    """Predict an epoch after the first, in which each of the `size_bytes` is read by one node. `shared`: the nodes are
+    members of one cluster."""
     n, fraction = cluster.nodes, min(1.0, cluster.cache_bytes / max(size_bytes, 1))
-    local = min(fraction, 1 / n) if epoch == 2 else fraction
-    peer = _from_peers(n, local, min(asked, n - 1))
+    local = fraction if fraction == 1 or not shared else min(fraction, 1 / n)
+    peer = min(1.0, n * fraction) - local if shared else 0.0
     source = 1.0 - local - peer
     compute_s = samples / cluster.samples_per_s if cluster.samples_per_s else 0.0
     times = {
@@ -71,17 +65,3 @@ def forecast(
         source_bytes_per_s=size_bytes * source / epoch_s if epoch_s else 0.0,
         bound_by=slowest,
     )
-
-
-def _from_peers(nodes: int, held: float, asked: int) -> float:
-    """Return the share of reads that a peer answers.
-
-    Each node holds the part `held` of the data, and asks `asked` others for extents that it does not hold.
-    """
-    if not asked:
-        return 0.0
-    if held * nodes <= 1:  # the parts are disjoint
-        return asked * held
-    beyond = (held - 1 / nodes) / (1 - 1 / nodes)
-    first_holder_not_asked = 1 - asked / (nodes - 1)
-    return (1 - held) * (1 - first_holder_not_asked * (1 - beyond) ** asked)

@@ -223,12 +223,60 @@ _NODE_SETTINGS = (
         "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
     ),
 )
-SHARE = click.option(
-    "--share",
-    type=ADDRESS,
-    envvar="CACHESVC_SHARE",
-    help="Serve this node's extents to other nodes at this address.",
+_CLUSTER = (
+    click.option(
+        "--cluster",
+        metavar="MEMBERS",
+        envvar="CACHESVC_CLUSTER",
+        help="Share extents with other nodes, listed in static:HOSTS:PORT, file:///PATH, dns+srv://NAME or"
+        " etcd://HOST:PORT/PREFIX.",
+    ),
+    click.option(
+        "--node-name",
+        envvar="CACHESVC_NODE_NAME",
+        metavar="NAME",
+        help="Name of this node in the cluster.  [default: $SLURMD_NODENAME, or the host's name]",
+    ),
+    click.option(
+        "--advertise",
+        type=ADDRESS,
+        envvar="CACHESVC_ADVERTISE",
+        help=f"Address at which this node answers others; the next port sends extents.  [default: NAME:{config.PEER_PORT}]",
+    ),
+    click.option("--zone", envvar="CACHESVC_ZONE", metavar="NAME", help="Zone of this node."),
+    click.option(
+        "--domain",
+        type=click.Choice(["zone", "none"]),
+        envvar="CACHESVC_DOMAIN",
+        help="zone: each zone holds its own copy, and no extent crosses zones; none: zones do not count.  [default: zone]",
+    ),
+    click.option(
+        "--rejoin-grace",
+        type=Number(0, 86_400),
+        envvar="CACHESVC_REJOIN_GRACE",
+        metavar="SECONDS",
+        help="How long a node that is away keeps its share.  [default: 600]",
+    ),
+    click.option(
+        "--peer-bandwidth",
+        type=SIZE,
+        envvar="CACHESVC_PEER_BANDWIDTH",
+        help="The most bytes/s that this node sends to others; 0: no limit.",
+    ),
+    click.option(
+        "--tls-name",
+        metavar="NAME",
+        envvar="CACHESVC_TLS_NAME",
+        help="Name in the one certificate that all nodes of the cluster use.",
+    ),
 )
+
+
+def cluster_settings(verb: _F) -> _F:
+    """Add the options of a cluster, each with a CACHESVC_* variable."""
+    for option in reversed(_CLUSTER):
+        verb = option(verb)
+    return verb
 
 
 def node_settings(verb: _F) -> _F:

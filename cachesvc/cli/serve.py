@@ -46,15 +46,7 @@ from cachesvc.system.memory import allowed_bytes
 @click.option(
     "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
 )
-@options.SHARE
-@click.option(
-    "--peer",
-    type=options.ADDRESS,
-    multiple=True,
-    envvar="CACHESVC_PEER",
-    help="The --share address of another node, which is asked for an extent before the source; repeatable. All nodes"
-    " may be given the same list.",
-)
+@options.cluster_settings
 @click.option(
     "--metrics",
     type=options.ADDRESS,
@@ -108,6 +100,14 @@ def settings_of(
     tls_key: str | None = None,
     tls_ca: str | None = None,
     allow: tuple[str, ...] = (),
+    cluster: str | None = None,
+    node_name: str | None = None,
+    advertise: str | None = None,
+    zone: str | None = None,
+    domain: str | None = None,
+    rejoin_grace: float | None = None,
+    peer_bandwidth: int | None = None,
+    tls_name: str | None = None,
     **others: Any,
 ) -> config.Settings:
     """Return the settings tree from command-line options; None takes the default of config.py."""
@@ -116,6 +116,21 @@ def settings_of(
         tls = config.Tls(certificate=tls_cert, key=tls_key, ca=tls_ca)
     elif tls_cert or tls_key or tls_ca:
         raise InvalidInput("mutual TLS needs all three of --tls-cert, --tls-key and --tls-ca")
+    member = None
+    if cluster:
+        name = node_name or config.default_node_name()
+        member = config.ClusterSettings(
+            members=cluster,
+            node_name=name,
+            advertise=advertise or f"{name}:{config.PEER_PORT}",
+            zone=zone or "",
+            by_zone=domain != "none",
+            rejoin_grace_s=600.0 if rejoin_grace is None else rejoin_grace,
+            bytes_per_s=peer_bandwidth or 0,
+            tls_name=tls_name or "",
+        )
+    elif given_alone := [each for each in (advertise, zone, tls_name) if each]:
+        raise InvalidInput(f"{given_alone[0]} is of a cluster; give --cluster too")
     allowed = [config.parse_allow(text) for text in allow]
     given = {name: value for name, value in others.items() if value is not None}
     settings = config.Settings(
@@ -126,6 +141,7 @@ def settings_of(
         socket_dir=socket or config.default_socket_dir(),
         state_dir=state_dir or config.default_state_dir(),
         tls=tls,
+        cluster=member,
         **given,
     )
     if ram is None:

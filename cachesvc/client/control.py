@@ -134,6 +134,11 @@ class Control:
         found: pb.StatusReply = self._ask(self._stub.Status, self._pb.StatusRequest())
         return found
 
+    def nodes(self) -> pb.NodesReply:
+        """The members of the cluster."""
+        found: pb.NodesReply = self._ask(self._stub.Nodes, self._pb.NodesRequest())
+        return found
+
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
         found: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())

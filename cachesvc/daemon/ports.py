@@ -11,12 +11,15 @@ from cachesvc.config import Settings
 from cachesvc.core.errors import InvalidInput
 
 FREE_S, FREE_POLL_S = 3.0, 0.1
-"""After a daemon is killed, its peer-sharing process keeps its port until it sees the end of its channel."""
+"""After a daemon is killed, the process that answers peers keeps its ports until it sees the end of its channel."""
 
 
 def addresses(settings: Settings) -> dict[str, str]:
     """Return HOST:PORT of each option that opens a port."""
-    given = {"--listen": settings.listen, "--share": settings.share, "--metrics": settings.metrics}
+    given = {"--listen": settings.listen, "--metrics": settings.metrics}
+    if settings.cluster is not None:
+        given["--advertise"] = settings.cluster.advertise
+        given["--advertise (extents)"] = next_port(settings.cluster.advertise)
     return {option: address for option, address in given.items() if address}
 
 
@@ -28,6 +31,12 @@ def check_addresses(settings: Settings, known: Iterable[str]) -> None:
         for option, address in addresses(settings).items():
             if _split(address)[1] not in theirs:
                 bound.enter_context(_bound(option, address))
+
+
+def next_port(address: str) -> str:
+    """Return HOST:PORT with the next port: the one that sends extents to peers."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + 1}"
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cachesvc.core import commands, events
 from cachesvc.core.commands import Command
@@ -29,6 +30,7 @@ from cachesvc.daemon.fills.evictions import Evictions
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.shared_fills import SharedFills
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.daemon.grants.plan_intake import PlanIntake
 from cachesvc.daemon.grants.server import GrantsServer
@@ -37,6 +39,9 @@ from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.ram import RamTier
+
+if TYPE_CHECKING:
+    from cachesvc.daemon.peers.cluster_link import ClusterLink
 
 
 class Runner:
@@ -66,6 +71,7 @@ class Runner:
         self.hangs = False
         """After `close`: a thread waits for a disk, and this process cannot end before the disk answers."""
         self.disks = {each.disk.name: each.disk for each in disks}
+        self.cluster: ClusterLink | None = None
         self._fillers = fillers
         self._clock = clock
         self._ids = itertools.count(1)
@@ -83,6 +89,7 @@ class Runner:
         commits = Commits(threads.committers, threads.calls)
         self.checks = Checks(node, tiers, threads.openers, fillers, self.handle, self._suspect)
         self.hole_records = hole_records = HoleRecords(clock)
+        self.shared_fills = SharedFills()
         self.fills = Fills(
             tiers,
             threads.calls,
@@ -93,6 +100,7 @@ class Runner:
             hole_records,
             self.handle,
             fill_memory,
+            self.shared_fills,
         )
         self.granting = Granting(tiers, self.checks, hole_records, self.handle, self.next_id)
         self.builds = BuildQueue(fillers.build)
@@ -141,6 +149,8 @@ class Runner:
         """Give an event to the core and execute its commands."""
         for command in self.node.handle(event, self._clock()):
             self._execute[type(command)](command)
+        if self.cluster is not None:
+            self.cluster.handled(event)
 
     def recovered(self, event: events.Recovered) -> None:
         """Tell the core what a tier holds at the start. Copies on disks are verified before their first grant; sealed
@@ -155,13 +165,16 @@ class Runner:
         if self.watch.next_deadline() <= now:
             self.watch.tick()
         self._pressure.tick(now)
+        if self.cluster is not None:
+            self.cluster.tick(now)
         if self.node.next_deadline() <= now:
             self.handle(events.Tick())
             self._deferred.run_due()
 
     def next_deadline(self) -> float:
         """The time at which `tick` is due, in seconds of the clock; inf without a deadline."""
-        return min(self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
+        due = min(self.node.next_deadline(), self.watch.next_deadline(), self._pressure.next_deadline())
+        return due if self.cluster is None else min(due, self.cluster.next_deadline())
 
     def declare(
         self,
@@ -203,10 +216,6 @@ class Runner:
     def source_requests(self) -> SourceCounters:
         """Counts of the requests to sources since this daemon started."""
         return self._fillers.source_requests
-
-    def peer_pauses(self) -> dict[str, int]:
-        """Counts, by peer, of pauses after it did not answer or sent wrong data."""
-        return self._fillers.peer_pauses
 
     def listed(self) -> list[ServedDataset]:
         """The datasets to list: all loaded ones except provisional ones without readers. Runs on the loop's thread."""

@@ -57,7 +57,7 @@ from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.grants.unix_sockets import identity, remove
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.peers.sharer_process import SharerProcess
+from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.ports import check_addresses
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import ThreadPool
@@ -249,10 +249,12 @@ def _build(
     takeover = TakeoverListener(settings, lock, ram, runner, partial(_exit_at_once, fillers))
     ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
-    sharing = SharerProcess(settings, runner)
-    ending.callback(sharing.close)
-    if settings.share:
-        sharing.start()
+    cluster = None
+    if settings.cluster is not None:
+        cluster = ClusterLink(settings, _weight_bytes(settings, node), runner)
+        ending.callback(cluster.close)
+        runner.cluster = cluster
+        cluster.start()
     server = control_server(settings, service, grants.caller, most_callers(open_files))
     control_file = identity(control_path(settings))
     ending.callback(server.stop, STOP_GRACE_S)
@@ -260,9 +262,18 @@ def _build(
         from cachesvc.daemon.metrics.collector import MetricsCollector
         from cachesvc.daemon.metrics.scrape_server import ScrapeServer
 
-        MetricsCollector(runner, sharing).register()
+        MetricsCollector(runner).register()
         ScrapeServer(settings.metrics)
     return runner
+
+
+def _weight_bytes(settings: Settings, node: Node) -> int:
+    """Return the room of all tiers, which decides this node's share of a cluster's extents. As configured where that is
+    in bytes, since shares move when it changes."""
+    weight = settings.ram_bytes
+    for number, spec in enumerate(settings.nvme):
+        weight += spec.size_bytes or node.policy.tiers[TierName(f"nvme{number}")].given_bytes
+    return weight
 
 
 def _hand_over(old: OldDaemon | None, datasets: Datasets) -> Handover:

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 from cachesvc.simulate.measure import Result
 from cachesvc.simulate.oracles import BeladyCache, RandomCache, replay
+from cachesvc.simulate.simulated_node import NodeSpec
 from cachesvc.simulate.simulated_source import SimulatedSource
-from cachesvc.simulate.simulation import NodeSpec, Simulation
+from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
 
 PolicyName = Literal["keep", "lru", "random", "belady"]

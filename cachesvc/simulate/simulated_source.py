@@ -34,3 +34,16 @@ class SimulatedSource:
             return first_byte - now, True
         self._free_at = max(first_byte, self._free_at) + size_bytes / spec.bytes_per_s
         return max(self._free_at, first_byte + size_bytes / spec.connection_bytes_per_s) - now, False
+
+
+class SimulatedLink:
+    """One direction of a node's network link, which serves transfers one after another."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def carry(self, size_bytes: int, now: float) -> float:
+        """Add a transfer that starts now; the time when it ends, in seconds."""
+        self._free_at = max(now, self._free_at) + size_bytes / self._bytes_per_s
+        return self._free_at

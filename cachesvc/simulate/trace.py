@@ -19,7 +19,7 @@ MAX_TOUCHES = 100_000_000
 class Workload:
     """A dataset of equal shards, one extent each, and the job that reads it.
 
-    A step is one global batch, shared evenly by `ranks` readers. `window` counts extents (0: all).
+    A step is one global batch, shared evenly by `ranks` readers, and these by `nodes`. `window` counts extents (0: all).
     """
 
     shards: int = 2000
@@ -29,6 +29,7 @@ class Workload:
     window: int = 4
     epochs: int = 8
     ranks: int = 1
+    nodes: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -46,6 +47,8 @@ class Workload:
             )
         if self.batch % self.ranks:
             raise InvalidInput(f"a batch of {self.batch} cannot be shared by {self.ranks} ranks evenly")
+        if self.nodes < 1 or self.ranks % self.nodes:
+            raise InvalidInput(f"{self.ranks} ranks cannot be shared by {self.nodes} nodes evenly")
         if self.shards * self.samples_per_shard < self.batch:
             raise InvalidInput(f"a batch of {self.batch} is more than all samples: an epoch has no step")
         if self.shards * self.samples_per_shard > MAX_TOUCHES:
@@ -63,7 +66,8 @@ class Workload:
     def order(self, epoch: int) -> EpochOrder:
         """The order of an epoch."""
         first = np.arange(self.shards + 1, dtype=np.int64) * self.samples_per_shard
-        return EpochOrder(OrderSpec(self.seed, self.batch, self.window), first, epoch)
+        parts = self.nodes if self.window else 1
+        return EpochOrder(OrderSpec(self.seed, self.batch, self.window, parts), first, epoch)
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,15 @@ def _ignore_bytes(at: int, data: memoryview) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FillTarget:
-    """The descriptor that an extent is written to. `passing` sees all bytes before they are written."""
+    """The descriptor that an extent is written to. `passing` sees all bytes once they are written: peers may then be sent
+    the blocks that it marks as complete."""
 
     fd: int
     passing: OnBytes
 
     def write(self, data: memoryview, at: int) -> None:
         """Write all of `data` at offset `at`. Raises OutOfSpace, TierFailed."""
-        self.passing(at, data)
+        begin, whole = at, data
         try:
             while len(data):
                 done = os.pwrite(self.fd, data, at)
@@ -71,6 +72,7 @@ class FillTarget:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfSpace("no space left for the extent; lower the budget") from error
             raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error
+        self.passing(begin, whole)
 
     def read(self, data: memoryview, at: int) -> None:
         """Fill all of `data` with the bytes written at offset `at`. Raises TierFailed."""
@@ -175,7 +177,7 @@ class Fetcher:
 
     def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = _ignore_bytes) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
-        `passing(at, data)` is called before each write, from many threads, while `data` is in the processor's cache.
+        `passing(at, data)` is called after each write, from many threads, while `data` is in the processor's cache.
 
         Returns the pieces that are missing, by index, and why: objects of an extent of several that have a permanent error
         while others can be read. The bytes in their place are undefined.

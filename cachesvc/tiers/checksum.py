@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_digest
 
 from cachesvc.core.errors import CorruptData
 from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
+
+if TYPE_CHECKING:
+    from cachesvc.tiers.fill_progress import FillProgress
 
 DIGEST_BYTES = 8
 
@@ -31,20 +35,26 @@ def block_count(size_bytes: int) -> int:
 
 
 class StreamedChecksums:
-    """Digests an extent while it is written, in any order. Thread-safe."""
+    """Digests an extent while it is written, in any order, and marks each digested block in `progress`. Thread-safe."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, progress: FillProgress | None = None) -> None:
         self._size_bytes = size_bytes
+        self._progress = progress
         self._digests: dict[int, bytes] = {}
 
     def add(self, at: int, data: memoryview) -> None:
-        """Digest the whole blocks within `data`, the extent's bytes from `at`. `checksums` reads the other blocks back."""
+        """Digest the whole blocks within `data`, the extent's bytes from `at`, which are written already. `checksums` reads
+        the other blocks back."""
         end = at + len(data)
+        found: list[bytes] = []
         for index in range(block_count(at), block_count(end)):
             start = index * CHECKSUM_BLOCK_BYTES
             stop = min(start + CHECKSUM_BLOCK_BYTES, self._size_bytes)
             if stop <= end:
-                self._digests[index] = block_digest(data[start - at : stop - at])
+                digest = self._digests[index] = block_digest(data[start - at : stop - at])
+                found.append(digest)
+        if self._progress is not None and found:
+            self._progress.add(block_count(at), b"".join(found))
 
     def checksums(self, fd: int) -> Checksums:
         """Return the checksums of the whole extent. Reads back from `fd` the blocks that no `add` held whole.
@@ -52,7 +62,11 @@ class StreamedChecksums:
         Raises `CorruptData` when the file is shorter, `TierFailed` when it cannot be read.
         """
         wanted = range(block_count(self._size_bytes))
-        back = dict(_digests(fd, self._size_bytes, [i for i in wanted if i not in self._digests]))
+        back: dict[int, bytes] = {}
+        for index, digest in _digests(fd, self._size_bytes, [i for i in wanted if i not in self._digests]):
+            back[index] = digest
+            if self._progress is not None:
+                self._progress.add(index, digest)
         return Checksums(self._size_bytes, b"".join(self._digests.get(i) or back[i] for i in wanted))
 
 

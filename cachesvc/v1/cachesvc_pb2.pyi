@@ -288,22 +288,128 @@ class VerifyReply(_message.Message):
     done: bool
     def __init__(self, checked_extents: _Optional[int] = ..., extents: _Optional[int] = ..., corrupt_extents: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
 
-class ReadRequest(_message.Message):
-    __slots__ = ("extent", "offset", "length")
-    EXTENT_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    LENGTH_FIELD_NUMBER: _ClassVar[int]
-    extent: bytes
-    offset: int
-    length: int
-    def __init__(self, extent: _Optional[bytes] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+class HelloRequest(_message.Message):
+    __slots__ = ("protocol", "name", "instance")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    name: str
+    instance: str
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
 
-class ReadReply(_message.Message):
-    __slots__ = ("data", "digests", "size_bytes")
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    digests: bytes
-    size_bytes: int
-    def __init__(self, data: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+class HelloReply(_message.Message):
+    __slots__ = ("protocol", "name", "instance", "weight_bytes", "zone", "release", "extents")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    name: str
+    instance: str
+    weight_bytes: int
+    zone: str
+    release: str
+    extents: int
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., extents: _Optional[int] = ...) -> None: ...
+
+class ExtentQuestion(_message.Message):
+    __slots__ = ("extent", "failed")
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    extent: bytes
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, extent: _Optional[bytes] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LookupRequest(_message.Message):
+    __slots__ = ("protocol", "node", "questions", "peek")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    PEEK_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    node: str
+    questions: _containers.RepeatedCompositeFieldContainer[ExtentQuestion]
+    peek: bool
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., questions: _Optional[_Iterable[_Union[ExtentQuestion, _Mapping]]] = ..., peek: _Optional[bool] = ...) -> None: ...
+
+class ExtentPlace(_message.Message):
+    __slots__ = ("node", "filling", "generation")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    filling: bool
+    generation: int
+    def __init__(self, node: _Optional[str] = ..., filling: _Optional[bool] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class LookupReply(_message.Message):
+    __slots__ = ("places", "young")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    YOUNG_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedCompositeFieldContainer[ExtentPlace]
+    young: bool
+    def __init__(self, places: _Optional[_Iterable[_Union[ExtentPlace, _Mapping]]] = ..., young: _Optional[bool] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("protocol", "node", "filled", "dropped", "progressing", "anew", "wrong")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FILLED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESSING_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    WRONG_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    node: str
+    filled: bytes
+    dropped: bytes
+    progressing: bytes
+    anew: bool
+    wrong: bytes
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., filled: _Optional[bytes] = ..., dropped: _Optional[bytes] = ..., progressing: _Optional[bytes] = ..., anew: _Optional[bool] = ..., wrong: _Optional[bytes] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("name", "address", "zone", "release", "weight_bytes", "extents", "state", "away_s", "why", "round_trip_us", "me")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AWAY_S_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    ME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    zone: str
+    release: str
+    weight_bytes: int
+    extents: int
+    state: str
+    away_s: int
+    why: str
+    round_trip_us: int
+    me: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., away_s: _Optional[int] = ..., why: _Optional[str] = ..., round_trip_us: _Optional[int] = ..., me: _Optional[bool] = ...) -> None: ...
+
+class NodesReply(_message.Message):
+    __slots__ = ("nodes", "clustered")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERED_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    clustered: bool
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., clustered: _Optional[bool] = ...) -> None: ...

@@ -16,7 +16,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.simulate.compare import simulate
-from cachesvc.simulate.simulation import NodeSpec, tiers_of
+from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
 from cachesvc.simulate.trace import Workload
 from cachesvc.v1 import cachesvc_pb2 as pb
 from loader import DataLoader, open_dataset

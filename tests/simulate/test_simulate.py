@@ -17,8 +17,10 @@ from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.simulate.compare import PolicyName, simulate
 from cachesvc.simulate.formulas import EXPECTED
 from cachesvc.simulate.measure import Result, peak_rate
+from cachesvc.simulate.rank import DATASET
+from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
 from cachesvc.simulate.simulated_source import SourceSpec
-from cachesvc.simulate.simulation import DATASET, NodeSpec, Simulation, tiers_of
+from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
 
 FRACTIONS = (0.1, 0.35, 0.5, 0.8)
@@ -86,11 +88,13 @@ def test_retention_trades_places_under_faults_with_every_invariant_intact(seed: 
     work = Workload(shards=240, samples_per_shard=4, shard_bytes=1000, batch=4, epochs=4, seed=seed)
     spec = replace(spec_of(work, 0.7, 0.3), source=SourceSpec(fault_rate=0.1), check_every=5)
     simulation = Simulation(spec, work)
-    simulation.log = []
+    simulation.node.log = []
     results = simulation.run()
     assert all(abs(epoch.hit_rate - 0.7) <= 0.04 for epoch in results[1:])
-    began = [at for at, command in simulation.log if isinstance(command, cmd.StartFill)][work.shards]
-    later = [command for at, command in simulation.log if at > began and isinstance(command, cmd.StartFill)]
+    began = [at for at, command in simulation.node.log if isinstance(command, cmd.StartFill)][work.shards]
+    later = [
+        command for at, command in simulation.node.log if at > began and isinstance(command, cmd.StartFill)
+    ]
     assert {command.tier for command in later if command.from_tier is None} == {"ram", "nvme0"}
 
 
@@ -115,7 +119,7 @@ def test_the_node_reports_each_epochs_hits_against_its_bound() -> None:
     work = Workload(shards=200, epochs=4, seed=2)
     simulation = Simulation(spec_of(work, 0.5), work)
     measured = simulation.run()
-    told = simulation.node.counters(DATASET).epochs
+    told = simulation.node.core.counters(DATASET).epochs
     assert [epoch.number for epoch in told] == [0, 1, 2, 3]
     for epoch, result in zip(told, measured, strict=True):
         assert epoch.touched == work.shards
@@ -135,11 +139,11 @@ def test_readers_do_not_demand_what_they_hold_and_hold_only_kept_extents_for_lon
     for f, grants in ((1.1, 60), (0.5, 180)):  # kept extents are released too where the rest streams
         work = Workload(shards=60, epochs=3)
         simulation = Simulation(spec_of(work, f), work)
-        simulation.log = []
+        simulation.node.log = []
         simulation.run()
-        found = [command for _, command in simulation.log if isinstance(command, cmd.Grant)]
+        found = [command for _, command in simulation.node.log if isinstance(command, cmd.Grant)]
         assert abs(len(found) - grants) <= 12
-        held = set().union(*(rank._holding.held for rank in simulation._ranks))
+        held = set().union(*(rank._holding.held for rank in simulation.node.ranks.values()))
         assert len(held) == 60 if f > 1 else len(held) <= 8
 
 
@@ -159,16 +163,16 @@ def test_the_same_seed_gives_the_same_trace_and_another_one_another() -> None:
     logs = []
     for seeded in (work, work, replace(work, seed=6)):
         simulation = Simulation(replace(spec_of(seeded, 0.4), source=SourceSpec(fault_rate=0.1)), seeded)
-        simulation.log = []
+        simulation.node.log = []
         simulation.run()
-        logs.append(simulation.log)
+        logs.append(simulation.node.log)
     assert logs[0] == logs[1] != logs[2]
 
 
 def test_a_failure_says_how_to_repeat_it() -> None:
     work = Workload(shards=8, epochs=2, seed=11)
     simulation = Simulation(spec_of(work, 0.5), work)
-    simulation.node.handle(ev.TierLost(simulation.spec.tiers[0].name), 0.0)
+    simulation.node.core.handle(ev.TierLost(simulation.node.spec.tiers[0].name), 0.0)
     with pytest.raises(CacheError, match=r"again with Workload\(shards=8.*seed=11\)"):
         simulation.run()
 
@@ -222,7 +226,7 @@ def test_every_epoch_ends_with_a_bounded_number_of_fills(
     simulation.run()
     touches = sum(len(step) for e in range(3) for r in range(ranks) for step in trace(work, e, r).steps)
     plans = sum(len(trace(work, e, r).plan) for e in range(3) for r in range(ranks))
-    assert sum(result.fills for result in simulation.results) <= touches + plans
+    assert sum(result.fills for result in simulation.epochs.results) <= touches + plans
 
 
 def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> None:
@@ -232,7 +236,7 @@ def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> N
     results = simulation.run()
     touches = sum(len(step) for rank in range(4) for step in trace(work, 1, rank).steps)
     assert results[1].fills <= touches * (1 - 8 / 24) * 1.1
-    assert simulation.node.policy.reserve.tight
+    assert simulation.node.core.policy.reserve.tight
 
 
 @pytest.mark.parametrize("option", ["--cache", "--ram", "--step-s", "--latency-s", "--faults"])

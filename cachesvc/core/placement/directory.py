@@ -2,22 +2,28 @@
 
 A node that asks for an extent is told to read it from another node, or to fetch it from the source. Either way it is noted
 as filling the extent, and later nodes may be sent to it: a node that is filling passes on the blocks that it has. A node
-is sent where the fewest others read, so N nodes that want one extent at once form a chain, and each link carries the
-extent once.
+is sent where the fewest others read. So N nodes that want one extent at once form a chain, and each link carries the
+extent once. The source is named to the first of them only.
 
-A note ends when its node reports the extent filled, dropped or failed, or when it was not renewed for `LEASE_S`. The
-directory is soft state: a node may forget all of it, and the cost is a duplicate fetch.
+No node is sent to one that reads, over however many others, from itself. A note of a fill is a lease: it ends when its
+node reports the extent filled or dropped, or when it was not renewed for `LEASE_S`. The fills that read from it go on, and
+ask again if they must.
+
+The directory is soft state: a node may forget all of it, and the cost is a duplicate fetch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cachesvc.core.model import ExtentId
 
 LEASE_S = 10.0
 """A fill that has made no progress for this time is given to another node."""
+SOURCE = ""
+"""The name of the source, where a node is told to read from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,16 +34,16 @@ class _Place:
     generation: int
     filling: bool = True
     renewed_at: float = 0.0
-    upstream: _Place | None = None
-    """The node that it reads the extent from; None where that is the source."""
-    readers: set[str] = field(default_factory=set)
-    """The nodes that read the extent from this one."""
+    upstream: str = SOURCE
+    """Where a fill reads the extent. The node named may have left the directory meanwhile."""
+    sent_count: int = 0
+    """Nodes that were sent here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Where a node is to read an extent: from `node`, which may still be `filling` it, or from the source where `node` is
-    "". `generation` numbers the fill that the asking node was noted with."""
+    `SOURCE`. `generation` numbers the lease of the asking node."""
 
     node: str
     filling: bool
@@ -45,10 +51,10 @@ class Answer:
 
 
 class Directory:
-    """Places by extent. All methods are O(places of one extent) unless they say otherwise."""
+    """Places by extent. Methods cost O(places of one extent) for each extent, unless they say otherwise."""
 
     def __init__(self) -> None:
-        self._places: dict[ExtentId, dict[str, _Place]] = {}
+        self._places: dict[ExtentId, list[_Place]] = {}
         self._generation = 0
 
     def __len__(self) -> int:
@@ -62,107 +68,109 @@ class Directory:
         failed: Collection[str] = (),
         away: Collection[str] = (),
     ) -> Answer:
-        """Tell `asker` where to read an extent, and note it as filling it. Nodes that `failed` for it before and nodes that
-        are `away` are left out; a fill of a node that failed is forgotten."""
-        places = self._places.setdefault(extent, {})
-        self._expire(extent, places, now)
-        for node in failed:
-            if (place := places.get(node)) is not None and place.filling:
-                self._remove(extent, node)
-        places = self._places.setdefault(extent, {})
-        if (former := places.get(asker)) is not None:
-            self._detach(places, former)
-            readers = former.readers
-        else:
-            readers = set()
-        chosen = self._choose(places, asker, {*failed, *away})
-        self._generation += 1
-        place = _Place(asker, self._generation, renewed_at=now, upstream=chosen, readers=readers)
-        places[asker] = place
-        if chosen is None:
-            return Answer("", False, place.generation)
-        chosen.readers.add(asker)
-        return Answer(chosen.node, chosen.filling, place.generation)
-
-    def held(self, extent: ExtentId, away: Collection[str] = ()) -> bool:
-        """Return whether some node holds an extent."""
-        return any(
-            not place.filling and node not in away for node, place in self._places.get(extent, {}).items()
-        )
+        """Tell `asker` where to read an extent, and note it as filling it. Nodes that `failed` to give it and nodes that
+        are `away` are left out. The leases of nodes that `failed` end."""
+        others = [
+            place
+            for place in self._places.get(extent, ())
+            if place.node != asker
+            and (not place.filling or (now - place.renewed_at <= LEASE_S and place.node not in failed))
+        ]
+        chosen = _choose(others, asker, {*failed, *away})
+        lease = _Place(asker, self._next_generation(), renewed_at=now)
+        if chosen is not None:
+            lease.upstream = chosen.node
+            chosen.sent_count += 1
+        self._places[extent] = [*others, lease]
+        return Answer(lease.upstream, chosen is not None and chosen.filling, lease.generation)
 
     def holders(self, extent: ExtentId) -> list[str]:
         """The nodes that hold an extent."""
-        return [node for node, place in self._places.get(extent, {}).items() if not place.filling]
+        return [place.node for place in self._places.get(extent, ()) if not place.filling]
 
-    def wanted(self, extent: ExtentId) -> bool:
-        """Return whether some node holds an extent or is filling it."""
-        return bool(self._places.get(extent))
+    def wanted(self, extent: ExtentId, now: float) -> bool:
+        """Return whether some node holds an extent or has the lease to fill it."""
+        return any(
+            not place.filling or now - place.renewed_at <= LEASE_S for place in self._places.get(extent, ())
+        )
 
-    def filled(self, node: str, extents: Iterable[ExtentId], now: float) -> None:
-        """Note that a node holds extents, whether it asked for them or announces them. O(extents)."""
+    def filled(self, node: str, extents: Iterable[ExtentId]) -> None:
+        """Note that a node holds extents, whether it asked for them or announces them."""
         for extent in extents:
-            places = self._places.setdefault(extent, {})
-            place = places.get(node)
+            place = self._find(node, extent)
             if place is None:
-                self._generation += 1
-                place = places[node] = _Place(node, self._generation)
-            place.filling, place.renewed_at = False, now
-            self._detach(places, place)
+                place = _Place(node, self._next_generation())
+                self._places.setdefault(extent, []).append(place)
+            place.filling, place.upstream = False, SOURCE
 
-    def renew(self, node: str, extents: Iterable[ExtentId], now: float) -> None:
-        """Note that a node's fills of extents make progress. O(extents)."""
-        for extent in extents:
-            place = self._places.get(extent, {}).get(node)
-            if place is not None:
+    def renew(self, node: str, fills: Iterable[tuple[ExtentId, int]], now: float) -> list[ExtentId]:
+        """Note that a node's fills, each named by its extent and the generation of its lease, make progress. The extents
+        whose lease has ended meanwhile: another node may be filling them too."""
+        ended = []
+        for extent, generation in fills:
+            place = self._find(node, extent)
+            if place is None or place.generation != generation:
+                ended.append(extent)
+            else:
                 place.renewed_at = now
+        return ended
 
     def dropped(self, node: str, extents: Iterable[ExtentId]) -> None:
-        """Note that a node neither holds extents any more nor fills them. O(extents)."""
+        """Note that a node neither holds extents any more nor fills them."""
         for extent in extents:
-            self._remove(extent, node)
+            self._keep(extent, [place for place in self._places.get(extent, ()) if place.node != node])
 
     def forget(self, node: str) -> None:
         """Forget everything about a node: it has left, or announces all that it holds anew. O(directory)."""
-        for extent in [extent for extent, places in self._places.items() if node in places]:
-            self._remove(extent, node)
+        noted = [
+            extent for extent, places in self._places.items() if any(place.node == node for place in places)
+        ]
+        self.dropped(node, noted)
 
-    def _choose(self, places: dict[str, _Place], asker: str, left_out: Collection[str]) -> _Place | None:
-        """The place with the fewest readers; of several, one that is complete, then the first noted. Never one that reads
-        from the asker itself."""
-        usable = (
-            place
-            for place in places.values()
-            if place.node != asker and place.node not in left_out and not _reads_from(place, asker)
-        )
-        return min(usable, key=lambda each: (len(each.readers), each.filling, each.generation), default=None)
+    def discard(self, extents: Iterable[ExtentId]) -> None:
+        """Forget extents: another node is their directory now."""
+        for extent in extents:
+            self._places.pop(extent, None)
 
-    def _expire(self, extent: ExtentId, places: dict[str, _Place], now: float) -> None:
-        stale = [p.node for p in places.values() if p.filling and now - p.renewed_at > LEASE_S]
-        for node in stale:
-            self._remove(extent, node)
+    def extents(self) -> list[ExtentId]:
+        """The extents about which something is noted. O(directory)."""
+        return list(self._places)
 
-    def _remove(self, extent: ExtentId, node: str) -> None:
-        places = self._places.get(extent)
-        place = places.pop(node, None) if places else None
-        if places is None or place is None:
-            return
-        self._detach(places, place)
-        for other in places.values():
-            if other.upstream is place:
-                other.upstream = None
-        if not places:
-            del self._places[extent]
+    def nodes(self) -> set[str]:
+        """The nodes about which something is noted. O(directory)."""
+        return {place.node for places in self._places.values() for place in places}
 
-    def _detach(self, places: dict[str, _Place], place: _Place) -> None:
-        if place.upstream is not None:
-            place.upstream.readers.discard(place.node)
-            place.upstream = None
+    def _next_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    def _find(self, node: str, extent: ExtentId) -> _Place | None:
+        return next((place for place in self._places.get(extent, ()) if place.node == node), None)
+
+    def _keep(self, extent: ExtentId, places: list[_Place]) -> None:
+        if places:
+            self._places[extent] = places
+        else:
+            self._places.pop(extent, None)
 
 
-def _reads_from(place: _Place, node: str) -> bool:
-    upstream = place.upstream
-    while upstream is not None:
-        if upstream.node == node:
-            return True
-        upstream = upstream.upstream
-    return False
+def _choose(places: Collection[_Place], asker: str, left_out: Collection[str]) -> _Place | None:
+    """The place that the fewest fills read from. Of several, one that is complete; of these, the one to which the fewest
+    nodes were ever sent, then the first noted. Never one that reads from the asker."""
+    readers = Counter(place.upstream for place in places if place.filling)
+    left_out = {*left_out, *_downstream(places, asker)}
+    usable = (place for place in places if place.node not in left_out)
+    return min(
+        usable,
+        key=lambda each: (readers[each.node], each.filling, each.sent_count, each.generation),
+        default=None,
+    )
+
+
+def _downstream(places: Collection[_Place], node: str) -> set[str]:
+    """A node, and the fills that read from it directly or over others."""
+    found, names = set[str](), {node}
+    while names:
+        found |= names
+        names = {place.node for place in places if place.filling and place.upstream in names} - found
+    return found

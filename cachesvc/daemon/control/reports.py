@@ -29,6 +29,18 @@ class Reports:
         """Return the daemon's tiers, readers and fills."""
         return self._loop.call(self._status)
 
+    def nodes(self) -> pb.NodesReply:
+        """Return the members of the cluster as the peer agent told them last."""
+        link = self._runner.cluster
+        if link is None:
+            return pb.NodesReply()
+        report = link.report
+        rows = [
+            pb.NodeStatus(**asdict(row), me=row.name == report.me and row.state == "present")
+            for row in report.nodes()
+        ]
+        return pb.NodesReply(nodes=rows, clustered=True)
+
     def datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
         """Return the datasets that a caller may see."""
         visible = (each for each in self._loop.call(self._runner.listed) if admits(each.rules, caller))

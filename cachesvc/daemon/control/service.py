@@ -172,6 +172,9 @@ class Service:
         assert self._runner.grants is not None
         return None if token is None else self._runner.grants.caller(token)
 
+    def Nodes(self, request: pb.NodesRequest, context: grpc.ServicerContext) -> pb.NodesReply:
+        return self._reports.nodes()
+
     def _check_share(self, dataset: ServedDataset, user: int) -> None:
         """Raise OutOfSpace where the user claims too many extents."""
         self._loop.call(lambda: check_share(self._runner.node, dataset, user))

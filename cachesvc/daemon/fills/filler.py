@@ -31,10 +31,11 @@ from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
-from cachesvc.config import Settings, Tls
+from cachesvc.config import ClusterSettings, Settings, Tls
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.model import Extent, ExtentId
+from cachesvc.daemon.fills.block_client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
-from cachesvc.daemon.fills.peer_client import PeerClient
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
@@ -46,9 +47,10 @@ from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.watched import HUNG_S, CallWatch
 from cachesvc.tiers.checksum import StreamedChecksums, verify
+from cachesvc.tiers.fill_progress import FillProgress
 from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
 from cachesvc.tiers.os_errors import translated
-from cachesvc.tiers.tier import Checksums
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16
@@ -83,7 +85,7 @@ class Filler:
             self._calls,
         )
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        self._peers = _peer_client(settings, self._peer_paused)
+        self._peers = _block_client(settings)
         self._fetcher = Fetcher(self._sources, settings.filler_threads)
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
@@ -109,6 +111,7 @@ class Filler:
     def _answer(self, job: jobs.Job, descriptors: list[int]) -> None:
         work: dict[type, Callable[..., jobs.JobDone]] = {
             jobs.FillJob: self._fill,
+            jobs.PullJob: self._pull,
             jobs.CopyJob: self._copy,
             jobs.VerifyJob: self._verify,
             jobs.BuildJob: self._build,
@@ -138,10 +141,6 @@ class Filler:
                 del self._unanswered[done.number]
                 jobs.send(self._channel, done)
 
-    def _peer_paused(self, peer: str) -> None:
-        with suppress(OSError):  # the daemon has ended, and this process is about to
-            jobs.send(self._channel, jobs.PeerPaused(peer))
-
     def _watch(self) -> None:
         reported, idle_s = SourceCounters(), 0.0
         while not (uri := self._calls.hung_after(WATCH_S)):
@@ -163,16 +162,42 @@ class Filler:
         self._channel.shutdown(socket.SHUT_RDWR)
         os._exit(1)
 
-    def _fill(self, job: jobs.FillJob, target: int, catalog: int) -> jobs.JobDone:
+    def _pull(self, job: jobs.PullJob, target: int, progress_fd: int) -> jobs.JobDone:
+        """Fill the target from another node. What came is counted also where the node fails in the middle."""
+        if self._peers is None:
+            raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
+        if is_memfd(target):
+            use_huge_pages(target, job.size_bytes)
+        progress = FillProgress(progress_fd, job.size_bytes)
+        before, done = _complete_bytes(progress), jobs.JobDone(job.number, from_peer=True)
+        try:
+            extent = ExtentId(bytes.fromhex(job.extent))
+            digests = self._peers.read(job.address, extent, job.size_bytes, target, progress)
+            done = replace(done, digests=jobs.pack_digests(digests))
+        except PeerFailed as error:
+            done = replace(done, code=SourceUnavailable.code, message=str(error)[:MAX_MESSAGE_CHARS])
+        except CacheError as error:
+            done = replace(done, code=error.code, message=str(error)[:MAX_MESSAGE_CHARS])
+        finally:
+            came = _complete_bytes(progress) - before
+            progress.close()
+        return replace(done, peer_bytes=came)
+
+    def _fill(self, job: jobs.FillJob, target: int, catalog: int, progress_fd: int = -1) -> jobs.JobDone:
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
+        progress = FillProgress(progress_fd, extent.size_bytes) if job.shared else None
+        try:
+            return self._fetch(job, target, dataset, extent, StreamedChecksums(extent.size_bytes, progress))
+        finally:
+            if progress is not None:
+                progress.close()
+
+    def _fetch(
+        self, job: jobs.FillJob, target: int, dataset: Catalog, extent: Extent, passing: StreamedChecksums
+    ) -> jobs.JobDone:
         if is_memfd(target):
             use_huge_pages(target, extent.size_bytes)
-        if from_peer := self._peers.fill(extent.id, extent.size_bytes, target):
-            return jobs.JobDone(
-                job.number, digests=jobs.pack_digests(from_peer), peer_bytes=extent.size_bytes
-            )
-        passing = StreamedChecksums(extent.size_bytes)
         missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # a compressed shard can be checked only now
             with translated("tier", "read an extent"):
@@ -268,13 +293,20 @@ class Filler:
             return self._catalogs[dataset]
 
 
-def _peer_client(settings: Settings, on_pause: Callable[[str], None]) -> PeerClient:
-    """Return a client of the settings' peers, or of none where the certificates have become unusable."""
+def _block_client(settings: Settings) -> BlockClient | None:
+    """Return a client of the cluster's nodes; None without a cluster, or where the certificates have become unusable."""
+    if settings.cluster is None:
+        return None
     try:
-        return PeerClient(settings.peer, settings.tls, on_pause)
+        return BlockClient(settings.tls, settings.cluster.tls_name)
     except InvalidInput as error:
-        log.error("peers are not used", extra={"error": str(error)})
-        return PeerClient(())
+        log.error("peers are not asked", extra={"error": str(error)})
+        return None
+
+
+def _complete_bytes(progress: FillProgress) -> int:
+    blocks = sum(count for _, count in progress.runs(0, progress.blocks))
+    return min(blocks * CHECKSUM_BLOCK_BYTES, progress.size_bytes)
 
 
 def _failure(error: OSError | MemoryError) -> CacheError:
@@ -310,7 +342,8 @@ def main() -> None:
     """Run the fork server of the fillers."""
     fields = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     channel = socket.socket(fileno=int(sys.argv[1]))
-    fields |= {name: tuple(fields[name]) for name in ("allow", "peer")}
+    fields["allow"] = tuple(fields["allow"])
+    fields["cluster"] = fields["cluster"] and ClusterSettings(**fields["cluster"])
     fields |= {"nvme": (), "rules": (), "quota": (), "tls": fields["tls"] and Tls(**fields["tls"])}
     roots, paces = tuple(fields.pop("roots")), fields.pop("paces")
     settings = Settings(**fields)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from cachesvc.catalog.survey import provisional_id
 from cachesvc.core import commands, events
-from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable, TierFailed, from_code
+from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.fills.checks import Checks
@@ -23,6 +23,7 @@ from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
 from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.shared_fills import MAX_NODES, Locate, Located, SharedFill, SharedFills
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
@@ -46,6 +47,7 @@ class Fills:
         hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
         memory: FillMemory,
+        shared: SharedFills,
     ) -> None:
         self._tiers = tiers
         self._lanes = lanes
@@ -56,10 +58,17 @@ class Fills:
         self._hole_records = hole_records
         self._handle = handle
         self._memory = memory
+        self._shared = shared
+        self.locate: Locate | None = None
+        """Finds a node to fill from; None where there is no cluster."""
+        self.wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
+        """Called with a node that sent wrong bytes of an extent."""
         self._source_bytes: dict[DatasetId, int] = {}
         self._peer_bytes: dict[DatasetId, int] = {}
         self._filling: dict[_CopyKey, commands.StartFill] = {}
         self._paused: list[commands.StartFill] | None = None
+        self.peer_failures = 0
+        """How often a node failed to give an extent."""
         self.failures: Counter[str] = Counter()
         """Failed fills by the name of the error, including those that were retried."""
 
@@ -143,9 +152,10 @@ class Fills:
         # All readers may have left when the answer comes, and the dataset may be unloaded: keep its id and size only.
         filled = partial(self._filled, command, dataset.id, dataset.sizes[index])
         if command.from_tier is None:
-            needed_bytes = memory_needed(dataset.catalog, dataset.sizes[index])
-            fetch = partial(self._fetch, command, dataset, index, target, needed_bytes)
-            self._memory.begin(needed_bytes, fetch)
+            if self.locate is None or not dataset.sizes[index]:
+                self._fetch(command, dataset, index, target, None)
+            else:
+                self._share(command, dataset, index, target)
             return
 
         tiers = command.tier, command.from_tier
@@ -165,8 +175,85 @@ class Fills:
 
         self._checks.open(command.extent, command.from_tier, opened, failed)
 
+    def _share(self, command: commands.StartFill, dataset: ServedDataset, index: int, target: int) -> None:
+        """Let peers follow a fill, and look for a node to fill from."""
+        try:
+            fill = self._shared.begin(command.extent, command.tier, dataset.sizes[index], target)
+        except OSError as error:
+            os.close(target)
+            message = f"a fill cannot be shared ({error.strerror}); allow more open files (LimitNOFILE=, ulimit -Hn)"
+            self._filled(command, dataset.id, 0, jobs.JobDone(0, OutOfSpace.code, message))
+            return
+        os.close(target)
+        self._seek(command, dataset, index, fill)
+
+    def _seek(
+        self, command: commands.StartFill, dataset: ServedDataset, index: int, fill: SharedFill
+    ) -> None:
+        """Ask the cluster where to read an extent, unless enough nodes have failed."""
+        assert self.locate is not None, "no cluster"
+        located = partial(self._located, command, dataset, index, fill)
+        if len(fill.failed) < MAX_NODES:
+            self.locate(command.extent, fill.failed, located)
+        else:
+            located(Located("", ""))
+
+    def _located(
+        self,
+        command: commands.StartFill,
+        dataset: ServedDataset,
+        index: int,
+        fill: SharedFill,
+        found: Located,
+    ) -> None:
+        if self._filling.get((command.extent, command.tier)) is not command:
+            return  # already answered: its tier was lost
+        if not found.node:
+            self._fetch(command, dataset, index, os.dup(fill.target), fill)
+            return
+        pull = partial(
+            jobs.PullJob, extent=command.extent.hex(), size_bytes=fill.size_bytes, address=found.address
+        )
+
+        def pulled(answer: jobs.Answer) -> None:
+            assert isinstance(answer, jobs.JobDone)
+            self._count(dataset.id, answer)
+            current = self._filling.get((command.extent, command.tier)) is command
+            if not current or answer.code in (0, OutOfSpace.code, TierFailed.code):
+                self._filled(
+                    command, dataset.id, fill.size_bytes, replace(answer, source_bytes=0, peer_bytes=0)
+                )
+                return
+            log.info("a peer did not give an extent", extra={"peer": found.node, "error": answer.message})
+            if answer.code == CorruptData.code:
+                self.wrong_copy(found.node, command.extent)
+            self.peer_failures += 1
+            fill.failed = (*fill.failed, found.node)
+            self._seek(command, dataset, index, fill)
+
+        self._fillers.submit(pull, (fill.target, fill.progress_fd), pulled, (command.tier,))
+
     def _fetch(
-        self, command: commands.StartFill, dataset: ServedDataset, index: int, target: int, needed_bytes: int
+        self,
+        command: commands.StartFill,
+        dataset: ServedDataset,
+        index: int,
+        target: int,
+        fill: SharedFill | None,
+    ) -> None:
+        """Fill from the source, once there is memory to decode it."""
+        needed_bytes = memory_needed(dataset.catalog, dataset.sizes[index])
+        send = partial(self._send_fetch, command, dataset, index, target, needed_bytes, fill)
+        self._memory.begin(needed_bytes, send)
+
+    def _send_fetch(
+        self,
+        command: commands.StartFill,
+        dataset: ServedDataset,
+        index: int,
+        target: int,
+        needed_bytes: int,
+        fill: SharedFill | None,
     ) -> None:
         size_bytes = dataset.sizes[index]
 
@@ -179,8 +266,9 @@ class Fills:
             self._filled(command, dataset.id, size_bytes, answer)
 
         if self._filling.get((command.extent, command.tier)) is command:
-            job = partial(jobs.FillJob, dataset=dataset.id, index=index)
-            self._fillers.submit(job, (target, dataset.catalog_fd), filled, (command.tier,))
+            job = partial(jobs.FillJob, dataset=dataset.id, index=index, shared=fill is not None)
+            progress = (fill.progress_fd,) if fill is not None else ()
+            self._fillers.submit(job, (target, dataset.catalog_fd, *progress), filled, (command.tier,))
         else:  # already answered: its tier was lost
             self._memory.end(needed_bytes)
         os.close(target)
@@ -189,9 +277,7 @@ class Fills:
         self, command: commands.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer
     ) -> None:
         assert isinstance(answer, jobs.JobDone)
-        if command.from_tier is None:
-            self._source_bytes[dataset] = self._source_bytes.get(dataset, 0) + answer.source_bytes
-            self._peer_bytes[dataset] = self._peer_bytes.get(dataset, 0) + answer.peer_bytes
+        self._count(dataset, answer)
         if answer.code:
             self._fill_failed(command, answer)
             return
@@ -220,6 +306,10 @@ class Fills:
             lambda error: self._not_committed(command, checksums, error),
         )
 
+    def _count(self, dataset: DatasetId, answer: jobs.JobDone) -> None:
+        self._source_bytes[dataset] = self._source_bytes.get(dataset, 0) + answer.source_bytes
+        self._peer_bytes[dataset] = self._peer_bytes.get(dataset, 0) + answer.peer_bytes
+
     def _holes_of(self, command: commands.StartFill, answer: jobs.JobDone) -> CopyHoles:
         """The holes that the fill reports, or those of the copy that it was filled from."""
         if command.from_tier is not None:
@@ -231,9 +321,8 @@ class Fills:
 
     def _ready(self, command: commands.StartFill, answer: jobs.JobDone, holes: CopyHoles) -> None:
         if _forget(self._filling, command, command):
-            filled = events.Filled(
-                command.extent, command.tier, answer.peer_bytes > 0, holes.code, holes.message
-            )
+            self._shared.end(command.extent, command.tier, done=not holes.ranges)
+            filled = events.Filled(command.extent, command.tier, answer.from_peer, holes.code, holes.message)
             self._handle(filled)
 
     def _committed(self, command: commands.StartFill, checksums: Checksums) -> None:
@@ -270,6 +359,7 @@ class Fills:
             )
 
     def _failed(self, command: commands.StartFill, code: int, message: str, retry: bool) -> None:
+        self._shared.end(command.extent, command.tier, done=False)
         self.failures[type(from_code(code, message)).__name__] += 1
         self._handle(events.FillFailed(command.extent, command.tier, code, message, retry))
 

@@ -98,8 +98,6 @@ class FillerPool:
         self._dying: list[Child] = []
         self.source_requests = SourceCounters()
         """Requests of all fillers to sources, except those of the last second."""
-        self.peer_pauses = dict.fromkeys(settings.peer, 0)
-        """How often fillers stopped asking each peer for a while."""
 
     def start(self) -> None:
         """Start the fillers, and a builder, so that a slow build does not delay fills.
@@ -240,12 +238,6 @@ class FillerPool:
             os.close(fd)
         if isinstance(answer, jobs.SourceRequests) and jobs.is_well_typed(answer):
             self.source_requests += answer
-        elif (
-            isinstance(answer, jobs.PeerPaused)
-            and jobs.is_well_typed(answer)
-            and answer.peer in self.peer_pauses
-        ):
-            self.peer_pauses[answer.peer] += 1
         elif (
             not isinstance(answer, (jobs.JobDone, jobs.BuildProgress))
             or not jobs.is_well_typed(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import REGISTRY
@@ -11,7 +12,6 @@ import cachesvc
 from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES
-from cachesvc.daemon.peers.sharer_process import SharerProcess
 from cachesvc.daemon.runner import Runner
 
 PRIVATE = "private"
@@ -22,9 +22,8 @@ WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 class MetricsCollector:
     """A Prometheus collector of a runner's metrics."""
 
-    def __init__(self, runner: Runner, sharing: SharerProcess) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._sharing = sharing
         self._labels: dict[DatasetId, str] = {}
         """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
         since a counter that falls looks like one that restarted."""
@@ -74,21 +73,21 @@ class MetricsCollector:
         reading = self._runner.grants.readers().total() if self._runner.grants else 0
         readers = GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", value=reading)
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        sent = CounterMetricFamily(
-            "cachesvc_peer_sent_bytes", "Bytes sent to other nodes.", value=self._sharing.sent_bytes
-        )
-        peer_failures = CounterMetricFamily(
-            "cachesvc_peer_failures", "Times another node did not answer.", labels=["peer"]
-        )
-        for peer, times in self._runner.peer_pauses().items():
-            peer_failures.add_metric([peer], times)
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # also kinds that never occurred, else the first one would look like a restart
             failed.add_metric([error.__name__], self._runner.fills.failures[error.__name__])
         info = GaugeMetricFamily("cachesvc_build_info", "1, of this release.", labels=["version"])
         info.add_metric([cachesvc.__version__], 1)
-        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, sent, peer_failures, failed]
-        return [*tiers, *self._sources(), *self._datasets(resident_bytes), readers, fills, *self._stalls()]
+        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, failed]
+        return [
+            *tiers,
+            *self._sources(),
+            *self._cluster(),
+            *self._datasets(resident_bytes),
+            readers,
+            fills,
+            *self._stalls(),
+        ]
 
     def _sources(self) -> list[Metric]:
         """Read the counters of all sources together, since a source's name may belong to a tenant."""
@@ -102,6 +101,27 @@ class MetricsCollector:
             "read_bytes": ("Bytes that sources sent, without hedges.", asked.bytes),
         }
         return [CounterMetricFamily(f"cachesvc_source_{name}", *each) for name, each in counters.items()]
+
+    def _cluster(self) -> list[Metric]:
+        """Read the counters of the peer agent and the states of members."""
+        link = self._runner.cluster
+        if link is None:
+            return []
+        report = link.report
+        nodes = GaugeMetricFamily("cachesvc_nodes", "Nodes of the cluster, by state.", labels=["state"])
+        states = Counter(row.state for row in report.nodes())
+        for state in ("present", "away", "refused", "unknown"):
+            nodes.add_metric([state], states[state])
+        counters = {
+            "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
+            "lookups": ("Questions where an extent is that this node answered.", report.lookups),
+            "redirects": ("Answers that named a node and not the source.", report.redirects),
+            "failures": ("Nodes that failed to give an extent.", self._runner.fills.peer_failures),
+        }
+        return [
+            nodes,
+            *(CounterMetricFamily(f"cachesvc_peer_{name}", *each) for name, each in counters.items()),
+        ]
 
     def _datasets(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
         """Read the resident bytes of each dataset, and the counters of its readers."""

@@ -10,6 +10,7 @@ import socket
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, TypeAlias, get_args
 
+from cachesvc.daemon.peers.messages import OfPeers
 from cachesvc.sources.resilient import SourceCounters
 
 MAX_DATAGRAM_BYTES = 192 << 10
@@ -26,13 +27,28 @@ RECEIVE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Inde
 
 @dataclass(frozen=True, slots=True)
 class FillJob:
-    """Fill the target with extent `index` of a catalog, from the source. Descriptors: target, catalog."""
+    """Fill the target with extent `index` of a catalog, from the source. Descriptors: target, catalog, and, where peers
+    may follow the fill (`shared`), its progress."""
 
     kind: ClassVar[str] = "fill"
     descriptors: ClassVar[int] = 2
     number: int
     dataset: str
     index: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PullJob:
+    """Fill the target with the blocks of an extent that its progress lacks, from the node at HOST:PORT `address`.
+    Descriptors: target, progress."""
+
+    kind: ClassVar[str] = "pull"
+    descriptors: ClassVar[int] = 2
+    number: int
+    extent: str
+    size_bytes: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +101,10 @@ class JobDone:
     """The end of a job.
 
     `code` is 0 for success, else a code of `core/errors.py` with a `message` of one line. `lost`: the process ended
-    without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had this job
-    alone. `holes`: ranges of objects that a successful fill left out, in the format of grants;
-    `hole_code` and `message` are the error of the first.
+    without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had
+    this job alone. `from_peer`: the last bytes came from another node, and none from the source. `holes`: ranges of
+    objects that a successful fill left out, in the format of grants; `hole_code` and `message` are the error of the
+    first.
     """
 
     kind: ClassVar[str] = "done"
@@ -98,6 +115,7 @@ class JobDone:
     digests: str = ""
     source_bytes: int = 0
     peer_bytes: int = 0
+    from_peer: bool = False
     dataset: str = ""
     lost: bool = False
     crashed: bool = False
@@ -110,14 +128,6 @@ class SourceRequests(SourceCounters):
     """The requests that the process sent to sources since its last such message."""
 
     kind: ClassVar[str] = "source requests"
-
-
-@dataclass(frozen=True, slots=True)
-class PeerPaused:
-    """A peer did not answer or sent wrong data: the process sends it no requests for a while."""
-
-    kind: ClassVar[str] = "peer paused"
-    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,39 +164,11 @@ class ChildEnded:
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowExtent:
-    """Ask the daemon for a descriptor of a resident extent, on behalf of a peer."""
-
-    kind: ClassVar[str] = "borrow"
-    number: int
-    extent: str
-
-
-@dataclass(frozen=True, slots=True)
-class LentExtent:
-    """Answer `BorrowExtent`. Descriptors: the extent; none where it is not resident."""
-
-    kind: ClassVar[str] = "lent"
-    number: int
-    size_bytes: int = 0
-    digests: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BytesSent:
-    """The bytes of a lent extent that the sharer sent to the peer."""
-
-    kind: ClassVar[str] = "sent"
-    number: int
-    size_bytes: int
-
-
-Job: TypeAlias = FillJob | CopyJob | VerifyJob | BuildJob
+Job: TypeAlias = FillJob | PullJob | CopyJob | VerifyJob | BuildJob
 Answer: TypeAlias = BuildProgress | JobDone
-_OfFillers: TypeAlias = Job | Answer | SourceRequests | PeerPaused
+_OfFillers: TypeAlias = Job | Answer | SourceRequests
 _OfForkServer: TypeAlias = ForkChild | KillChild | ChildStarted | ChildEnded
-Message: TypeAlias = _OfFillers | _OfForkServer | BorrowExtent | LentExtent | BytesSent
+Message: TypeAlias = _OfFillers | _OfForkServer | OfPeers
 _KINDS = {kind.kind: kind for kind in get_args(Message)}
 
 

@@ -1,0 +1,49 @@
+"""`cachesvc nodes`: the members of the cluster, as this node sees them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cachesvc.cli import options, output
+from cachesvc.client.control import Control
+from cachesvc.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from cachesvc.v1 import cachesvc_pb2 as pb
+
+
+@click.command()
+@options.daemon
+def nodes(socket: str | None, json: bool) -> int:
+    """Show the members of the cluster: what they hold, and who is away or refused.
+
+    Exits 1 when a member is not present.
+    """
+    with Control(socket) as control:
+        reply = control.nodes()
+    if not reply.clustered:
+        raise InvalidInput("this daemon is alone; start it with --cluster to share extents with other nodes")
+    if json:
+        for node in reply.nodes:
+            output.emit(output.plain(node))
+    else:
+        heads = ["node", "address", "zone", "state", "capacity>", "extents>", "round trip>", "release", ""]
+        output.table(heads, [_row(node) for node in reply.nodes])
+    return int(any(node.state != "present" for node in reply.nodes))
+
+
+def _row(node: pb.NodeStatus) -> list[str]:
+    away = f"{node.state} for {output.duration(node.away_s)}" if node.state == "away" else node.state
+    return [
+        f"{node.name} (this node)" if node.me else node.name,
+        node.address,
+        node.zone,
+        away,
+        output.size(node.weight_bytes),
+        f"{node.extents:,}",
+        f"{node.round_trip_us / 1000:,.1f} ms" if node.round_trip_us else "",
+        node.release,
+        node.why,
+    ]

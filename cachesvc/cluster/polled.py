@@ -1,0 +1,35 @@
+"""Membership from a source that is asked again and again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from cachesvc.cluster.last_list import LastList
+from cachesvc.cluster.membership import Changed
+
+
+class Source(Protocol):
+    """What is asked for members."""
+
+    def ask(self, last: LastList, closed: threading.Event) -> float:
+        """Tell `last` the members or the failure; return the seconds until the next question. It returns within 2 s after
+        `closed` is set."""
+        ...
+
+
+class PolledMembership:
+    """Asks `source` until `close`; `name` stands in the log."""
+
+    def __init__(self, name: str, source: Source) -> None:
+        self._name = name
+        self._source = source
+        self._closed = threading.Event()
+
+    def watch(self, changed: Changed) -> None:
+        last = LastList(self._name, changed)
+        while not self._closed.is_set():
+            self._closed.wait(self._source.ask(last, self._closed))
+
+    def close(self) -> None:
+        self._closed.set()

@@ -1,0 +1,249 @@
+"""The roster: which members the cluster has, by what membership lists and what the listed addresses answer.
+
+A member is its node name, never its address. It joins when an address that is listed answers a greeting. When it fails, or
+is listed no more, it is away: it keeps its share of the extents for a grace period, so that a restart moves nothing, and
+then it leaves. A node that answers with this node's own instance is this node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from cachesvc.core.placement.view import Member, View
+
+PROTOCOL_VERSION = 1
+"""The version of the messages between nodes. It rises by one with each change."""
+OLDEST_VERSION = PROTOCOL_VERSION - 1
+"""Nodes that speak an older one are refused."""
+GRACE_S = 600.0
+"""A node that restarts, or is replaced in a rolling update, is back within ten minutes."""
+GREET_S = 10.0
+"""Between greetings of a member that answers."""
+RETRY_S = 1.0
+"""The first pause after a failure; each one doubles it, up to `RETRY_CAP_S`."""
+RETRY_CAP_S = 30.0
+"""Also the time after which an address is greeted again that neither answered nor failed."""
+
+State = Literal["present", "away", "refused", "unknown"]
+"""`unknown`: an address that has not answered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A node about itself. `instance` is another one after each start. `weight_bytes`: the room of its tiers, as
+    configured."""
+
+    name: str
+    instance: str
+    version: int
+    weight_bytes: int
+    zone: str = ""
+
+
+class Listed(Protocol):
+    """An address in a list of members. `name` and `zone` are "" where the list does not know them."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def zone(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A member, or an address that is none. `since`: when a member went away, in seconds of the roster's clock. `why`: the
+    reason why it is refused."""
+
+    name: str
+    address: str
+    zone: str
+    weight_bytes: int
+    version: int
+    state: State
+    since: float = 0.0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Contact:
+    """A listed address."""
+
+    listed: Listed
+    due_at: float
+    failures: int = 0
+    answered: Greeting | None = None
+    """The last answer; None after a failure."""
+    refused: str = ""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A member that has joined and has not left."""
+
+    greeting: Greeting
+    member: Member
+    address: str
+    away_since: float = field(default=math.inf)
+
+    @property
+    def away(self) -> bool:
+        return self.away_since < math.inf
+
+
+class Roster:
+    """Members by name, and contacts by address. Times are seconds of any clock that does not go back."""
+
+    def __init__(self, me: Greeting, grace_s: float = GRACE_S, by_zone: bool = True) -> None:
+        self._me = me
+        self._grace_s = grace_s
+        self._by_zone = by_zone
+        self._listed = False
+        self._contacts: dict[str, _Contact] = {}
+        self._known: dict[str, _Known] = {}
+        self._view: View | None = None
+
+    def listed(self, endpoints: Iterable[Listed], now: float) -> None:
+        """Take the list of members, this node included or not. New addresses are due at once."""
+        found = {endpoint.address: endpoint for endpoint in endpoints}
+        self._listed = True
+        for address in [address for address in self._contacts if address not in found]:
+            del self._contacts[address]
+            self._leave_address(address, now)
+        for address, endpoint in found.items():
+            self._contacts.setdefault(address, _Contact(endpoint, now)).listed = endpoint
+        self._expire(now)
+
+    def greeted(self, address: str, greeting: Greeting, now: float) -> None:
+        """Note the answer of an address."""
+        self._expire(now)
+        contact = self._contacts.get(address)
+        if contact is None:
+            return
+        contact.answered, contact.failures = greeting, 0
+        contact.due_at = math.inf if self._is_me(contact) else now + GREET_S
+        contact.refused = self._why_refused(address, greeting)
+        accepted = not (contact.refused or self._is_me(contact))
+        self._leave_address(address, now, greeting.name if accepted else "")
+        if accepted:
+            self._join(contact, greeting)
+
+    def failed(self, address: str, now: float) -> None:
+        """Note that an address did not answer, or that its node failed in another way."""
+        self._expire(now)
+        contact = self._contacts.get(address)
+        if contact is None or self._is_me(contact):
+            return
+        pause_s = min(RETRY_CAP_S, RETRY_S * 2.0 ** min(contact.failures, 10))
+        contact.failures, contact.due_at, contact.answered, contact.refused = (
+            contact.failures + 1,
+            now + pause_s,
+            None,
+            "",
+        )
+        self._leave_address(address, now)
+
+    def due(self, now: float) -> list[str]:
+        """The addresses to greet now. Each is due again when it has answered or failed."""
+        self._expire(now)
+        found = [address for address, contact in self._contacts.items() if contact.due_at <= now]
+        for address in found:
+            self._contacts[address].due_at = now + RETRY_CAP_S
+        return found
+
+    def next_deadline(self) -> float:
+        """The time when an address is due, or a member leaves, in seconds; inf for none."""
+        dues = (contact.due_at for contact in self._contacts.values())
+        ends = (known.away_since + self._grace_s for known in self._known.values())
+        return min((*dues, *ends), default=math.inf)
+
+    @property
+    def settled(self) -> bool:
+        """Membership has listed addresses, and each of them has answered or failed."""
+        contacts = self._contacts.values()
+        return self._listed and all(contact.answered or contact.failures for contact in contacts)
+
+    def view(self) -> View:
+        """The members now: the same object until they change."""
+        if self._view is None:
+            me = self._me
+            others = (known.member for known in self._known.values())
+            members = (Member(me.name, me.weight_bytes, me.zone), *others)
+            away = frozenset(name for name, known in self._known.items() if known.away)
+            self._view = View(me.name, tuple(sorted(members, key=_name)), away, self._by_zone)
+        return self._view
+
+    def address_of(self, name: str) -> str:
+        """The address of another member of the view; "" for this node and for an unknown name."""
+        known = self._known.get(name)
+        return known.address if known else ""
+
+    def members(self) -> list[Row]:
+        """This node, the members, and the addresses that are refused or have not answered yet, by name and address."""
+        me = self._me
+        mine = next((at for at, contact in self._contacts.items() if self._is_me(contact)), "")
+        rows = [Row(me.name, mine, me.zone, me.weight_bytes, me.version, "present")]
+        for known in self._known.values():
+            state: State = "away" if known.away else "present"
+            since = known.away_since if known.away else 0.0
+            rows.append(_row(known.greeting, known.member.zone, known.address, state, since))
+        addresses = {known.address for known in self._known.values()}
+        for address, contact in self._contacts.items():
+            listed, answer = contact.listed, contact.answered
+            if answer is not None and contact.refused:
+                rows.append(_row(answer, answer.zone or listed.zone, address, "refused", why=contact.refused))
+            elif answer is None and address not in addresses:
+                rows.append(Row(listed.name, address, listed.zone, 0, 0, "unknown"))
+        return sorted(rows, key=lambda row: (row.name, row.address))
+
+    def _is_me(self, contact: _Contact) -> bool:
+        return contact.answered is not None and contact.answered.instance == self._me.instance
+
+    def _why_refused(self, address: str, greeting: Greeting) -> str:
+        """The reason to refuse a node; "" for none."""
+        me, first = self._me, self._known.get(greeting.name)
+        if greeting.instance == me.instance:
+            return ""
+        if greeting.version < OLDEST_VERSION:
+            return f"{greeting.name} speaks version {greeting.version}; version {OLDEST_VERSION} is the oldest served"
+        if greeting.name == me.name:
+            return f"{greeting.name} is this node's name too; give each node its own --node-name"
+        if first is None or first.away or first.address == address:
+            return ""
+        if first.greeting.instance == greeting.instance:
+            return ""
+        return f"{greeting.name} is the name of {first.address} too; give each node its own --node-name"
+
+    def _join(self, contact: _Contact, greeting: Greeting) -> None:
+        """Note that a member is present. One with several addresses keeps the first that answers."""
+        known, address = self._known.get(greeting.name), contact.listed.address
+        if known is not None and not known.away and known.greeting == greeting:
+            return
+        member = Member(greeting.name, greeting.weight_bytes, greeting.zone or contact.listed.zone)
+        self._known[greeting.name] = _Known(greeting, member, address)
+        self._view = None
+
+    def _leave_address(self, address: str, now: float, name: str = "") -> None:
+        """Note that the member with this address, other than the one named, does not answer there now."""
+        for known in self._known.values():
+            if known.address == address and known.greeting.name != name and not known.away:
+                known.away_since = now
+                self._view = None
+
+    def _expire(self, now: float) -> None:
+        """Let members leave that have been away for the grace period."""
+        for name in [n for n, known in self._known.items() if known.away_since + self._grace_s <= now]:
+            del self._known[name]
+            self._view = None
+
+
+def _name(member: Member) -> str:
+    return member.name
+
+
+def _row(greeting: Greeting, zone: str, address: str, state: State, since: float = 0.0, why: str = "") -> Row:
+    return Row(greeting.name, address, zone, greeting.weight_bytes, greeting.version, state, since, why)

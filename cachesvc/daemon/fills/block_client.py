@@ -1,0 +1,297 @@
+"""Reads blocks of extents from other nodes (`peers/block_wire.py`), also while those nodes are filling them.
+
+Each block is compared with its digest as it arrives and marked in the fill's progress, so that this node gives it on at
+once, and the next peer is asked for the missing blocks alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cachesvc.config import Tls
+from cachesvc.core.errors import CorruptData, OutOfSpace
+from cachesvc.core.model import ExtentId
+from cachesvc.daemon.access.tls_contexts import TlsContexts
+from cachesvc.daemon.fills.block_target import PART_BYTES, BlockTarget, open_target
+from cachesvc.daemon.peers.block_wire import (
+    FRAME_BLOCKS,
+    MAX_RANGES,
+    VERSION,
+    ConnectionEnded,
+    Frame,
+    Kind,
+    Range,
+    Request,
+    host_and_port,
+    receive,
+    receive_frame,
+    receive_into,
+    set_timeouts,
+)
+from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
+from cachesvc.tiers.fill_progress import ROOT_BYTES, FillProgress, digest_of_digests
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
+
+SILENT_S = 5.0
+"""A peer that sends nothing for this time is taken for dead: WAIT frames come each second."""
+WAIT_S = 60.0
+"""The longest time without a new block, though the peer says that it waits for one."""
+IDLE_S = 20.0
+"""An idle connection is used again within this time, before the server would close it."""
+IDLE_CONNECTIONS = 2
+"""Idle connections that are kept for each address."""
+_PART_BLOCKS = PART_BYTES // CHECKSUM_BLOCK_BYTES
+
+
+class PeerFailed(Exception):
+    """A peer did not give an extent: it cannot be reached, ended the connection or failed. Another peer may give the
+    rest. This error and its kinds stay within the filler."""
+
+
+class PeerLacks(PeerFailed):
+    """The peer neither has the extent nor is filling it."""
+
+
+class PeerBusy(PeerFailed):
+    """The peer serves as many connections as it can."""
+
+
+class PeerAborted(PeerFailed):
+    """The peer was filling the extent, and its fill failed."""
+
+
+class PeerSilent(PeerFailed):
+    """The peer sent nothing for `silent_s`, or no new block for `wait_s`."""
+
+
+_FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
+    Kind.ABORTED: (PeerAborted, "its fill of the extent failed"),
+    Kind.NOT_FOUND: (PeerLacks, "it does not have the extent"),
+    Kind.BUSY: (PeerBusy, "it serves as many connections as it can"),
+    Kind.FAILED: (PeerFailed, "it cannot read the extent"),
+    Kind.INVALID: (PeerFailed, "it takes the request for invalid"),
+}
+
+
+class BlockClient:
+    """Keeps connections to peers. Safe to share between threads, not across a fork."""
+
+    def __init__(self, tls: Tls | None = None, tls_name: str = "", silent_s: float = SILENT_S) -> None:
+        """`tls_name`: the name that the certificates of all peers bear, "" where each bears its own host. Raises
+        InvalidInput for unusable certificates."""
+        self._tls = TlsContexts(tls, tls_name) if tls else None
+        self._silent_s = silent_s
+        self._idle = _IdleConnections()
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._idle.close()
+
+    def read(
+        self,
+        address: str,
+        extent: ExtentId,
+        size_bytes: int,
+        target_fd: int,
+        progress: FillProgress,
+        wait_s: float = WAIT_S,
+    ) -> bytes:
+        """Read the blocks that `progress` lacks from the peer at HOST:PORT into `target_fd`; return all digests.
+
+        Returns once the peer has committed the extent and its digest of digests agrees; the caller then commits and
+        calls `progress.finish`. After an error `progress` has the blocks that came.
+
+        Raises a kind of PeerFailed, or CorruptData for wrong bytes, after which another peer can give the rest; OutOfSpace
+        and TierFailed of the target. After CorruptData with all blocks marked, one of the peers asked so far sent wrong
+        bytes with matching digests: abort `progress` and fill anew.
+        """
+        assert os.getpid() == self._pid, "used across a fork"
+        with open_target(target_fd, size_bytes) as target:
+            reading = _Reading(address, extent, target, progress, wait_s)
+            while True:
+                wanted = progress.missing(MAX_RANGES)
+                root = self._request(reading, wanted)
+                if any(progress.runs(*each) != [each] for each in wanted):
+                    raise CorruptData(f"peer {address} left out blocks of extent {extent.hex()}")
+                if not progress.missing(1):
+                    break
+        digests = progress.digests(0, progress.blocks)
+        if digest_of_digests(digests) != root:
+            raise CorruptData(
+                f"peer {address} has other bytes of extent {extent.hex()} than it or others sent"
+            )
+        return digests
+
+    def _request(self, reading: _Reading, wanted: Sequence[Range]) -> bytes:
+        """Send one request and receive its frames; return the digest of digests."""
+        message = Request(reading.extent, tuple(wanted)).pack()
+        reading.answered = False
+        try:
+            generation = self._tls.renew() if self._tls else 0
+            idle = self._idle.take(reading.address, generation)
+            if idle is not None:
+                try:
+                    return self._exchange(_Connection(idle, generation), reading, message)
+                except TimeoutError:
+                    raise
+                except (OSError, ConnectionEnded):
+                    if reading.answered:
+                        raise
+                    # The peer closed the connection while it was idle: make a new one.
+            made = _Connection(self._connect(reading.address), generation)
+            return self._exchange(made, reading, message)
+        except TimeoutError as error:
+            raise PeerSilent(f"peer {reading.address}: {error}") from error
+        except (OSError, ConnectionEnded, ValueError) as error:
+            if (
+                isinstance(error, OSError) and error.errno == errno.EFAULT
+            ):  # of the memory that is received into
+                raise OutOfSpace("no memory left for the extent; lower the budget") from error
+            raise PeerFailed(f"peer {reading.address}: {error}") from error
+
+    def _exchange(self, made: _Connection, reading: _Reading, message: bytes) -> bytes:
+        keep = False
+        try:
+            made.connection.sendall(message)
+            root = reading.receive(made.connection)
+            keep = True
+            return root
+        except PeerLacks:
+            keep = True
+            raise
+        finally:
+            if keep:
+                self._idle.give_back(reading.address, made)
+            else:
+                made.connection.close()
+
+    def _connect(self, address: str) -> socket.socket:
+        host, port = host_and_port(address)
+        connection = socket.create_connection((host, port), self._silent_s)
+        try:
+            set_timeouts(connection, self._silent_s, self._silent_s)
+            return self._tls.connect(connection, host) if self._tls else connection
+        except BaseException:
+            connection.close()
+            raise
+
+
+class _Reading:
+    """One extent on its way from one peer."""
+
+    def __init__(
+        self, address: str, extent: ExtentId, target: BlockTarget, progress: FillProgress, wait_s: float
+    ) -> None:
+        self.address = address
+        self.extent = extent
+        self.answered = False
+        """Whether a frame came for the current request."""
+        self._target = target
+        self._progress = progress
+        self._wait_s = wait_s
+        self._late_at = time.monotonic() + wait_s
+
+    def receive(self, connection: socket.socket) -> bytes:
+        """Receive frames up to the END frame; return the digest of digests. Raises PeerFailed, CorruptData, OutOfSpace,
+        TierFailed, TimeoutError, ConnectionEnded, OSError, ValueError."""
+        while True:
+            frame = receive_frame(connection)
+            self.answered = True
+            if frame.version != VERSION:
+                raise PeerFailed(
+                    f"peer {self.address} speaks version {frame.version} of the protocol, not {VERSION}"
+                )
+            if frame.kind is Kind.BLOCKS:
+                self._receive_blocks(connection, frame)
+            elif frame.kind is Kind.END:
+                return receive(connection, ROOT_BYTES)
+            elif frame.kind is not Kind.WAIT:
+                failure, why = _FAILURES[frame.kind]
+                raise failure(f"peer {self.address}: {why}")
+            elif time.monotonic() > self._late_at:
+                raise PeerSilent(f"peer {self.address}: no block came in {self._wait_s:.0f} s")
+
+    def _receive_blocks(self, connection: socket.socket, frame: Frame) -> None:
+        self._check(frame)
+        digests = receive(connection, frame.count * DIGEST_BYTES, self._late_at)
+        for at in range(0, frame.count, _PART_BLOCKS):
+            part = digests[at * DIGEST_BYTES : (at + _PART_BLOCKS) * DIGEST_BYTES]
+            self._receive_part(connection, frame.first + at, part)
+            self._late_at = time.monotonic() + self._wait_s
+
+    def _check(self, frame: Frame) -> None:
+        """Refuse blocks that are complete already, which readers may have, and blocks that the extent does not have."""
+        end = frame.first + frame.count
+        fits = 0 < frame.count <= FRAME_BLOCKS and end <= self._progress.blocks
+        if not fits or self._progress.runs(frame.first, frame.count):
+            raise CorruptData(
+                f"peer {self.address} sent blocks of extent {self.extent.hex()} that nobody wants"
+            )
+
+    def _receive_part(self, connection: socket.socket, first: int, digests: bytes) -> None:
+        at = first * CHECKSUM_BLOCK_BYTES
+        count = len(digests) // DIGEST_BYTES
+        size_bytes = min(count * CHECKSUM_BLOCK_BYTES, self._progress.size_bytes - at)
+        with self._target.room(at, size_bytes) as room:
+            receive_into(connection, room, self._late_at)
+            found = b"".join(
+                block_digest(room[begin : begin + CHECKSUM_BLOCK_BYTES])
+                for begin in range(0, size_bytes, CHECKSUM_BLOCK_BYTES)
+            )
+            if found != digests:
+                raise CorruptData(
+                    f"peer {self.address} sent bytes of extent {self.extent.hex()} that do not match their digests,"
+                    f" among {count} blocks from block {first}"
+                )
+            self._target.store(room, at)
+        self._progress.add(first, digests)
+
+
+class _Connection(NamedTuple):
+    """A connection and the generation of the certificates that it was made with."""
+
+    connection: socket.socket
+    generation: int
+
+
+class _IdleConnections:
+    """Connections that wait for their next request, by address. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[tuple[float, _Connection]]] = {}
+        """The time since which each is idle; the last was used last."""
+
+    def take(self, address: str, generation: int) -> socket.socket | None:
+        """Return a connection that was made with the current certificates, or None."""
+        with self._lock:
+            kept = self._kept.get(address, [])
+            while kept:
+                since, made = kept.pop()
+                if made.generation == generation and time.monotonic() - since < IDLE_S:
+                    return made.connection
+                made.connection.close()
+        return None
+
+    def give_back(self, address: str, made: _Connection) -> None:
+        """Keep a connection whose last request was answered."""
+        with self._lock:
+            kept = self._kept.setdefault(address, [])
+            kept.append((time.monotonic(), made))
+            if len(kept) > IDLE_CONNECTIONS:
+                kept.pop(0)[1].connection.close()
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            for kept in self._kept.values():
+                for _, made in kept:
+                    made.connection.close()
+            self._kept.clear()

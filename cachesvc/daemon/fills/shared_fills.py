@@ -1,0 +1,116 @@
+"""Fills under way that other nodes may follow, and the search for a node to fill from.
+
+Each fill from outside this node has its progress in shared memory. It asks the cluster where to read, and reads from a
+node. Where that fails, it keeps the blocks that came and asks again. A fill from the source reads everything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.tiers.fill_progress import FillProgress
+
+MAX_NODES = 4
+"""Nodes that a fill reads from, one after the other, before it reads from the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where to read an extent: from a node at HOST:PORT `address`, or from the source where that is ""."""
+
+    node: str
+    address: str
+
+
+class Locate(Protocol):
+    """Finds out where to read an extent, apart from nodes that failed. `then` is called exactly once."""
+
+    def __call__(
+        self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]
+    ) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class SharedFill:
+    """A fill under way. It owns its descriptors: the target, a read-only one of the same file, and the progress."""
+
+    extent: ExtentId
+    size_bytes: int
+    target: int
+    readable: int
+    progress_fd: int
+    progress: FillProgress
+    failed: tuple[str, ...] = ()
+    """The nodes that failed to give it."""
+    complete_blocks: int = field(default=0)
+
+    def close(self) -> None:
+        """Release the descriptors and the memory."""
+        self.progress.close()
+        for fd in (self.target, self.readable, self.progress_fd):
+            os.close(fd)
+
+
+_Begun = Callable[[SharedFill | None], None]
+
+
+class SharedFills:
+    """Fills by extent and tier. Runs on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._fills: dict[tuple[ExtentId, TierName], SharedFill] = {}
+        self._waiting: defaultdict[ExtentId, list[_Begun]] = defaultdict(list)
+
+    def begin(self, extent: ExtentId, tier: TierName, size_bytes: int, target: int) -> SharedFill:
+        """Share a fill whose room is reserved. `target` stays the caller's. Raises OSError."""
+        progress_fd = FillProgress.create(size_bytes)
+        try:
+            progress = FillProgress(progress_fd, size_bytes)
+            readable = os.open(f"/proc/self/fd/{target}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(progress_fd)
+            raise
+        fill = SharedFill(extent, size_bytes, os.dup(target), readable, progress_fd, progress)
+        self._fills[(extent, tier)] = fill
+        for begun in self._waiting.pop(extent, ()):
+            begun(fill)
+        return fill
+
+    def when_begun(self, extent: ExtentId, then: _Begun) -> None:
+        """Call `then` with the fill of an extent, at once or as soon as it begins; with None where it does not begin."""
+        found = next((fill for (each, _), fill in self._fills.items() if each == extent), None)
+        if found is not None:
+            then(found)
+        else:
+            self._waiting[extent].append(then)
+
+    def give_up(self, hopeless: Callable[[ExtentId], bool]) -> None:
+        """Answer those who wait for fills that will not begin."""
+        for extent in [extent for extent in self._waiting if hopeless(extent)]:
+            for begun in self._waiting.pop(extent):
+                begun(None)
+
+    def end(self, extent: ExtentId, tier: TierName, done: bool) -> None:
+        """End a fill: its bytes are committed, or it failed."""
+        fill = self._fills.pop((extent, tier), None)
+        if fill is not None:
+            if done and fill.progress.complete(0) == fill.progress.blocks:
+                fill.progress.finish()
+            else:
+                fill.progress.abort()
+            fill.close()
+
+    def progressing(self) -> list[ExtentId]:
+        """The extents of the fills that have got further since the last call."""
+        moved = []
+        for fill in self._fills.values():
+            complete = sum(count for _, count in fill.progress.runs(0, fill.progress.blocks))
+            if complete > fill.complete_blocks:
+                fill.complete_blocks = complete
+                moved.append(fill.extent)
+        return moved

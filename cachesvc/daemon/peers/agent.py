@@ -1,0 +1,201 @@
+"""The peer agent, a process that speaks with the other nodes of the cluster: `python -m cachesvc.daemon.peers.agent FD`.
+
+It watches who is a member, answers where the extents are that this node owns, asks other owners for the daemon, tells them
+what this node holds, and sends extents from descriptors that the daemon lends it. It faces the network, so it has no
+credentials. It ends when its channel to the daemon closes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+import cachesvc
+from cachesvc.cluster.membership import Registration
+from cachesvc.cluster.open import open_membership
+from cachesvc.config import ClusterSettings, Tls
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
+from cachesvc.core.placement.view import View
+from cachesvc.daemon.access.tls import server_credentials
+from cachesvc.daemon.peers import messages
+from cachesvc.daemon.peers.announcements import Announcements
+from cachesvc.daemon.peers.block_server import BlockServer
+from cachesvc.daemon.peers.daemon_channel import DaemonChannel
+from cachesvc.daemon.peers.locator import Locator
+from cachesvc.daemon.peers.members import Members
+from cachesvc.daemon.peers.owned_extents import OwnedExtents
+from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.servicer import PeersServicer
+from cachesvc.daemon.peers.state import ClusterReport, NodeRow
+from cachesvc.daemon.ports import next_port
+from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.logs import configure_logging
+from cachesvc.daemon.processes.nice import run_in_background
+from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import services
+
+log = logging.getLogger(__name__)
+CALLS = 16
+"""Calls of other nodes at a time."""
+BIND_S = 0.2
+"""The pause between tries to bind; a daemon that is taken over keeps the address until it ends."""
+REPORT_S = 1.0
+"""How often the daemon gets counters and members."""
+
+
+class Agent:
+    """Builds and wires the parts of the process."""
+
+    def __init__(
+        self, channel: socket.socket, cluster: ClusterSettings, weight_bytes: int, tls: Tls | None
+    ) -> None:
+        self._cluster = cluster
+        self._tls = tls
+        me, instance = cluster.node_name, secrets.token_hex(8)
+        self._greeting = Greeting(me, instance, PROTOCOL_VERSION, weight_bytes, cluster.zone)
+        self._daemon = DaemonChannel(channel, self._on_message)
+        self._calls = PeerCalls(tls, cluster.tls_name)
+        roster = Roster(self._greeting, cluster.rejoin_grace_s, cluster.by_zone)
+        hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=me, instance=instance)
+        self._members = Members(roster, self._calls, hello, self._view_changed)
+        self._owned = OwnedExtents(me, self._daemon.keep)
+        self._locator = Locator(me, self._members, self._owned, self._calls)
+        self._announcements = Announcements(me, self._members, self._owned, self._calls)
+        self._sent_bytes = 0
+        self._blocks = BlockServer(
+            self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
+        )
+        self._servicer = PeersServicer(self._owned, self._hello, self._wrong)
+
+    def run(self) -> None:
+        """Run until the daemon ends."""
+        threading.Thread(target=self._daemon.listen, name="daemon", daemon=True).start()
+        address = self._cluster.advertise
+        self._blocks.listen(next_port(address))
+        threading.Thread(target=self._blocks.serve, name="blocks", daemon=True).start()
+        self._server = serve_calls(self._servicer, address, self._tls)
+        registration = Registration(self._cluster.node_name, address, self._cluster.zone)
+        self._members.start(open_membership(self._cluster.members, registration, self._tls))
+        self._announcements.start()
+        told = ClusterReport()
+        while True:
+            report = self._report()
+            if report != told:
+                self._daemon.send(messages.ClusterState(report.packed()))
+                told = report
+            time.sleep(REPORT_S)
+
+    def _hello(self) -> pb.HelloReply:
+        me = self._greeting
+        return pb.HelloReply(
+            protocol=me.version,
+            name=me.name,
+            instance=me.instance,
+            weight_bytes=me.weight_bytes,
+            zone=me.zone,
+            release=cachesvc.__version__,
+            extents=self._announcements.extents,
+        )
+
+    def _on_message(self, message: jobs.Message) -> None:
+        if isinstance(message, messages.LocateExtent):
+            extent = ExtentId(bytes.fromhex(message.extent))
+            self._locate(message.number, extent, tuple(message.failed.split()))
+        elif isinstance(message, messages.ResidencyChanged):
+            self._announcements.changed(
+                messages.unpack_ids(message.filled),
+                messages.unpack_ids(message.dropped),
+                messages.unpack_ids(message.progressing),
+                message.anew,
+            )
+        elif isinstance(message, messages.WrongCopy):
+            self._announcements.wrong(message.node, ExtentId(bytes.fromhex(message.extent)))
+
+    def _locate(self, number: int, extent: ExtentId, failed: tuple[str, ...]) -> None:
+        def done(node: str, generation: int) -> None:
+            address = self._members.address_of(node) if node else ""
+            self._announcements.leased(extent, generation)
+            self._daemon.send(
+                messages.ExtentLocated(number, node if address else "", next_port(address) if address else "")
+            )
+
+        self._locator.locate(extent, failed, done)
+
+    def _view_changed(self, view: View) -> None:
+        self._owned.view_changed(view)
+        self._announcements.view_changed(view)
+        self._daemon.send(messages.ClusterState(self._report().packed()))
+
+    def _on_sent(self, size_bytes: int) -> None:
+        self._sent_bytes += size_bytes
+
+    def _wrong(self, extents: list[ExtentId]) -> None:
+        for extent in extents:
+            self._daemon.send(messages.WrongCopy(extent.hex()))
+
+    def _report(self) -> ClusterReport:
+        view, now = self._members.view, time.monotonic()
+        return ClusterReport(
+            me=view.me,
+            settled=self._members.settled,
+            by_zone=view.by_zone,
+            members=tuple(asdict(member) for member in view.members),
+            away=tuple(sorted(view.away)),
+            rows=tuple(asdict(NodeRow.of(row, contact, now)) for row, contact in self._members.rows()),
+            sent_bytes=self._sent_bytes,
+            lookups=self._owned.lookups,
+            redirects=self._owned.redirects,
+        )
+
+
+def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.Server:
+    """Serve the calls of other nodes at `address`, HOST:PORT, as soon as it is free; return the server."""
+    server = grpc.server(
+        ThreadPool(CALLS, "peer"), options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=8 * CALLS
+    )
+    services.add_to_server(server, "Peers", servicer)
+    checks = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    logged = False
+    while True:
+        try:
+            if tls is None:
+                server.add_insecure_port(address)
+            else:
+                server.add_secure_port(address, server_credentials(tls))
+            break
+        except RuntimeError:
+            if not logged:
+                log.warning("an address for peers cannot be bound yet", extra={"advertise": address})
+            logged = True
+            time.sleep(BIND_S)
+    server.start()
+    return server
+
+
+def main() -> None:
+    """Run the process until the daemon ends."""
+    run_in_background()
+    given = json.loads(os.environ.pop("CACHESVC_GIVEN"))
+    configure_logging(given["log"])
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    tls = Tls(**given["tls"]) if given["tls"] else None
+    Agent(channel, ClusterSettings(**given["cluster"]), given["weight_bytes"], tls).run()
+
+
+if __name__ == "__main__":
+    main()

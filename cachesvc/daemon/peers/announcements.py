@@ -1,0 +1,190 @@
+"""Tells owners and stand-ins what this node holds: changes soon, and everything again now and then.
+
+A directory is soft state. It is complete again after each round of `REFRESH_S`, and at once for a node that has started or
+whose share changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.roster import PROTOCOL_VERSION
+from cachesvc.core.placement.view import Member, View
+from cachesvc.daemon.peers.members import Members
+from cachesvc.daemon.peers.owned_extents import OwnedExtents
+from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.wire import pack_fills
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+log = logging.getLogger(__name__)
+FLUSH_S = 0.05
+"""Changes of this time go to a node in one call."""
+REFRESH_S = 60.0
+STEP = 4096
+"""Extents whose owners are computed at a time."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one node is to be told. The last change of an extent counts."""
+
+    held: dict[ExtentId, bool] = field(default_factory=dict)
+    progressing: dict[ExtentId, int] = field(default_factory=dict)
+    wrong: list[ExtentId] = field(default_factory=list)
+    anew: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.held or self.progressing or self.wrong or self.anew)
+
+
+class Announcements:
+    """Safe from any thread. One thread sends."""
+
+    def __init__(self, me: str, members: Members, owned: OwnedExtents, calls: PeerCalls) -> None:
+        self._me = me
+        self._members = members
+        self._owned = owned
+        self._calls = calls
+        self._lock = threading.Lock()
+        self._held: set[ExtentId] = set()
+        self._generations: dict[ExtentId, int] = {}
+        self._changes: dict[ExtentId, bool] = {}
+        self._progressing: set[ExtentId] = set()
+        self._wrong: list[tuple[str, ExtentId]] = []
+        self._all_to: set[str] = set()
+        self._wake = threading.Event()
+        self._placement: frozenset[Member] = frozenset()
+        self._present: frozenset[str] = frozenset()
+
+    def start(self) -> None:
+        """Send from now on."""
+        threading.Thread(target=self._run, name="announcements", daemon=True).start()
+
+    @property
+    def extents(self) -> int:
+        """The number of extents that this node holds."""
+        return len(self._held)
+
+    def changed(
+        self,
+        filled: Iterable[ExtentId],
+        dropped: Iterable[ExtentId],
+        progressing: Iterable[ExtentId],
+        anew: bool,
+    ) -> None:
+        """Note what this node holds now, and holds no more."""
+        with self._lock:
+            if anew:
+                self._changes.update(dict.fromkeys(self._held, False))
+                self._held.clear()
+            for extent in dropped:
+                self._held.discard(extent)
+                self._changes[extent] = False
+                self._generations.pop(extent, None)
+            for extent in filled:
+                self._held.add(extent)
+                self._changes[extent] = True
+                self._generations.pop(extent, None)
+            self._progressing.update(progressing)
+        self._wake.set()
+
+    def leased(self, extent: ExtentId, generation: int) -> None:
+        """Note the generation of the lease under which this node fills an extent."""
+        with self._lock:
+            self._generations[extent] = generation
+
+    def wrong(self, node: str, extent: ExtentId) -> None:
+        """Note that a copy from another node failed its checksums."""
+        with self._lock:
+            self._wrong.append((node, extent))
+        self._wake.set()
+
+    def view_changed(self, view: View) -> None:
+        """Announce everything to all where shares changed, else to the members that are back."""
+        present = frozenset(member.name for member in view.candidates) - view.away
+        with self._lock:
+            moved, self._placement = view.placement() != self._placement, view.placement()
+            back, self._present = present - self._present, present
+        self.tell_all(present if moved else back)
+
+    def tell_all(self, nodes: Iterable[str]) -> None:
+        """Announce everything anew to some nodes."""
+        with self._lock:
+            self._all_to.update(nodes)
+        self._wake.set()
+
+    def _run(self) -> None:
+        refresh_at = time.monotonic() + REFRESH_S
+        while True:
+            self._wake.wait(REFRESH_S / 4)
+            time.sleep(FLUSH_S)
+            self._wake.clear()
+            if time.monotonic() >= refresh_at:
+                refresh_at = time.monotonic() + REFRESH_S
+                self.tell_all(member.name for member in self._members.view.candidates)
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            changes, self._changes = self._changes, {}
+            progressing, self._progressing = self._progressing, set()
+            wrong, self._wrong = self._wrong, []
+            to_all, self._all_to = self._all_to, set()
+            held = list(self._held) if to_all else []
+            generations = {each: self._generations.get(each, 0) for each in progressing}
+        view = self._members.view
+        batches: defaultdict[str, _Batch] = defaultdict(_Batch)
+        for extent, nodes in _informed(view, list(changes)):
+            for node in nodes:
+                batches[node].held[extent] = changes[extent]
+        for extent, nodes in _informed(view, list(progressing)):
+            for node in nodes:
+                batches[node].progressing[extent] = generations[extent]
+        for node, extent in wrong:
+            batches[node].wrong.append(extent)
+        for node in to_all:
+            batches[node].anew = True
+        for extent, nodes in _informed(view, held):
+            for node in to_all.intersection(nodes):
+                batches[node].held[extent] = True
+        for node, batch in batches.items():
+            if batch and node not in view.away:
+                self._send(node, batch)
+
+    def _send(self, node: str, batch: _Batch) -> None:
+        filled = [extent for extent, held in batch.held.items() if held]
+        dropped = [extent for extent, held in batch.held.items() if not held]
+        if node == self._me:
+            self._owned.report(node, filled, dropped, batch.progressing.items(), batch.anew)
+            return
+        request = pb.ReportRequest(
+            protocol=PROTOCOL_VERSION,
+            node=self._me,
+            filled=b"".join(filled),
+            dropped=b"".join(dropped),
+            progressing=pack_fills(batch.progressing.items()),
+            anew=batch.anew,
+            wrong=b"".join(batch.wrong),
+        )
+        address = self._members.address_of(node)
+        try:
+            if address:
+                self._calls.report(address, request)
+        except grpc.RpcError as error:
+            self._members.failed(node, f"{error.code().name}: {error.details()}")
+
+
+def _informed(view: View, extents: Sequence[ExtentId]) -> Iterable[tuple[ExtentId, tuple[str, ...]]]:
+    """For each extent the nodes that are to know its holders: its owner, its stand-in, and who stands in for one away."""
+    for start in range(0, len(extents), STEP):
+        step = extents[start : start + STEP]
+        for extent, ranked, present in zip(step, view.ranked(step), view.askable(step)):
+            yield extent, tuple(dict.fromkeys([*ranked, *present]))

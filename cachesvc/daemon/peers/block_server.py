@@ -1,0 +1,215 @@
+"""Serves blocks of extents to other nodes (`block_wire.py`): a thread for each connection, a bounded number of them.
+
+It runs in the sharer process, which has no credentials and the lowest priority, so that the node's own readers go first.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from math import inf
+
+from cachesvc.config import Tls
+from cachesvc.core.errors import Busy, CacheError, NotFound
+from cachesvc.core.model import ExtentId
+from cachesvc.daemon.access.tls_contexts import TlsContexts
+from cachesvc.daemon.peers.block_replies import Lent, Replies
+from cachesvc.daemon.peers.block_wire import (
+    ConnectionEnded,
+    Frame,
+    Kind,
+    Refused,
+    host_and_port,
+    receive_request,
+    set_timeouts,
+)
+from cachesvc.daemon.peers.send_rate import SendRate
+
+log = logging.getLogger(__name__)
+MAX_CONNECTIONS = 256
+"""At the limit a new connection replaces the one that is idle for the longest time; where none is idle, it is answered
+BUSY."""
+MAX_REFUSALS = 16
+"""Connections that are being answered BUSY; others are closed unanswered."""
+IDLE_S = 30.0
+"""An idle connection is closed after this time; also the limit of a handshake's next message."""
+REQUEST_S = 5.0
+"""The rest of a request must come within this time of its beginning."""
+STALLED_S = 20.0
+"""A connection is closed when its reader takes no byte for this time."""
+PARTING_S = 1.0
+PARTING_BYTES = 1 << 16
+"""Limits of what is read from a refused reader, so that it sees the answer: closing with unread bytes would reset the
+connection and drop the answer."""
+BIND_S = 0.2
+"""The pause between tries to bind, while a daemon that is taken over keeps the address, and to accept, while descriptors
+or threads are short."""
+BACKLOG = 128
+
+Lend = Callable[[ExtentId], AbstractContextManager[Lent]]
+
+
+class _Connection:
+    """An accepted connection and the time since which it is idle: infinite while a request is served."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.idle_since = inf
+
+    def end(self) -> None:
+        """Wake its thread, which closes the connection."""
+        with suppress(OSError):
+            _shut(self.socket, socket.SHUT_RDWR)
+
+
+class BlockServer:
+    """Call `listen`, then `serve` on a thread of its own choice; `close` ends it from another thread.
+
+    `lend(extent)` is called on the connection's thread. It raises NotFound for an extent that is neither resident nor being
+    filled, Busy, or another CacheError. `on_sent(bytes)` is called after each request that sent any.
+    """
+
+    def __init__(
+        self,
+        lend: Lend,
+        tls: Tls | None = None,
+        bytes_per_s: float = inf,
+        on_sent: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`bytes_per_s` limits all connections together. Raises InvalidInput for unusable certificates."""
+        self._lend = lend
+        self._tls = TlsContexts(tls) if tls else None
+        self._rate = SendRate(bytes_per_s)
+        self._on_sent = on_sent
+        self._lock = threading.Lock()
+        self._open: set[_Connection] = set()
+        self._closing = threading.Event()
+        self._listener: socket.socket | None = None
+
+    def listen(self, address: str) -> int:
+        """Listen at HOST:PORT as soon as it is free; return the port. Raises OSError where it can never be bound."""
+        host, port = host_and_port(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        logged = False
+        while True:
+            try:
+                self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+                return int(self._listener.getsockname()[1])
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) or self._closing.is_set():
+                    raise
+            if not logged:
+                log.warning("an address for peers cannot be bound yet", extra={"share": address})
+            logged = True
+            time.sleep(BIND_S)
+
+    def serve(self) -> None:
+        """Accept connections until `close`."""
+        assert self._listener is not None, "not listening"
+        while not self._closing.is_set():
+            try:
+                accepted, _ = self._listener.accept()
+                self._start(accepted)
+            except (OSError, RuntimeError) as error:
+                if not self._closing.is_set():
+                    log.warning("a peer's connection is not accepted", extra={"error": str(error)})
+                    self._closing.wait(BIND_S)
+
+    def close(self) -> None:
+        """End `serve` and all connections; their threads end soon after."""
+        self._closing.set()
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        with self._lock:
+            connections = list(self._open)
+        for each in connections:
+            each.end()
+
+    def _start(self, accepted: socket.socket) -> None:
+        connection = _Connection(accepted)
+        with self._lock:
+            busy = len(self._open) >= MAX_CONNECTIONS and not self._end_idle()
+            if len(self._open) >= MAX_CONNECTIONS + MAX_REFUSALS:
+                accepted.close()
+                return
+            self._open.add(connection)
+        try:
+            threading.Thread(target=self._run, args=(connection, busy), name="peer", daemon=True).start()
+        except RuntimeError:
+            self._forget(connection)
+            raise
+
+    def _end_idle(self) -> bool:
+        """End the connection that is idle for the longest time; return whether there is one."""
+        longest = min(self._open, key=lambda each: each.idle_since)
+        if longest.idle_since == inf:
+            return False
+        longest.idle_since = inf
+        longest.end()
+        return True
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.socket.close()
+
+    def _run(self, connection: _Connection, busy: bool) -> None:
+        """Serve one connection. It may end at any time, which is no error."""
+        try:
+            set_timeouts(connection.socket, REQUEST_S if busy else IDLE_S, STALLED_S)
+            if self._tls is not None:
+                connection.socket = self._tls.accept(connection.socket)
+                connection.socket.do_handshake()
+            replies = Replies(connection.socket, self._rate, self._closing)
+            self._serve_requests(connection, replies, busy)
+        except (OSError, ConnectionEnded) as error:
+            log.debug("a peer's connection ended", extra={"error": str(error)})
+        finally:
+            self._forget(connection)
+
+    def _serve_requests(self, connection: _Connection, replies: Replies, busy: bool) -> None:
+        try:
+            while not self._closing.is_set():
+                connection.idle_since = inf if busy else time.monotonic()
+                request = receive_request(connection.socket, REQUEST_S)
+                connection.idle_since = inf
+                if busy:
+                    raise Refused(Kind.BUSY)
+                before = replies.sent_bytes
+                try:
+                    with self._lend(request.extent) as lent:
+                        replies.answer(lent, request.ranges)
+                except NotFound:
+                    replies.say(Frame(Kind.NOT_FOUND))
+                except Busy:
+                    raise Refused(Kind.BUSY) from None
+                except CacheError as error:
+                    log.warning("an extent cannot be lent", extra={"error": str(error)})
+                    raise Refused(Kind.FAILED) from error
+                finally:
+                    if replies.sent_bytes > before:
+                        self._on_sent(replies.sent_bytes - before)
+        except Refused as refused:
+            replies.say(Frame(refused.answer))
+            _part(connection.socket)
+
+
+def _part(connection: socket.socket) -> None:
+    """Let the reader see the last frame before the connection is closed."""
+    set_timeouts(connection, PARTING_S, PARTING_S)
+    _shut(connection, socket.SHUT_WR)
+    left, end = PARTING_BYTES, time.monotonic() + PARTING_S
+    while left > 0 and time.monotonic() < end and (got := connection.recv(1 << 12)):
+        left -= len(got)
+
+
+def _shut(connection: socket.socket, how: int) -> None:
+    """Call shutdown(2). SSLSocket's own method drops the encryption first, and another thread may be sending."""
+    socket.socket.shutdown(connection, how)

@@ -1,0 +1,329 @@
+"""The daemon's side of the peer agent: asks it where extents are, tells it what this node holds, and lends it extents.
+
+The agent faces the network, so it has no credentials, and it gets a read-only descriptor for each read of a peer. Where it
+dies, it is started again, and meanwhile extents are read from the source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+
+from cachesvc.config import Settings
+from cachesvc.core import events
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.view import Member, View
+from cachesvc.daemon.fills.checks import CheckResult, is_own_limit
+from cachesvc.daemon.fills.shared_fills import Located, SharedFill
+from cachesvc.daemon.peers import messages
+from cachesvc.daemon.peers.state import ClusterReport
+from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.spawn import spawn
+from cachesvc.daemon.runner import Runner
+from cachesvc.tiers.tier import Checksums
+
+log = logging.getLogger(__name__)
+_ID = re.compile("[0-9a-f]{32}")
+KEPT_VARIABLES = frozenset(
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "CACHESVC_LOG"}
+)
+MAX_PENDING = 512
+"""Requests of the agent that may be pending; a correct one has at most one for each connection and call."""
+END_S = 2.0
+RESTART_S = 1.0
+"""The pause before a process that died is replaced."""
+TICK_S = 1.0
+SOURCE = Located("", "")
+CHANGES = (
+    events.Filled,
+    events.FillFailed,
+    events.Evicted,
+    events.Corrupt,
+    events.CommitFailed,
+    events.FillAgain,
+)
+
+
+class ClusterLink:
+    """Runs on the loop's thread, except the thread that reads the agent's messages."""
+
+    def __init__(self, settings: Settings, weight_bytes: int, runner: Runner) -> None:
+        cluster = settings.cluster
+        assert cluster is not None, "no cluster"
+        self._given = json.dumps(
+            {
+                "cluster": asdict(cluster),
+                "weight_bytes": weight_bytes,
+                "tls": settings.tls and asdict(settings.tls),
+                "log": settings.log_format,
+            }
+        )
+        self._runner = runner
+        self._closed = threading.Event()
+        self._pending = threading.Semaphore(MAX_PENDING)
+        self._channel: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
+        self._numbers = itertools.count(1)
+        self._locating: dict[int, Callable[[Located], None]] = {}
+        self._changes: dict[ExtentId, None] = {}
+        self._tick_at = 0.0
+        self.report = ClusterReport(me=cluster.node_name)
+        """The cluster as the agent told it last."""
+        runner.fills.locate, runner.fills.wrong_copy = self.locate, self.wrong_copy
+        runner.handle(
+            events.ViewChanged(
+                View(cluster.node_name, (Member(cluster.node_name, weight_bytes, cluster.zone),))
+            )
+        )
+
+    def start(self) -> None:
+        """Start the agent, which listens as soon as its addresses are free."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the agent for good."""
+        self._closed.set()
+        if (channel := self._channel) is not None:
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join(2 * END_S)
+
+    # What the runner and its fills call.
+
+    def locate(self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]) -> None:
+        """Find out where to read an extent; `then` is called exactly once, with the source where the agent is gone."""
+        number = next(self._numbers)
+        self._locating[number] = then
+        if not self._send(messages.LocateExtent(number, extent.hex(), " ".join(failed))):
+            self._locating.pop(number)(SOURCE)
+
+    def handled(self, event: events.Event) -> None:
+        """Note that an event may have changed what this node holds. All changes of one round of the loop are told at
+        once."""
+        if isinstance(event, CHANGES):
+            changed: Iterable[ExtentId] = (event.extent,)
+        elif isinstance(event, (events.Recovered, events.Renewed)):
+            changed = event.extents
+        elif isinstance(event, (events.TierLost, events.TierBack)):
+            changed = self._runner.node.resident_in(event.tier)
+        else:
+            return
+        if not self._changes:
+            self._runner.loop.post(self._tell)
+        self._changes.update(dict.fromkeys(changed))
+
+    def _tell(self) -> None:
+        node, changes = self._runner.node, self._changes
+        self._changes = {}
+        filled = [extent for extent in changes if node.where(extent) is not None]
+        dropped = [extent for extent in changes if not node.will_keep(extent)]
+        self._send(messages.ResidencyChanged(messages.pack_ids(filled), messages.pack_ids(dropped)))
+
+    def tick(self, now: float) -> None:
+        """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin."""
+        if now < self._tick_at:
+            return
+        self._tick_at = now + TICK_S
+        if progressing := self._runner.shared_fills.progressing():
+            self._send(messages.ResidencyChanged(progressing=messages.pack_ids(progressing)))
+        self._runner.shared_fills.give_up(lambda extent: not self._runner.node.will_keep(extent))
+
+    def next_deadline(self) -> float:
+        """When `tick` is due next, in seconds of the clock."""
+        return self._tick_at
+
+    def wrong_copy(self, node: str, extent: ExtentId) -> None:
+        """Tell a node that the bytes which it sent of an extent are wrong."""
+        self._send(messages.WrongCopy(extent.hex(), node))
+
+    def _send(self, message: jobs.Message, descriptors: tuple[int, ...] = ()) -> bool:
+        channel = self._channel
+        if channel is None:
+            return False
+        try:
+            jobs.send(channel, message, descriptors)
+        except OSError:  # the agent has ended, or stands still
+            return False
+        return True
+
+    # The agent's process.
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                process, channel = spawn("cachesvc.daemon.peers.agent", self._given, _environment())
+            except OSError as error:
+                log.warning("the peer agent cannot be started", extra={"error": error.strerror})
+            else:
+                with channel:
+                    self._channel = channel
+                    self._runner.loop.post(self._began)
+                    self._serve(channel)
+                    self._channel = None
+                process.kill()
+                code: int | None = None
+                with suppress(subprocess.TimeoutExpired):  # the process hangs in a disk
+                    code = process.wait(END_S)
+                if not self._closed.is_set():
+                    log.warning("the peer agent ended unexpectedly", extra={"code": code})
+                self._runner.loop.post(self._ended)
+            self._closed.wait(RESTART_S)
+
+    def _began(self) -> None:
+        """Tell a new agent all that this node holds."""
+        held = [
+            extent
+            for tier in self._runner.node.policy.tiers
+            for extent in self._runner.node.resident_in(tier)
+        ]
+        self._send(messages.ResidencyChanged(messages.pack_ids(dict.fromkeys(held)), anew=True))
+
+    def _ended(self) -> None:
+        waiting, self._locating = self._locating, {}
+        for then in waiting.values():
+            then(SOURCE)
+
+    def _serve(self, channel: socket.socket) -> None:
+        """Answer the process until it ends or sends an invalid message."""
+        while not self._closed.is_set():
+            try:
+                received = jobs.receive(channel)
+            except TimeoutError:
+                continue
+            except jobs.RECEIVE_ERRORS:
+                return
+            message = received[0] if received else None
+            for fd in received[1] if received else ():  # none is expected
+                os.close(fd)
+            if message is None or not jobs.is_well_typed(message):
+                return
+            try:
+                if not self._dispatch(channel, message):
+                    return
+            except (ValueError, TypeError, KeyError):
+                return
+
+    def _dispatch(self, channel: socket.socket, message: jobs.Message) -> bool:
+        """Have the loop handle a message; return whether it is a valid one. Raises ValueError, TypeError, KeyError."""
+        post = self._runner.loop.post
+        if isinstance(message, messages.BorrowExtent) and _ID.fullmatch(message.extent):
+            if not self._pending.acquire(blocking=False):
+                return False
+            post(partial(self._lend, channel, message))
+        elif isinstance(message, messages.ExtentLocated):
+            post(partial(self._located, message))
+        elif isinstance(message, messages.KeepExtents):
+            post(partial(self._keep, message.number, messages.unpack_ids(message.extents)))
+        elif isinstance(message, messages.ClusterState):
+            post(partial(self._changed, ClusterReport.unpacked(message.report)))
+        elif isinstance(message, messages.WrongCopy) and _ID.fullmatch(message.extent):
+            post(partial(self._check, ExtentId(bytes.fromhex(message.extent))))
+        else:
+            return False
+        return True
+
+    # What the agent asks for.
+
+    def _located(self, message: messages.ExtentLocated) -> None:
+        then = self._locating.pop(message.number, None)
+        if then is not None:
+            then(Located(message.node, message.address))
+
+    def _changed(self, report: ClusterReport) -> None:
+        former, self.report = self.report, report
+        if report.settled and (report.members, report.away, report.by_zone) != (
+            former.members,
+            former.away,
+            former.by_zone,
+        ):
+            self._runner.handle(events.ViewChanged(report.view()))
+
+    def _keep(self, number: int, extents: list[ExtentId]) -> None:
+        node = self._runner.node
+        for extent in extents:
+            if not node.will_keep(extent):
+                self._runner.handle(events.PeerWants(extent))
+        kept = [extent for extent in extents if node.will_keep(extent)]
+        self._send(messages.ExtentsKept(number, messages.pack_ids(kept)))
+
+    def _check(self, extent: ExtentId) -> None:
+        """Check a copy of which a peer got wrong bytes."""
+        tier = self._runner.node.where(extent)
+        if tier is not None:
+            self._runner.checks.verify(extent, tier, lambda _: None)
+
+    def _lend(self, channel: socket.socket, request: messages.BorrowExtent) -> None:
+        """Answer with an extent of a loaded dataset that is resident, is being filled, or will be soon.
+
+        Other resident extents may have been cached under a wider allowlist. Which users may read a dataset is for the
+        asking node to enforce: members trust each other.
+        """
+        node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
+        extent = ExtentId(bytes.fromhex(request.extent))
+        known = datasets.dataset_with(extent) is not None
+        tier = node.where(extent) if known else None
+        if tier is not None and self._runner.hole_records.of(extent, tier).ranges:
+            tier = None  # the peer may be able to read the missing objects
+
+        def found(fd: int, checksums: Checksums | None) -> None:
+            if checksums is None:  # its commit is pending
+                absent()
+            else:
+                digests = jobs.pack_digests(checksums.digests)
+                self._answer(channel, messages.LentExtent(request.number, checksums.size_bytes, digests), fd)
+            os.close(fd)
+
+        def absent() -> None:
+            self._answer(channel, messages.LentExtent(request.number))
+
+        def failed(error: CacheError) -> None:
+            if tier is not None and not is_own_limit(error):
+                checks.failed(extent, tier, error.code)
+            absent()
+
+        def checked(good: CheckResult) -> None:
+            if tier is not None and good and node.where(extent) == tier:
+                checks.open(extent, tier, found, failed)
+            else:
+                absent()
+
+        def begun(fill: SharedFill | None) -> None:
+            if fill is None:
+                absent()
+            else:
+                lent = messages.LentExtent(request.number, fill.size_bytes)
+                self._answer(channel, lent, fill.readable, fill.progress_fd)
+
+        if tier is None:
+            if known and node.will_keep(extent):
+                self._runner.shared_fills.when_begun(extent, begun)
+            else:
+                absent()
+        elif (checksums := checks.committing.get((extent, tier))) is not None:
+            checks.open(extent, tier, lambda fd, _: found(fd, checksums), failed)
+        elif extent in checks.unverified[tier]:
+            checks.verify(extent, tier, checked)
+        else:
+            checked(True)
+
+    def _answer(self, channel: socket.socket, answer: messages.LentExtent, *descriptors: int) -> None:
+        self._pending.release()
+        with suppress(OSError):  # the process has ended; the peer fails over
+            jobs.send(channel, answer, descriptors)
+
+
+def _environment() -> dict[str, str]:
+    """The variables that Python needs, and none with credentials, since the process faces the network."""
+    return {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}

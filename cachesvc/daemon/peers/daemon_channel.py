@@ -1,0 +1,102 @@
+"""The agent's side of its channel to the daemon: questions that wait for an answer, and messages that do not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from contextlib import contextmanager
+
+from cachesvc.core.errors import NotFound, TierFailed
+from cachesvc.core.model import ExtentId
+from cachesvc.daemon.peers import messages
+from cachesvc.daemon.peers.block_replies import Lent
+from cachesvc.daemon.processes import jobs
+from cachesvc.tiers.fill_progress import FillProgress
+
+OPEN_S = 10.0
+"""The daemon may have to wait for an eviction before it begins a fill that a peer wants to follow."""
+KEEP_S = 1.0
+_Answer = tuple[jobs.Message, list[int]]
+
+
+class DaemonChannel:
+    """Safe from any thread. `on_message` gets what the daemon sends by itself, on the thread of `listen`."""
+
+    def __init__(self, channel: socket.socket, on_message: Callable[[jobs.Message], None]) -> None:
+        self._channel = channel
+        self._on_message = on_message
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[_Answer]] = {}
+
+    def listen(self) -> None:
+        """Read the daemon's messages, and end this process when the daemon ends."""
+        try:
+            while (received := jobs.receive(self._channel)) is not None:
+                message, descriptors = received
+                if isinstance(message, (messages.LentExtent, messages.ExtentsKept)):
+                    self._answered(message, descriptors)
+                else:
+                    self._on_message(message)
+        finally:
+            # Also after an error, as when the daemon died with an unread message: the next daemon needs the address.
+            os._exit(0)
+
+    def send(self, message: jobs.Message) -> None:
+        """Send a message that has no answer."""
+        jobs.send(self._channel, message)
+
+    @contextmanager
+    def lent(self, extent: ExtentId) -> Iterator[Lent]:
+        """Borrow an extent that is resident or being filled. Raises NotFound, TierFailed."""
+        number = next(self._numbers)
+        message, descriptors = self._ask(number, messages.BorrowExtent(number, extent.hex()), OPEN_S)
+        assert isinstance(message, messages.LentExtent)
+        try:
+            if not descriptors:
+                raise NotFound(f"extent {extent.hex()} is not resident here")
+            if len(descriptors) == 1:
+                yield Lent(descriptors[0], message.size_bytes, digests=jobs.unpack_digests(message.digests))
+                return
+            progress = FillProgress(descriptors[1], message.size_bytes)
+            try:
+                yield Lent(descriptors[0], message.size_bytes, progress=progress)
+            finally:
+                progress.close()
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def keep(self, extents: list[ExtentId]) -> set[ExtentId]:
+        """Ask the daemon to fetch extents that peers want; return those that it has or fetches."""
+        number = next(self._numbers)
+        try:
+            message, _ = self._ask(number, messages.KeepExtents(number, messages.pack_ids(extents)), KEEP_S)
+        except TierFailed:
+            return set()
+        assert isinstance(message, messages.ExtentsKept)
+        return set(messages.unpack_ids(message.extents))
+
+    def _ask(self, number: int, question: jobs.Message, timeout_s: float) -> _Answer:
+        waiting: Future[_Answer] = Future()
+        self._waiting[number] = waiting
+        self.send(question)
+        try:
+            return waiting.result(timeout_s)
+        except Late:
+            if waiting.cancel():
+                raise TierFailed(f"the daemon did not answer in {timeout_s:.0f} s") from None
+            return waiting.result()
+        finally:
+            self._waiting.pop(number, None)
+
+    def _answered(self, message: messages.LentExtent | messages.ExtentsKept, descriptors: list[int]) -> None:
+        waiting = self._waiting.pop(message.number, None)
+        if waiting is not None and waiting.set_running_or_notify_cancel():
+            waiting.set_result((message, descriptors))
+        else:
+            for fd in descriptors:
+                os.close(fd)

@@ -1,0 +1,140 @@
+"""Finds out where to read extents: asks their owners, in batches.
+
+A question goes to the extent's owner; where that does not answer, to its stand-in; and where none does, the extent is read
+from the source. While one call to a node is under way, further questions for it wait and go with the next call together.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.directory import SOURCE, Answer
+from cachesvc.core.placement.roster import PROTOCOL_VERSION
+from cachesvc.daemon.peers.members import SETTLE_S, Members
+from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
+from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+log = logging.getLogger(__name__)
+CALLS = 16
+"""Calls to owners at a time."""
+BATCH = 256
+"""Questions of one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A question, the nodes to ask next, and the callback for the answer: a node's name or SOURCE, and a generation."""
+
+    question: Question
+    nodes: tuple[str, ...]
+    done: Callable[[str, int], None]
+
+
+class Locator:
+    """Safe from any thread."""
+
+    def __init__(self, me: str, members: Members, owned: OwnedExtents, calls: PeerCalls) -> None:
+        self._me = me
+        self._members = members
+        self._owned = owned
+        self._calls = calls
+        self._lock = threading.Lock()
+        self._pending: defaultdict[str, list[_Pending]] = defaultdict(list)
+        self._busy: set[str] = set()
+        self._pool = ThreadPoolExecutor(CALLS, "lookup")
+
+    def locate(self, extent: ExtentId, failed: tuple[str, ...], done: Callable[[str, int], None]) -> None:
+        """Find out where to read an extent; `done` gets the node's name, or SOURCE, and the generation of the lease."""
+        if self._members.settled:
+            self._ask(Question(extent, failed), done)
+        else:
+            self._pool.submit(self._ask_later, Question(extent, failed), done)
+
+    def _ask_later(self, question: Question, done: Callable[[str, int], None]) -> None:
+        self._members.wait_settled(SETTLE_S)
+        self._ask(question, done)
+
+    def _ask(self, question: Question, done: Callable[[str, int], None]) -> None:
+        view = self._members.view
+        if view.alone:
+            done(SOURCE, 0)
+            return
+        self._queue(_Pending(question, view.askable([question.extent])[0], done))
+
+    def _queue(self, pending: _Pending) -> None:
+        if not pending.nodes:
+            pending.done(SOURCE, 0)
+            return
+        node = pending.nodes[0]
+        with self._lock:
+            self._pending[node].append(pending)
+            if node in self._busy:
+                return
+            self._busy.add(node)
+        self._pool.submit(self._serve, node)
+
+    def _serve(self, node: str) -> None:
+        """Ask a node, one call after the other, until no question for it is left."""
+        while True:
+            with self._lock:
+                batch = self._pending[node][:BATCH]
+                del self._pending[node][:BATCH]
+                if not batch:
+                    self._busy.discard(node)
+                    return
+            self._answer(node, batch)
+
+    def _answer(self, node: str, batch: list[_Pending]) -> None:
+        questions = [each.question for each in batch]
+        if node == self._me:
+            self._conclude(batch, self._owned.find(node, questions), self._owned.young)
+            return
+        try:
+            reply = self._calls.lookup(self._members.address_of(node), self._request(questions, peek=False))
+        except (grpc.RpcError, ValueError) as error:
+            why = (
+                f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else str(error)
+            )
+            self._members.failed(node, why)
+            for each in batch:
+                self._queue(_Pending(each.question, each.nodes[1:], each.done))
+            return
+        self._conclude(batch, _answers(reply), reply.young)
+
+    def _conclude(self, batch: list[_Pending], answers: list[Answer], young: bool) -> None:
+        """Hand the answers on. Of those that name the source, an owner that may not know all holders is no proof."""
+        unsure: defaultdict[str, list[tuple[_Pending, Answer]]] = defaultdict(list)
+        for each, answer in zip(batch, answers):
+            if young and answer.node == SOURCE and len(each.nodes) > 1:
+                unsure[each.nodes[1]].append((each, answer))
+            else:
+                each.done(answer.node, answer.generation)
+        for node, asked in unsure.items():
+            for (each, answer), second in zip(asked, self._peek(node, [each.question for each, _ in asked])):
+                each.done(second.node, answer.generation)
+
+    def _peek(self, node: str, questions: list[Question]) -> list[Answer]:
+        if node == self._me:
+            return self._owned.peek(self._me, questions)
+        try:
+            reply = self._calls.lookup(self._members.address_of(node), self._request(questions, peek=True))
+        except (grpc.RpcError, ValueError):
+            return [Answer(SOURCE, False, 0)] * len(questions)
+        return _answers(reply)
+
+    def _request(self, questions: list[Question], peek: bool) -> pb.LookupRequest:
+        asked = [pb.ExtentQuestion(extent=each.extent, failed=each.failed) for each in questions]
+        return pb.LookupRequest(protocol=PROTOCOL_VERSION, node=self._me, questions=asked, peek=peek)
+
+
+def _answers(reply: pb.LookupReply) -> list[Answer]:
+    return [Answer(place.node, place.filling, place.generation) for place in reply.places]

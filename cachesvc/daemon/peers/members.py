@@ -1,0 +1,147 @@
+"""The members of the cluster as this node sees them: the roster, fed by the membership and by greetings.
+
+One thread watches the membership; another greets members when the roster says so, and tells `changed` of each new view.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+
+from cachesvc.cluster.membership import Endpoint, Membership
+from cachesvc.core.placement.roster import Greeting, Roster, Row
+from cachesvc.core.placement.view import View
+from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+log = logging.getLogger(__name__)
+GREETERS = 8
+SETTLE_S = 5.0
+"""How long after the start questions wait for the members' first greetings; else they would go to the wrong owners."""
+
+
+@dataclass(slots=True)
+class Contact:
+    """What a greeting of an address told beside the roster's business: the release, the extents that the node holds, the
+    seconds that the greeting took, and the error of the last call that failed."""
+
+    release: str = ""
+    extents: int = 0
+    round_trip_s: float = 0.0
+    error: str = ""
+
+
+class Members:
+    """Safe from any thread."""
+
+    def __init__(
+        self, roster: Roster, calls: PeerCalls, hello: pb.HelloRequest, changed: Callable[[View], None]
+    ) -> None:
+        self._roster = roster
+        self._calls = calls
+        self._hello = hello
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._settled = threading.Event()
+        self._greeting: set[str] = set()
+        self._pool = ThreadPoolExecutor(GREETERS, "greet")
+        self._contacts: dict[str, Contact] = {}
+        self._view = roster.view()
+
+    def start(self, membership: Membership) -> None:
+        """Watch the membership and greet members from now on."""
+        threading.Thread(
+            target=membership.watch, args=(self._listed,), name="membership", daemon=True
+        ).start()
+        threading.Thread(target=self._run, name="greetings", daemon=True).start()
+
+    @property
+    def view(self) -> View:
+        """The latest view."""
+        return self._view
+
+    def wait_settled(self, timeout_s: float) -> None:
+        """Wait until each member has answered or failed once."""
+        self._settled.wait(timeout_s)
+
+    @property
+    def settled(self) -> bool:
+        """Each member has answered or failed once, or had its time."""
+        return self._settled.is_set()
+
+    def address_of(self, name: str) -> str:
+        """The address of a member, HOST:PORT; "" for one that is unknown or away."""
+        with self._lock:
+            return "" if name in self._roster.view().away else self._roster.address_of(name)
+
+    def failed(self, name: str, why: str) -> None:
+        """Note that a member did not answer a call."""
+        address = self.address_of(name)
+        if address:
+            self._note_failed(address, why)
+
+    def rows(self) -> list[tuple[Row, Contact]]:
+        """All members and refused nodes, for `cachesvc nodes`."""
+        with self._lock:
+            rows = self._roster.members()
+        return [(row, self._contacts.get(row.address) or Contact()) for row in rows]
+
+    def _listed(self, endpoints: frozenset[Endpoint]) -> None:
+        with self._lock:
+            self._roster.listed(endpoints, time.monotonic())
+        self._calls.forget({endpoint.address for endpoint in endpoints})
+        self._wake.set()
+
+    def _run(self) -> None:
+        settle_at = time.monotonic() + SETTLE_S
+        while True:
+            now = time.monotonic()
+            with self._lock:
+                due = [each for each in self._roster.due(now) if each not in self._greeting]
+                self._greeting.update(due)
+                next_at = self._roster.next_deadline()
+                if self._roster.settled or now >= settle_at:
+                    self._settled.set()
+            for address in due:
+                self._pool.submit(self._greet, address)
+            self._update()
+            limit = min(next_at, settle_at) if not self._settled.is_set() else next_at
+            self._wake.wait(max(0.01, min(1.0, limit - time.monotonic())))
+            self._wake.clear()
+
+    def _greet(self, address: str) -> None:
+        began = time.monotonic()
+        try:
+            reply = self._calls.hello(address, self._hello)
+        except grpc.RpcError as error:
+            self._note_failed(address, f"{error.code().name}: {error.details()}")
+        else:
+            self._contacts[address] = Contact(reply.release, reply.extents, time.monotonic() - began)
+            greeting = Greeting(reply.name, reply.instance, reply.protocol, reply.weight_bytes, reply.zone)
+            with self._lock:
+                self._roster.greeted(address, greeting, time.monotonic())
+        finally:
+            self._greeting.discard(address)
+            self._wake.set()
+
+    def _note_failed(self, address: str, why: str) -> None:
+        self._contacts.setdefault(address, Contact()).error = why
+        with self._lock:
+            self._roster.failed(address, time.monotonic())
+        self._wake.set()
+
+    def _update(self) -> None:
+        with self._lock:
+            view = self._roster.view()
+            if view is self._view:
+                return
+            self._view = view
+        log.info("the cluster changed", extra={"members": len(view.members), "away": len(view.away)})
+        self._changed(view)

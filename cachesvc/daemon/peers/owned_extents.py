@@ -1,0 +1,106 @@
+"""This node as an owner: answers from its directory where extents are, and has its daemon fetch what it is to keep."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.directory import SOURCE, Answer, Directory
+from cachesvc.core.placement.view import View
+
+YOUNG_S = 60.0
+"""A directory does not know all holders for this time after its start or a change of owners: they announce their extents
+within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An extent, and the nodes that failed to give it to the asking node."""
+
+    extent: ExtentId
+    failed: tuple[str, ...] = ()
+
+
+class OwnedExtents:
+    """Safe from any thread. `keep` asks the daemon to fetch extents, and returns those that it has or fetches."""
+
+    def __init__(self, me: str, keep: Callable[[list[ExtentId]], set[ExtentId]]) -> None:
+        self._me = me
+        self._keep = keep
+        self._directory = Directory()
+        self._lock = threading.Lock()
+        self._away: frozenset[str] = frozenset()
+        self._changed_at = time.monotonic()
+        self._placement: object = None
+        self.lookups = 0
+        self.redirects = 0
+
+    @property
+    def young(self) -> bool:
+        """Whether holders may be unknown still."""
+        return time.monotonic() - self._changed_at < YOUNG_S
+
+    def view_changed(self, view: View) -> None:
+        """Take another view: nodes that left are forgotten."""
+        names = {member.name for member in view.members}
+        with self._lock:
+            self._away = view.away
+            if view.placement() == self._placement:
+                return
+            self._placement, self._changed_at = view.placement(), time.monotonic()
+            for node in self._directory.nodes() - names:
+                self._directory.forget(node)
+
+    def find(self, asker: str, questions: Sequence[Question]) -> list[Answer]:
+        """Tell a node where to read extents, and note it as filling them."""
+        unknown = [] if asker == self._me else self._unknown(questions)
+        kept = self._keep(unknown) if unknown else set()
+        now = time.monotonic()
+        with self._lock:
+            self.lookups += len(questions)
+            for each in questions:
+                for node in (
+                    each.failed
+                ):  # it forgot the extent, or does not answer: it announces what it holds again
+                    self._directory.dropped(node, [each.extent])
+                if each.extent in kept and not self._directory.wanted(each.extent, now):
+                    self._directory.lookup(self._me, each.extent, now)
+            answers = [
+                self._directory.lookup(asker, each.extent, now, each.failed, self._away) for each in questions
+            ]
+            self.redirects += sum(answer.node != SOURCE for answer in answers)
+        return answers
+
+    def peek(self, asker: str, questions: Sequence[Question]) -> list[Answer]:
+        """Tell a node which others hold extents, and note nothing."""
+        with self._lock:
+            return [self._holder(asker, each) for each in questions]
+
+    def report(
+        self,
+        node: str,
+        filled: Iterable[ExtentId],
+        dropped: Iterable[ExtentId],
+        progressing: Iterable[tuple[ExtentId, int]],
+        anew: bool,
+    ) -> None:
+        """Note what a node holds now, and holds no more, and which of its fills make progress."""
+        with self._lock:
+            if anew:
+                self._directory.forget(node)
+            self._directory.dropped(node, dropped)
+            self._directory.filled(node, filled)
+            self._directory.renew(node, progressing, time.monotonic())
+
+    def _holder(self, asker: str, question: Question) -> Answer:
+        left_out = {asker, *question.failed, *self._away}
+        found = (node for node in self._directory.holders(question.extent) if node not in left_out)
+        return Answer(next(found, SOURCE), False, 0)
+
+    def _unknown(self, questions: Sequence[Question]) -> list[ExtentId]:
+        now = time.monotonic()
+        with self._lock:
+            return [each.extent for each in questions if not self._directory.wanted(each.extent, now)]

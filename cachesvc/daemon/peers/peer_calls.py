@@ -1,0 +1,72 @@
+"""Calls to other nodes: one stub for each address, with certificates that are renewed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from cachesvc.config import Tls
+from cachesvc.daemon.access.tls import Certificates
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+CALL_S = 2.0
+"""The timeout of a call. A node that does not answer in time is away, and its stand-in is asked."""
+RECONNECT_S = 5.0
+"""The limit of gRPC's own backoff between connections."""
+
+
+class PeerCalls:
+    """Safe from any thread. Raises grpc.RpcError."""
+
+    def __init__(self, tls: Tls | None, tls_name: str) -> None:
+        """Raises InvalidInput for unusable certificates."""
+        self._certificates = Certificates(tls) if tls else None
+        self._tls_name = tls_name
+        self._stubs: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def hello(self, address: str, request: pb.HelloRequest) -> pb.HelloReply:
+        """Greet the node at an address."""
+        reply: pb.HelloReply = self._stub(address).Hello(request, timeout=CALL_S)
+        return reply
+
+    def lookup(self, address: str, request: pb.LookupRequest) -> pb.LookupReply:
+        """Ask a node where extents are."""
+        reply: pb.LookupReply = self._stub(address).Lookup(request, timeout=CALL_S)
+        return reply
+
+    def report(self, address: str, request: pb.ReportRequest) -> None:
+        """Tell a node what this one holds."""
+        self._stub(address).Report(request, timeout=CALL_S)
+
+    def forget(self, addresses: set[str]) -> None:
+        """Close the connections to all but these addresses."""
+        with self._lock:
+            self._stubs = {address: stub for address, stub in self._stubs.items() if address in addresses}
+
+    def _stub(self, address: str) -> Any:
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        import grpc
+
+        from cachesvc.v1 import services
+
+        with self._lock:
+            if self._certificates is not None and self._certificates.renewed():
+                self._stubs = {}  # the old connections end with the calls under way
+            stub = self._stubs.get(address)
+            if stub is not None:
+                return stub
+            options: list[tuple[str, int | str]] = [
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.max_reconnect_backoff_ms", int(RECONNECT_S * 1000)),
+            ]
+            if self._tls_name:
+                options.append(("grpc.ssl_target_name_override", self._tls_name))
+            channel = (
+                grpc.insecure_channel(address, options)
+                if self._certificates is None
+                else grpc.secure_channel(address, self._certificates.client(), options)
+            )
+            stub = self._stubs[address] = services.Stub(channel, "Peers")
+            return stub

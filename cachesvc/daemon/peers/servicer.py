@@ -1,0 +1,71 @@
+"""Implements the gRPC service `Peers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.roster import OLDEST_VERSION, PROTOCOL_VERSION
+from cachesvc.daemon.control.statuses import errors_as_statuses
+from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
+from cachesvc.daemon.peers.wire import ID_BYTES, unpack_fills, unpack_ids
+from cachesvc.v1 import cachesvc_pb2 as pb
+
+
+class PeersServicer:
+    """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets extents of which a peer
+    got a wrong copy from here."""
+
+    def __init__(
+        self,
+        owned: OwnedExtents,
+        hello: Callable[[], pb.HelloReply],
+        wrong: Callable[[list[ExtentId]], None],
+    ) -> None:
+        self._owned = owned
+        self._hello = hello
+        self._wrong = wrong
+
+    def Hello(self, request: pb.HelloRequest, context: grpc.ServicerContext) -> pb.HelloReply:
+        return self._hello()  # to any version: the caller decides what it makes of ours
+
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
+        with errors_as_statuses(context):
+            _check_protocol(request.protocol)
+            questions = [Question(_id(each.extent), tuple(each.failed)) for each in request.questions]
+            find = self._owned.peek if request.peek else self._owned.find
+            places = [
+                pb.ExtentPlace(node=each.node, filling=each.filling, generation=each.generation)
+                for each in find(request.node, questions)
+            ]
+            return pb.LookupReply(places=places, young=self._owned.young)
+
+    def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
+        with errors_as_statuses(context):
+            _check_protocol(request.protocol)
+            self._owned.report(
+                request.node,
+                unpack_ids(request.filled),
+                unpack_ids(request.dropped),
+                unpack_fills(request.progressing),
+                request.anew,
+            )
+            if request.wrong:
+                self._wrong(unpack_ids(request.wrong))
+            return pb.ReportReply()
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol < OLDEST_VERSION:
+        raise InvalidInput(
+            f"this node speaks protocol {PROTOCOL_VERSION}, and the caller {protocol}: update the caller"
+        )
+
+
+def _id(extent: bytes) -> ExtentId:
+    if len(extent) != ID_BYTES:
+        raise InvalidInput(f"an extent's id has {ID_BYTES} bytes, not {len(extent):,}")
+    return ExtentId(extent)

@@ -1,0 +1,1 @@
+"""Real sources of members: files, dnsmasq and etcd; and a thread that watches one."""
