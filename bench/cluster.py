@@ -68,7 +68,7 @@ class Bench:
         """A new cluster whose nodes can reach each other."""
         root = self.root / f"cluster{next(self.numbers)}"
         with Cluster(root, nodes, ram, server=self.server, options=self.options, **more) as cluster:
-            cluster.wait_listening()
+            cluster.wait_settled()
             yield cluster
 
     @property
@@ -100,7 +100,7 @@ def joined(bench: Bench, nodes: int) -> Row:
             node.prefetch(records)
         cluster.source.reset()
         node = cluster.add()
-        cluster.wait_listening()
+        cluster.wait_settled()
         whole = node.prefetch(records).resident_extents == bench.extents
         ranges = sum(cluster.source.gets().values())
     what = bench.ran("one more node prefetches beside full ones")

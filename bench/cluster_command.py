@@ -10,12 +10,12 @@ import click
 from rich.console import Console
 
 from bench import cluster
-from testbed.cluster import alone, by_file, by_list, by_peers
+from testbed.cluster import alone, by_file, by_list
 from testbed.servers import SeaweedFS
 
 FULL_EXTENTS, QUICK_EXTENTS = 5_040, 240
 """Extents of D; both are multiples of the numbers of nodes."""
-MEMBERS = {"file": by_file, "static": by_list, "peers": by_peers, "alone": alone}
+MEMBERS = {"file": by_file, "static": by_list, "alone": alone}
 
 
 @click.command("cluster")
@@ -27,7 +27,7 @@ MEMBERS = {"file": by_file, "static": by_list, "peers": by_peers, "alone": alone
     "--members",
     type=click.Choice(list(MEMBERS)),
     default="file",
-    help="How nodes know each other: --cluster file:// or static:, --share and --peer, or not at all.",
+    help="How nodes know each other: --cluster file:// or static:, or not at all.",
 )
 @click.option("--runs", type=click.IntRange(1), default=1, help="Runs of each row.")
 @click.argument("names", nargs=-1, type=click.Choice(list(cluster.ROWS)))

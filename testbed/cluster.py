@@ -41,7 +41,7 @@ PORT = 7070
 NO_LINKS = "only nodes in network namespaces have links, and these are on loopback"
 MAX_NODES = 32
 TLS_NAME = "peers.cachesvc"
-"""The name in the certificate that all nodes share, beside their addresses."""
+"""The name in the certificate that all nodes share."""
 
 
 class Node(Daemon):
@@ -111,12 +111,10 @@ class Node(Daemon):
             *_, last = control.prefetch(control.open_dataset([records.uri], records.options).id)
             return last
 
-    def listening(self) -> bool:
-        """Whether peers can connect to it."""
-        host, port = self.address.rsplit(":", 1)
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
-            return True
-        return False
+    def sees(self) -> set[str]:
+        """The names of the members that are present for it, itself included. Raises DaemonUnavailable."""
+        with Control(self.socket_dir) as control:
+            return {node.name for node in control.nodes().nodes if node.state == "present"}
 
     def clients(self) -> set[tuple[str, int]]:
         """The local addresses of its connections."""
@@ -136,7 +134,7 @@ class Cluster:
     """Nodes and their source. Context manager. Raises Unavailable where the host has no network namespaces.
 
     `ram` and `nvme` are bytes of each node; nodes beyond loopback use TLS with one certificate. `server`: an S3 server
-    that runs; else there is an own one. `options(cluster, node)` returns what makes a daemon a member, such as `by_peers`.
+    that runs; else there is an own one. `options(cluster, node)` returns what makes a daemon a member, such as `by_file`.
     """
 
     def __init__(
@@ -171,7 +169,7 @@ class Cluster:
             server = self._server or stack.enter_context(SeaweedFS())
             host = self._network.own.address if self._network else "127.0.0.1"
             self.source = stack.enter_context(Source(server, host))
-            self._tls = _certificates(self.root, self._network.addresses) if self._network else []
+            self._tls = _certificates(self.root) if self._network else []
             self._add(self._wanted, stack)
             self._stack = stack.pop_all()
         return self
@@ -238,13 +236,13 @@ class Cluster:
         clients = self.source.proxy.reading()
         return [node for node in self.nodes if clients & node.clients()]
 
-    def wait_listening(self) -> None:
-        """Wait until every node's port for peers answers. Raises TimeoutError."""
-        deadline = time.monotonic() + WAIT_S
-        for node in self.nodes:
-            while not node.listening():
+    def wait_settled(self) -> None:
+        """Wait until the members see each other. Raises TimeoutError."""
+        names, deadline = {node.name for node in self.members}, time.monotonic() + WAIT_S
+        for node in self.members:
+            while (seen := node.sees()) != names:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{node.name} does not listen at {node.address}:\n{node.log[-2000:]}")
+                    raise TimeoutError(f"{node.name} sees {sorted(seen)}:\n{node.log[-2000:]}")
                 time.sleep(0.05)
 
     def _add(self, count: int, stack: ExitStack) -> None:
@@ -265,7 +263,7 @@ class Cluster:
     def _make(self, number: int) -> Node:
         name = f"n{number}"
         link = self._network.add(name) if self._network else None
-        address = f"{link.address}:{PORT}" if link else f"127.0.0.1:{free_ports(1)[0]}"
+        address = f"{link.address}:{PORT}" if link else f"127.0.0.1:{_two_ports()}"
         node = Node(
             self.root / name, name, address, link, self._options_of, {**os.environ, **self.source.credentials}
         )
@@ -287,15 +285,17 @@ class Cluster:
         new.rename(self.members_file)
 
 
+def _two_ports() -> int:
+    """A free port whose next one is free too: a node serves extents there."""
+    while True:
+        (port,) = free_ports(1)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
 def alone(cluster: Cluster, node: Node) -> list[str]:
     """Options of nodes that do not know each other."""
     return []
-
-
-def by_peers(cluster: Cluster, node: Node) -> list[str]:
-    """Options of nodes that share, and ask all others of the members at their start."""
-    others = [other.address for other in cluster.members if other is not node]
-    return ["--share", node.address, *(word for each in others for word in ("--peer", each))]
 
 
 def by_list(cluster: Cluster, node: Node) -> list[str]:
@@ -314,12 +314,13 @@ def _named(node: Node) -> list[str]:
     return ["--node-name", node.name, "--advertise", node.address, *zone]
 
 
-def _certificates(root: Path, addresses: Sequence[str]) -> list[str]:
-    """TLS options with one new certificate for these addresses and `TLS_NAME`."""
+def _certificates(root: Path) -> list[str]:
+    """TLS options with one new certificate for all nodes."""
     ca = trustme.CA()
-    issued = ca.issue_cert(TLS_NAME, *addresses)
+    issued = ca.issue_cert(TLS_NAME)
     ca.cert_pem.write_to_path(str(root / "ca.pem"))
     issued.private_key_pem.write_to_path(str(root / "node.key"))
     issued.cert_chain_pems[0].write_to_path(str(root / "node.pem"))
     files = {"--tls-cert": "node.pem", "--tls-key": "node.key", "--tls-ca": "ca.pem"}
-    return [word for option, file in files.items() for word in (option, str(root / file))]
+    given = [word for option, file in files.items() for word in (option, str(root / file))]
+    return [*given, "--tls-name", TLS_NAME]

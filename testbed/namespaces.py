@@ -151,9 +151,7 @@ class Network:
         if missing or os.geteuid():
             raise Unavailable(f"network namespaces need {missing[0] if missing else 'root'}")
         sweep()
-        self.addresses = [str(each) for each in _free_subnet().hosts()]
-        """The addresses that links get, this process the first."""
-        self._free = iter(self.addresses)
+        self._addresses = _free_subnet().hosts()
         try:
             run("ip", "netns", "add", self.hub)
             for line in ("add bridge type bridge forward_delay 0", "set bridge up"):
@@ -177,7 +175,7 @@ class Network:
         return self._link(namespace, "eth0")
 
     def _link(self, namespace: str, end: str) -> Link:
-        port, address = f"p{next(self._numbers)}", next(self._free)
+        port, address = f"p{next(self._numbers)}", str(next(self._addresses))
         where = ["-n", namespace] if namespace else []
         home = namespace or str(os.getpid())
         run("ip", "-n", self.hub, "link", "add", port, "type", "veth", "peer", "name", end, "netns", home)

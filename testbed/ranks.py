@@ -146,18 +146,19 @@ class Ranks:
         return order.slots(0, order.full_steps, rank, rank + 1)[:, 0]
 
     def _read(self, rank: int, extent: int, grants: DaemonGrants, deadline: float) -> int:
-        """The digest of an extent's bytes. Asks again while the node is away or has no room."""
-        while True:
+        """The digest of an extent's bytes. Asks again while the node is away or has no room. Raises DeadlineExceeded."""
+        why = "the node has no room"
+        while time.monotonic() < deadline:
             try:
                 (answer,) = grants.acquire([extent], ASK_S)
                 if isinstance(answer, Granted):
                     return _digest(grants, answer)
             except NotFound:  # the node came back without its state
                 _opened(self._nodes[rank], self._records)
-            except (DaemonUnavailable, DeadlineExceeded):
-                if time.monotonic() > deadline:
-                    raise
+            except (DaemonUnavailable, DeadlineExceeded) as error:
+                why = str(error)
             time.sleep(PAUSE_S)
+        raise DeadlineExceeded(f"extent {extent} was not granted in {STEP_LIMIT_S:.0f} s: {why}")
 
 
 def _digest(grants: DaemonGrants, granted: Granted) -> int:

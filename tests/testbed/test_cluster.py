@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachesvc.core.errors import DaemonUnavailable
-from testbed.cluster import Cluster, Kind, by_peers
+from testbed.cluster import Cluster, Kind
 from testbed.namespaces import Network, Unavailable
 from testbed.ranks import Ranks
 from testbed.servers import SeaweedFS
@@ -31,8 +31,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(scope="module")
 def cluster(kind: Kind, tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> Iterator[Cluster]:
     root = tmp_path_factory.mktemp("cluster")
-    with Cluster(root, 2, 16 << 20, kind=kind, options=by_peers, server=s3_server) as found:
-        found.wait_listening()
+    with Cluster(root, 2, 16 << 20, kind=kind, server=s3_server) as found:
+        found.wait_settled()
         yield found
 
 

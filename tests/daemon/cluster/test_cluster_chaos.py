@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.chaos import Chaos, schedule
-from testbed.cluster import Cluster, Kind, by_peers
+from testbed.cluster import Cluster, Kind
 from testbed.namespaces import Unavailable
 from testbed.servers import SeaweedFS
 
@@ -23,8 +23,9 @@ def survive(
     """Read epochs during events; print the longest step."""
     room = int(SHARE * extents * EXTENT)
     try:
-        cluster = Cluster(root, NODES, room // 2, room // 2, EXTENT, kind, by_peers, server)
+        cluster = Cluster(root, NODES, room // 2, room // 2, EXTENT, kind, server=server)
         with cluster:
+            cluster.wait_settled()
             records = cluster.source.fill(extents, EXTENT)
             chaos = Chaos(cluster)
             planned = schedule(seed, events, NODES, extents * epochs, links=kind == "namespaces")
