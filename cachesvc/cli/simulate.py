@@ -15,6 +15,7 @@ BAR = 40
 """Columns of the plot: a bar of full length is a hit rate of 1."""
 DAY_S = 86_400
 """Limit of a step and of a first byte; it keeps sums of them finite."""
+MAX_NODES = 256
 
 
 @click.command()
@@ -32,7 +33,7 @@ DAY_S = 86_400
     multiple=True,
     default=(0.1, 0.35, 0.5, 0.8),
     show_default=True,
-    help="Cache as a part of the data; repeatable.",
+    help="A node's cache as a part of the data; repeatable.",
 )
 @click.option(
     "--ram", type=options.Number(0, 1, min_open=True), default=1.0, help="RAM's part of it.  [default: all]"
@@ -47,7 +48,10 @@ DAY_S = 86_400
 @click.option(
     "--window", type=click.IntRange(0), default=4, show_default=True, help="Shuffled together; 0: all."
 )
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of the node.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of a node.")
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), default=1, show_default=True, help="Nodes of one cluster."
+)
 @click.option(
     "--step-s",
     type=options.Number(0, DAY_S, min_open=True),
@@ -77,12 +81,14 @@ DAY_S = 86_400
 )
 @click.option("--json", is_flag=True, help="One JSON object a policy and cache size.")
 def simulate(**given: Any) -> int:
-    """Run epochs on a simulated node.
+    """Run epochs on simulated nodes.
 
     The decisions are the daemon's own, the clock is virtual, and the source has a seed.
 
     keep is the daemon's policy for a dataset that a job has declared, lru its policy for other reads; random and belady are
-    references. The expected rates are closed formulas. Nothing is measured on this machine.
+    references. Several nodes place extents and share them as the daemons of a cluster do, over links of 10 Gbit/s; for the
+    references and the formulas their caches are one. The expected rates are closed formulas. Nothing is measured on this
+    machine.
     """
     from cachesvc.simulate import compare, formulas
 
@@ -92,7 +98,7 @@ def simulate(**given: Any) -> int:
             if name not in compare.POLICIES:
                 raise InvalidInput(f"no policy {name!r}; choose from {', '.join(compare.POLICIES)}")
             result = _run(name, cache, given)
-            row = _row(cache, result, formulas.EXPECTED[name](cache))
+            row = _row(cache, result, formulas.EXPECTED[name](given["nodes"] * cache), given["nodes"])
             rows.append(row)
             if given["json"]:
                 output.emit(row)
@@ -116,7 +122,8 @@ def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
         batch=given["batch"],
         window=given["window"],
         epochs=given["epochs"],
-        ranks=given["ranks"],
+        ranks=given["ranks"] * given["nodes"],
+        nodes=given["nodes"],
         seed=given["seed"],
     )
     capacity = int(cache * work.size_bytes)
@@ -130,9 +137,10 @@ def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
     return run(name, spec, work)
 
 
-def _row(cache: float, result: Any, expected: float) -> dict[str, Any]:
+def _row(cache: float, result: Any, expected: float, nodes: int) -> dict[str, Any]:
     return {
         "policy": result.policy,
+        "nodes": nodes,
         "cache": cache,
         "hit_rate": result.hit_rate,
         "bound": result.bound,

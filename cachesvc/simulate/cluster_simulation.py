@@ -91,7 +91,8 @@ class ClusterSimulation:
         return self.epochs.results
 
     def prefetch(self) -> int:
-        """Let all nodes prefetch the dataset at once, until none has more to do; bytes from the source. Raises CacheError."""
+        """Let all nodes prefetch the dataset at once, until none has more to do. Return the bytes from the source. Raises
+        CacheError."""
         self._join()
         work = self.workload
         extents = tuple((work.extent(index), work.shard_bytes) for index in range(work.shards))

@@ -88,9 +88,9 @@ class Prefetches:
         return False
 
     def _next(self, dataset: DatasetState) -> CacheEntry | None:
-        """The entry at the prefetch's place; None where the other pass fetches it. A member of a cluster
-        extents that it owns first, and then the others from a place of its own on. So members that prefetch one dataset at once
-        fetch different extents from the source."""
+        """The entry at the prefetch's place; None where the other pass fetches it. A member of a cluster fetches the
+        extents that it owns first, and then the others from a place of its own on. So members that prefetch one dataset
+        at once fetch different extents from the source."""
         count = len(dataset.extents)
         others, at = divmod(dataset.prefetch_at, count)
         if others:

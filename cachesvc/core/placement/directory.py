@@ -53,7 +53,10 @@ class Answer:
 class Directory:
     """Places by extent. Methods cost O(places of one extent) for each extent, unless they say otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: str = "") -> None:
+        """`keeper`: the node that owns the extents. Copies on other nodes may be evicted at any time, so a node is sent to
+        the keeper where it has the choice."""
+        self._keeper = keeper
         self._places: dict[ExtentId, list[_Place]] = {}
         self._generation = 0
 
@@ -76,7 +79,7 @@ class Directory:
             if place.node != asker
             and (not place.filling or (now - place.renewed_at <= LEASE_S and place.node not in failed))
         ]
-        chosen = _choose(others, asker, {*failed, *away})
+        chosen = self._choose(others, asker, {*failed, *away})
         lease = _Place(asker, self._next_generation(), renewed_at=now)
         if chosen is not None:
             lease.upstream = chosen.node
@@ -140,6 +143,24 @@ class Directory:
         """The nodes about which something is noted. O(directory)."""
         return {place.node for places in self._places.values() for place in places}
 
+    def _choose(self, places: Collection[_Place], asker: str, left_out: Collection[str]) -> _Place | None:
+        """The place that the fewest fills read from. Of several, one that is complete; of these, the keeper's; then the one
+        to which the fewest nodes were ever sent, and the first noted. Never one that reads from the asker."""
+        readers = Counter(place.upstream for place in places if place.filling)
+        left_out = {*left_out, *_downstream(places, asker)}
+        usable = (place for place in places if place.node not in left_out)
+        return min(
+            usable,
+            key=lambda each: (
+                readers[each.node],
+                each.filling,
+                each.node != self._keeper,
+                each.sent_count,
+                each.generation,
+            ),
+            default=None,
+        )
+
     def _next_generation(self) -> int:
         self._generation += 1
         return self._generation
@@ -152,19 +173,6 @@ class Directory:
             self._places[extent] = places
         else:
             self._places.pop(extent, None)
-
-
-def _choose(places: Collection[_Place], asker: str, left_out: Collection[str]) -> _Place | None:
-    """The place that the fewest fills read from. Of several, one that is complete; of these, the one to which the fewest
-    nodes were ever sent, then the first noted. Never one that reads from the asker."""
-    readers = Counter(place.upstream for place in places if place.filling)
-    left_out = {*left_out, *_downstream(places, asker)}
-    usable = (place for place in places if place.node not in left_out)
-    return min(
-        usable,
-        key=lambda each: (readers[each.node], each.filling, each.sent_count, each.generation),
-        default=None,
-    )
 
 
 def _downstream(places: Collection[_Place], node: str) -> set[str]:

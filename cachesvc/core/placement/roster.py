@@ -139,12 +139,8 @@ class Roster:
         if contact is None or self._is_me(contact):
             return
         pause_s = min(RETRY_CAP_S, RETRY_S * 2.0 ** min(contact.failures, 10))
-        contact.failures, contact.due_at, contact.answered, contact.refused = (
-            contact.failures + 1,
-            now + pause_s,
-            None,
-            "",
-        )
+        contact.failures, contact.due_at = contact.failures + 1, now + pause_s
+        contact.answered, contact.refused = None, ""
         self._leave_address(address, now)
 
     def due(self, now: float) -> list[str]:

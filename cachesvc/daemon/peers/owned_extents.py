@@ -30,7 +30,7 @@ class OwnedExtents:
     def __init__(self, me: str, keep: Callable[[list[ExtentId]], set[ExtentId]]) -> None:
         self._me = me
         self._keep = keep
-        self._directory = Directory()
+        self._directory = Directory(keeper=me)
         self._lock = threading.Lock()
         self._away: frozenset[str] = frozenset()
         self._changed_at = time.monotonic()
