@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -116,13 +116,15 @@ class Node(Daemon):
         with Control(self.socket_dir) as control:
             return {node.name for node in control.nodes().nodes if node.state == "present"}
 
-    def clients(self) -> set[tuple[str, int]]:
-        """The local addresses of its connections."""
-        found = set()
+    def has_made(self, connections: Set[tuple[str, int]]) -> bool:
+        """Whether one of its processes has made one of these connections, given by their addresses at its end."""
+        if self._link:
+            return any(host == self._link.address for host, _ in connections)
         for process in [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                found |= {(each.laddr.ip, each.laddr.port) for each in process.net_connections("tcp4")}
-        return found
+                if any(each.laddr in connections for each in process.net_connections("tcp4")):
+                    return True
+        return False
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._paused:
@@ -233,8 +235,8 @@ class Cluster:
 
     def fetching(self) -> list[Node]:
         """The nodes that read an object from the source now."""
-        clients = self.source.proxy.reading()
-        return [node for node in self.nodes if clients & node.clients()]
+        clients = set(self.source.proxy.reading)
+        return [node for node in self.nodes if node.has_made(clients)]
 
     def wait_settled(self) -> None:
         """Wait until the members see each other. Raises TimeoutError."""

@@ -16,8 +16,6 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
@@ -141,7 +139,8 @@ class Proxy:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._open: set[socket.socket] = set()
-        self._reading: set[tuple[str, int]] = set()
+        self.reading: set[tuple[str, int]] = set()
+        """Addresses of clients whose GETs of objects are being answered. Each operation on it is atomic."""
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server((host, port), backlog=512)
         self.port: int = self._listener.getsockname()[1]
@@ -176,26 +175,6 @@ class Proxy:
         """Set the counts to zero."""
         with self._lock:
             self.counts = Counts()
-
-    def reading(self) -> set[tuple[str, int]]:
-        """Addresses of the clients whose GETs of objects are being answered."""
-        with self._lock:
-            return set(self._reading)
-
-    @contextmanager
-    def answering(self, method: str, path: str, client: socket.socket) -> Iterator[None]:
-        """Note the client of a GET of an object while it is answered."""
-        if method != "GET" or "list-type" in path:
-            yield
-            return
-        address = client.getpeername()
-        with self._lock:
-            self._reading.add(address)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._reading.discard(address)
 
     def _accept(self) -> None:
         while not self._stopped.is_set():
@@ -281,26 +260,32 @@ class _Exchange:
             return self._answer_self(path)
         found = _RANGE.search(head)
         self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
-        fault = self.proxy.take_fault(method.decode(), path.decode())
-        if self.proxy.refuses(method.decode(), path.decode()):
+        client = self.client.sock.getpeername()
+        if method == b"GET" and b"list-type" not in path:
+            self.proxy.reading.add(client)
+        try:
+            answer = self._answer(method, path.decode(), head)
+        finally:
+            self.proxy.reading.discard(client)
+        if answer and (_CLOSE.search(answer) or _CLOSE.search(head)):
+            raise _Hangup
+
+    def _answer(self, method: bytes, path: str, head: bytes) -> bytes:
+        """Pass a request and its answer, or refuse it. Returns the answer's head, empty for a refusal."""
+        fault = self.proxy.take_fault(method.decode(), path)
+        if self.proxy.refuses(method.decode(), path):
             fault = Fault("status", code="SlowDown")
             if (wait_s := self.proxy.retry_after_s) is not None:
                 fault = Fault("status", status=429, code="TooManyRequests", retry_after_s=wait_s)
         if self.proxy.delay_s:
             time.sleep(self.proxy.delay_s)
         if fault is not None and fault.kind == "status":
-            return self._refuse(fault)
+            self._refuse(fault)
+            return b""
         if fault is not None and fault.kind == "slow":
             self.proxy.pause(fault.after_s)
         if fault is not None and fault.kind == "hold":
             fault.until.wait(STALL_LIMIT_S)
-        with self.proxy.answering(method.decode(), path.decode(), self.client.sock):
-            answer = self._answer(method, head, fault)
-        if _CLOSE.search(answer) or _CLOSE.search(head):
-            raise _Hangup
-
-    def _answer(self, method: bytes, head: bytes, fault: Fault | None) -> bytes:
-        """Pass the request and its answer; return the answer's head."""
         self._pass_request(head, fault)
         answer = self.server.head()
         if fault is not None and fault.kind == "length":

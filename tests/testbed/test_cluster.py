@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from cachesvc.core.errors import DaemonUnavailable
 from testbed.cluster import Cluster, Kind
 from testbed.namespaces import Network, Unavailable
 from testbed.ranks import Ranks
-from testbed.servers import SeaweedFS
+from testbed.servers import Fault, SeaweedFS
+from tests.support.waiting import wait_until
 
 EXTENT = 64 << 10
 EXTENTS = 40
@@ -58,6 +60,30 @@ def test_ranks_read_each_extent_once_while_a_node_is_killed(cluster: Cluster) ->
     ledger = Ranks(cluster.nodes, records).read(2, between=kill)
     assert ledger.faults(2) == []
     assert {step.rank for step in ledger.steps} == {0, 1}
+
+
+def test_the_node_that_fetches_is_known(cluster: Cluster) -> None:
+    records = cluster.source.fill(1, EXTENT, "held")
+    held = Fault("hold", times=100, path="held/")
+    cluster.source.proxy.faults.append(held)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            filling = pool.submit(cluster.nodes[1].prefetch, records)
+            wait_until(lambda: cluster.fetching() == [cluster.nodes[1]], 30.0)
+        finally:
+            held.times = 0
+            held.until.set()
+        assert filling.result().resident_extents == 1
+    wait_until(lambda: cluster.fetching() == [])
+
+
+def test_a_node_leaves_and_joins(cluster: Cluster) -> None:
+    first, second = cluster.nodes
+    cluster.leave(1)
+    assert cluster.members_file.read_text() == f"{first.address}\n"
+    cluster.join(1)
+    assert cluster.members_file.read_text() == f"{first.address}\n{second.address}\n"
+    cluster.wait_settled()
 
 
 def test_a_paused_node_answers_again_after_it(cluster: Cluster) -> None:

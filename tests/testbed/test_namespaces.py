@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from testbed.namespaces import Link, Network, Unavailable, Way, inside, run, sweep
+from testbed.traffic import Traffic
 
 PORT = 7
 SERVER = """
@@ -80,6 +81,15 @@ def echoed(sock: socket.socket, limit_s: float) -> bool:
         return False
 
 
+def send(link: Link, size: int) -> None:
+    """Send bytes to the namespace, and wait until it has them."""
+    with closing(connected(link)) as sock:
+        sock.sendall(bytes(size))
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 16):
+            pass
+
+
 @pytest.mark.parametrize("way", ["in", "out", "both"])
 def test_a_cut_link_passes_nothing_until_it_is_healed(link: Link, way: Way) -> None:
     with closing(connected(link)) as sock:
@@ -105,15 +115,20 @@ def test_a_link_cut_one_way_still_passes_the_other_way(link: Link) -> None:
 def test_a_slow_link_takes_at_least_its_time(link: Link) -> None:
     rate, size = 1e6, 1 << 20
     link.shape(rate)
-    with closing(connected(link)) as sock:
-        began = time.monotonic()
-        sock.sendall(bytes(size))
-        sock.shutdown(socket.SHUT_WR)
-        while sock.recv(1 << 16):
-            pass
-        took_s = time.monotonic() - began
+    began = time.monotonic()
+    send(link, size)
+    took_s = time.monotonic() - began
     assert took_s > 0.8 * size / rate
     assert link.passed_bytes()[0] > size
+
+
+def test_the_bytes_between_two_addresses_are_counted(network: Network, link: Link) -> None:
+    size = 4 << 20
+    with Traffic(network) as traffic:
+        send(link, size)
+    there, back = (network.own.address, link.address), (link.address, network.own.address)
+    assert size <= traffic.between[there] < 1.1 * size
+    assert 0 < traffic.between[back] < size / 10
 
 
 def test_what_a_dead_process_left_is_removed(network: Network) -> None:
