@@ -46,7 +46,10 @@ IMPURE_IMPORTS = (
         f"cachesvc.daemon.{name}"
         for name in ("fills.pool", "grants.acceptor", "grants.server", "processes.fork_server", "serve")
     ),
-    *(f"tests.support.{name}" for name in ("canned", "faults", "fillers", "processes", "training")),
+    *(
+        f"tests.support.{name}"
+        for name in ("canned", "faults", "fillers", "membership", "processes", "training")
+    ),
 )
 IMPURE_FIXTURES = {"s3_server", "s3_env", "bucket", "proxy", "fake", "source", "no_collection"}
 """Fixtures that start servers, and `no_collection`: what measures memory runs without the recording of coverage."""

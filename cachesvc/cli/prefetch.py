@@ -74,7 +74,7 @@ def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_jso
     with ProgressBar("prefetch", as_json) as progress:
         for reply in control.prefetch(dataset, dry_run):
             before_bytes = before_bytes or reply.source_bytes
-            progress.update(reply.resident_bytes, reply.size_bytes)
+            progress.update(reply.resident_bytes + reply.cluster_bytes, reply.size_bytes)
     if reply is None:
         raise CacheError("the daemon ended the prefetch without an answer; see its log")
     took_s = time.monotonic() - started
@@ -105,7 +105,7 @@ def _judge(name: str, reply: pb.PrefetchReply, dry_run: bool) -> None:
             f"{name} does not fit: {reply.unfit_bytes:,} bytes ({output.size(reply.unfit_bytes)}) of"
             f" {reply.size_bytes:,} have no room; {_advice(reply)}"
         )
-    if not dry_run and (not reply.done or reply.resident_extents < reply.extents):
+    if not dry_run and (not reply.done or reply.resident_extents + reply.cluster_extents < reply.extents):
         raise CacheError(
             f"only {reply.resident_extents:,} of {reply.extents:,} extents of {name} are resident;"
             " run prefetch again"
@@ -133,7 +133,8 @@ def _advice(reply: pb.PrefetchReply) -> str:
 def _counts(reply: pb.PrefetchReply) -> dict[str, Any]:
     counts = output.plain(reply)
     del counts["done"]
-    return counts | {"fits": not reply.unfit_bytes, "resident": reply.resident_extents == reply.extents}
+    resident = reply.resident_extents + reply.cluster_extents == reply.extents
+    return counts | {"fits": not reply.unfit_bytes, "resident": resident}
 
 
 def _plan(name: str, dataset: DatasetId, reply: pb.PrefetchReply) -> str:
@@ -151,4 +152,5 @@ def _result(name: str, dataset: DatasetId, reply: pb.PrefetchReply, took_s: floa
         f" {output.size(reply.resident_bytes)} of {output.size(reply.size_bytes)},"
         f" in {output.duration(took_s)}"
         + (f", {output.size(reply.peer_bytes)} from peers" if reply.peer_bytes else "")
+        + (f", and {output.size(reply.cluster_bytes)} on their owners" if reply.cluster_extents else "")
     )

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import dns.exception
 import dns.name
+import dns.rdataclass
 import dns.rdatatype
 import dns.resolver
 
@@ -21,6 +22,9 @@ MIN_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 QUERY_S = 1.5
 """The timeout of a query, within the two seconds that `close` may take."""
 DNS_PORT = 53
+KINDS = (dns.rdatatype.A, dns.rdatatype.AAAA)
+_Addresses = tuple[list[str], int]
+"""The addresses of a host, and their time to live in seconds."""
 
 
 class ServiceRecords:
@@ -61,7 +65,7 @@ class ServiceRecords:
         for service in services:
             if closed.is_set():
                 break
-            found, ttl_s = _addresses(resolver, service.target)
+            found, ttl_s = _sent(services, service.target) or _asked(resolver, service.target)
             members |= {Endpoint(join_address(address, service.port)) for address in found}
             ttls.append(ttl_s)
         return frozenset(members), min(ttls)
@@ -76,9 +80,20 @@ class ServiceRecords:
         return resolver
 
 
-def _addresses(resolver: dns.resolver.Resolver, host: dns.name.Name) -> tuple[list[str], int]:
-    """Return the addresses of a host and their time to live in seconds; none where it has just gone."""
-    for kind in (dns.rdatatype.A, dns.rdatatype.AAAA):
+def _sent(services: dns.resolver.Answer, host: dns.name.Name) -> _Addresses | None:
+    """Return the addresses of a host that the server sent beside the SRV records, as that of Kubernetes does. One query for
+    each host of each node would be too many for it."""
+    response = services.response
+    for kind in KINDS:
+        records = response.get_rrset(response.additional, host, dns.rdataclass.IN, kind)
+        if records:
+            return [record.address for record in records], records.ttl
+    return None
+
+
+def _asked(resolver: dns.resolver.Resolver, host: dns.name.Name) -> _Addresses:
+    """Ask for the addresses of a host; none where it has just gone."""
+    for kind in KINDS:
         try:
             answer = resolver.resolve(host, kind, search=False)
         except dns.resolver.NoAnswer:

@@ -21,7 +21,10 @@ def encode(me: Registration) -> bytes:
 
 def decode(value: bytes) -> Endpoint:
     """Return the member that an entry describes. Raises ValueError."""
-    entry = json.loads(value)
+    try:
+        entry = json.loads(value)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(entry, dict) or not isinstance(entry.get("version"), int):
         raise ValueError("it is no object with a version")
     address, name, zone = (entry.get(key) for key in ("address", "name", "zone"))

@@ -1,6 +1,6 @@
 """Membership in etcd: each member writes its own entry under a lease, and watches the others'.
 
-One thread does everything by turns: renew the lease, follow changes for a third of its time, and again. Changes are
+The thread of `watch` works by turns: it renews the lease, follows changes for a third of its time, and again. Changes are
 followed from the last seen revision, so none is lost between two turns.
 """
 
@@ -85,15 +85,16 @@ class EtcdMembership:
             self._entries.await_again(time.monotonic())
             revision = 0
             while calls.renew(lease) and not self._closed.is_set():
-                revision = self._turn(calls, revision, last)
-                if self._entries.get(self._key) is None:
+                if revision and self._entries.get(self._key) is None:
                     calls.put(self._key, encode(self._me), lease)
+                revision = self._turn(calls, revision, last)
         finally:
             if self._closed.is_set():
                 calls.revoke(lease)
 
     def _turn(self, calls: EtcdCalls, revision: int, last: LastList) -> int:
-        """Follow changes after `revision`, 0 for none, for a while; return the last revision that was seen."""
+        """Follow changes after `revision`, 0 for none, for a while or until this node's own entry is gone. Return the last
+        revision that was seen."""
         if not revision:
             found, revision = calls.list(self._prefix)
             self._entries.list(found)
@@ -102,6 +103,8 @@ class EtcdMembership:
             for seen, changes in calls.changes(self._prefix, revision, TURN_S):
                 revision = seen
                 self._take(changes)
+                if self._entries.get(self._key) is None:
+                    break
                 self._tell(last)
         except Compacted:
             return 0
@@ -115,12 +118,14 @@ class EtcdMembership:
                 self._entries.put(key, value)
 
     def _tell(self, last: LastList) -> None:
-        last.found(self._entries.members(time.monotonic()))
         mine = self._entries.get(self._key)
-        doubled = mine is not None and mine.address != self._me.address
+        if mine is None:
+            return  # this node is a member: its entry is about to be written again
+        last.found(self._entries.members(time.monotonic()))
+        doubled = mine.address != self._me.address
         if doubled and not self._doubled:
             log.warning(
                 "another node has registered under this node's name; give each its own --node-name",
-                extra={"name": self._me.name, "address": mine.address if mine else ""},
+                extra={"node": self._me.name, "address": mine.address},
             )
         self._doubled = doubled

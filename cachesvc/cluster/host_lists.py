@@ -1,6 +1,6 @@
 """Slurm's lists of hosts, as `$SLURM_JOB_NODELIST` has them: `rack[1-2]node[01-16,20],login`.
 
-Own code: python-hostlist is GPL, which our licence excludes, and ClusterShell is 11,000 lines for this one function.
+Own code: python-hostlist is GPL, which our licence excludes, and ClusterShell is 16,000 lines for this one function.
 """
 
 from __future__ import annotations

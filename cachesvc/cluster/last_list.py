@@ -8,6 +8,8 @@ from cachesvc.cluster.addresses import MAX_MEMBERS
 from cachesvc.cluster.membership import Changed, Endpoint
 
 log = logging.getLogger(__name__)
+MAX_REASON = 200
+"""Characters of a reason in the log: it may quote a line of any length."""
 
 
 class LastList:
@@ -26,7 +28,7 @@ class LastList:
         if len(members) > MAX_MEMBERS:
             return self.failed(f"it has more than {MAX_MEMBERS:,} members")
         if self._away:
-            log.warning("the cluster's members are known again", extra={"cluster": self._source})
+            log.info("the cluster's members are known again", extra={"cluster": self._source})
         self._away = False
         if members != self._members:
             self._members = members
@@ -35,6 +37,6 @@ class LastList:
     def failed(self, reason: str) -> None:
         """Keep the last list. `reason` is logged unless the last attempt failed too."""
         if not self._away:
-            kept = {"cluster": self._source, "reason": reason, "members": len(self._members)}
+            kept = {"cluster": self._source, "reason": reason[:MAX_REASON], "members": len(self._members)}
             log.warning("the cluster's members cannot be read; the last list holds", extra=kept)
         self._away = True

@@ -31,7 +31,7 @@ class MemberFile:
     def ask(self, last: LastList, closed: threading.Event) -> float:
         try:
             self._look(last)
-        except (OSError, ValueError) as error:  # of a text that is no UTF-8, and InvalidInput
+        except (OSError, ValueError) as error:  # InvalidInput and UnicodeDecodeError are ValueErrors
             self._read = None
             last.failed(str(error))
         return POLL_S

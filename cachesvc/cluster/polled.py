@@ -9,7 +9,7 @@ from cachesvc.cluster.last_list import LastList
 from cachesvc.cluster.membership import Changed
 
 
-class Source(Protocol):
+class MemberSource(Protocol):
     """What is asked for members."""
 
     def ask(self, last: LastList, closed: threading.Event) -> float:
@@ -21,12 +21,13 @@ class Source(Protocol):
 class PolledMembership:
     """Asks `source` until `close`; `name` stands in the log."""
 
-    def __init__(self, name: str, source: Source) -> None:
+    def __init__(self, name: str, source: MemberSource) -> None:
         self._name = name
         self._source = source
         self._closed = threading.Event()
 
     def watch(self, changed: Changed) -> None:
+        """Tell `changed` of the members until `close`."""
         last = LastList(self._name, changed)
         while not self._closed.is_set():
             self._closed.wait(self._source.ask(last, self._closed))

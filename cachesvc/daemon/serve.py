@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from cachesvc.cluster.membership import Registration
+from cachesvc.cluster.open import open_membership
 from cachesvc.config import (
     GRANTS_SOCKET,
     STATE_BYTES,
@@ -92,6 +94,11 @@ def serve(settings: Settings) -> int:
     check_ram(settings.ram_bytes, allowed_memory)
     if settings.tls is not None:
         read_tls(settings.tls)
+    if (member := settings.cluster) is not None:
+        me = Registration(member.node_name, member.advertise, member.zone)
+        open_membership(
+            member.members, me, settings.tls
+        )  # the peer agent opens it; an error ends the start here
     configure_logging(settings.log_format)
     if advice := ram_advice(settings, allowed_memory):
         log.warning(advice)

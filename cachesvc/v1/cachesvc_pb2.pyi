@@ -81,7 +81,7 @@ class PrefetchRequest(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class PrefetchReply(_message.Message):
-    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes", "lost_tiers", "full_tiers")
+    __slots__ = ("extents", "resident_extents", "size_bytes", "resident_bytes", "source_bytes", "unfit_bytes", "failures", "done", "peer_bytes", "over_quota_bytes", "lost_tiers", "full_tiers", "cluster_extents", "cluster_bytes")
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,8 @@ class PrefetchReply(_message.Message):
     OVER_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOST_TIERS_FIELD_NUMBER: _ClassVar[int]
     FULL_TIERS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     extents: int
     resident_extents: int
     size_bytes: int
@@ -106,7 +108,9 @@ class PrefetchReply(_message.Message):
     over_quota_bytes: int
     lost_tiers: _containers.RepeatedScalarFieldContainer[str]
     full_tiers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ..., lost_tiers: _Optional[_Iterable[str]] = ..., full_tiers: _Optional[_Iterable[str]] = ...) -> None: ...
+    cluster_extents: int
+    cluster_bytes: int
+    def __init__(self, extents: _Optional[int] = ..., resident_extents: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., source_bytes: _Optional[int] = ..., unfit_bytes: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[ExtentFailure, _Mapping]]] = ..., done: _Optional[bool] = ..., peer_bytes: _Optional[int] = ..., over_quota_bytes: _Optional[int] = ..., lost_tiers: _Optional[_Iterable[str]] = ..., full_tiers: _Optional[_Iterable[str]] = ..., cluster_extents: _Optional[int] = ..., cluster_bytes: _Optional[int] = ...) -> None: ...
 
 class ExtentFailure(_message.Message):
     __slots__ = ("extent", "message", "code")
@@ -325,16 +329,18 @@ class ExtentQuestion(_message.Message):
     def __init__(self, extent: _Optional[bytes] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("protocol", "node", "questions", "peek")
+    __slots__ = ("protocol", "node", "questions", "peek", "keep")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     PEEK_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     node: str
     questions: _containers.RepeatedCompositeFieldContainer[ExtentQuestion]
     peek: bool
-    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., questions: _Optional[_Iterable[_Union[ExtentQuestion, _Mapping]]] = ..., peek: _Optional[bool] = ...) -> None: ...
+    keep: bool
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., questions: _Optional[_Iterable[_Union[ExtentQuestion, _Mapping]]] = ..., peek: _Optional[bool] = ..., keep: _Optional[bool] = ...) -> None: ...
 
 class ExtentPlace(_message.Message):
     __slots__ = ("node", "filling", "generation")

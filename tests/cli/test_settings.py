@@ -56,10 +56,12 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CACHESVC_NVME", "/a=1G /b=50%")
     monkeypatch.setenv("CACHESVC_ALLOW", "s3://x/ s3://y/")
     monkeypatch.setenv("CACHESVC_SOCKET", "/run/y")
-    monkeypatch.setenv("CACHESVC_PEER", "localhost:1 127.0.0.1:2")
+    monkeypatch.setenv("CACHESVC_CLUSTER", "static:node[1-2]:7070")
+    monkeypatch.setenv("CACHESVC_NODE_NAME", "node1")
     found = parsed([])
     assert found.ram_bytes == 1 << 30
-    assert found.peer == ("localhost:1", "127.0.0.1:2")
+    assert found.cluster is not None
+    assert (found.cluster.members, found.cluster.advertise) == ("static:node[1-2]:7070", "node1:7070")
     assert found.nvme == (NvmeSpec("/a", 1 << 30), NvmeSpec("/b", share=0.5))
     assert found.allow == ("s3://x/", "s3://y/")
     assert found.socket_dir == "/run/y"
@@ -122,7 +124,7 @@ def test_serve_refuses_invalid_options_with_2(
     assert capsys.readouterr().err.strip()
 
 
-@pytest.mark.parametrize("option", ["--metrics", "--listen", "--share", "--peer"])
+@pytest.mark.parametrize("option", ["--metrics", "--listen", "--advertise"])
 @pytest.mark.parametrize("given", ["https://node2:9000", "unix:/run/x:9000", "node 2:9000"])
 def test_an_address_is_not_a_url(capsys: Any, option: str, given: str) -> None:
     assert run(["serve", "--tls-cert", "x", "--tls-key", "x", "--tls-ca", "x", option, given]) == 2
@@ -190,25 +192,15 @@ def test_a_single_nodes_hit_rate_is_its_share_of_the_data() -> None:
     assert alone.bound_by == "source"
 
 
-@pytest.mark.parametrize(("nodes", "held"), [(6, 0.1), (6, 0.3), (6, 0.6), (40, 0.02), (40, 0.2)])
-@pytest.mark.parametrize("epoch", [2, None])
-def test_a_forecast_with_peers_equals_a_random_simulation(nodes: int, held: float, epoch: int | None) -> None:
-    """Each node keeps its part of the first epoch, then parts of later epochs; three peers are asked."""
-    draw, extents = np.random.default_rng(1), 240 * 40
-    kept = np.zeros((nodes, extents), bool)
-    goal = round(extents * min(held, 1 / nodes if epoch == 2 else 1.0))
-    first = np.array_split(draw.permutation(extents), nodes)
-    for node, part in enumerate(first):
-        kept[node, part[:goal]] = True
-        absent = draw.permutation(np.flatnonzero(~kept[node]))
-        kept[node, absent[: goal - kept[node].sum()]] = True
-    found = np.zeros(3)
-    for extent in range(extents):
-        reader, *asked = draw.permutation(nodes)[:4]
-        origin = 0 if kept[reader, extent] else 1 if kept[asked, extent].any() else 2
-        found[origin] += 1 / extents
-    told = forecast(1000, 10, Cluster(nodes, round(1000 * held), 1, 1, 1), epoch, asked=3)
-    assert (told.local, told.peer, told.source) == pytest.approx(tuple(found), abs=0.02)
+@pytest.mark.parametrize(
+    ("cache_bytes", "expected"),
+    [(100, (0.1, 0.7, 0.2)), (200, (0.125, 0.875, 0.0)), (1000, (1.0, 0.0, 0.0))],
+)
+def test_the_nodes_of_a_cluster_hit_what_all_of_them_keep(
+    cache_bytes: int, expected: tuple[float, float, float]
+) -> None:
+    found = forecast(1000, 10, Cluster(8, cache_bytes, 10, 100, 1000), shared=True)
+    assert (found.local, found.peer, found.source) == pytest.approx(expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -216,13 +208,10 @@ def test_a_forecast_with_peers_equals_a_random_simulation(nodes: int, held: floa
     size=st.integers(1, 1 << 50),
     nodes=st.integers(1, 1000),
     cache=st.integers(0, 1 << 50),
-    epoch=st.sampled_from([2, None]),
-    asked=st.integers(0, 3),
+    shared=st.booleans(),
 )
-def test_a_forecast_accounts_for_every_read(
-    size: int, nodes: int, cache: int, epoch: int | None, asked: int
-) -> None:
-    found = forecast(size, 10, Cluster(nodes, cache, 1e9, 1e9, 1e9), epoch, asked)
+def test_a_forecast_accounts_for_every_read(size: int, nodes: int, cache: int, shared: bool) -> None:
+    found = forecast(size, 10, Cluster(nodes, cache, 1e9, 1e9, 1e9), shared)
     assert found.local + found.peer + found.source == pytest.approx(1.0)
     assert min(found.local, found.peer, found.source) >= -1e-9
     assert found.source_bytes <= size

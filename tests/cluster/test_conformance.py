@@ -61,15 +61,14 @@ def test_the_last_list_holds_while_the_source_is_away(
     source.set([A, B])
     with watching(source) as seen:
         seen.until([A, B])
-        for outage in (1, 2):
-            source.lose()
-            wait_until(lambda: outages(caplog) == outage)  # noqa: B023
-            source.set([A, B])
-            wait_until(lambda: returns(caplog) == outage)  # noqa: B023
+        source.lose()
+        wait_until(lambda: outages(caplog) == 1)
+        source.set([A, B])
+        wait_until(lambda: returns(caplog) == 1)
         assert seen.told == 0
         source.set([B])
         seen.until([B])
-    assert outages(caplog) == 2
+    assert outages(caplog) == 1
 
 
 def test_a_source_that_comes_late_is_seen(source: OperatorSource, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,6 +102,7 @@ def test_close_ends_the_watch_of_a_lost_source(
         wait_until(lambda: outages(caplog) == 1)
 
 
+@pytest.mark.slow
 def test_close_ends_the_watch_of_a_silent_source(
     source: OperatorSource, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,4 +133,4 @@ def test_a_static_list_is_told_once_and_closed() -> None:
 
 @pytest.fixture(autouse=True)
 def warnings_are_kept(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="cachesvc.cluster")
+    caplog.set_level(logging.INFO, logger="cachesvc.cluster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -19,8 +20,11 @@ import yaml
 from cachesvc import config
 from cachesvc.cli import cli
 from cachesvc.cli.serve import settings_of
+from cachesvc.cluster.host_lists import host_addresses
+from cachesvc.cluster.membership import Registration
+from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput
-from testbed import ROOT
+from testbed import ROOT, WAIT_S
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -28,6 +32,7 @@ _VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(
 assert _VERSION is not None
 IMAGE = f"cachesvc:{_VERSION[1]}"
 POLICIES = {"auto", "require", "off"}
+SLURM_TLS = {f"CACHESVC_TLS_{name}": f"/certs/{name}" for name in ("CERT", "KEY", "CA")}
 OVERHEAD_BYTES = 4 << 30
 """What a daemon may need beside its RAM tier: processes, buffers, pages that are being written."""
 
@@ -160,6 +165,49 @@ def test_unit_is_valid_systemd(tmp_path: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
+def test_service_gives_dns_the_daemons_and_the_name_in_its_comment() -> None:
+    service = manifest("service")
+    pod = manifest("daemonset")["spec"]["template"]
+    others = manifest("training-job")["spec"]["template"]
+    selector = service["spec"]["selector"].items()
+    assert selector <= pod["metadata"]["labels"].items()
+    assert not selector <= others.get("metadata", {}).get("labels", {}).items()
+    (port,) = service["spec"]["ports"]
+    name = f"dns+srv://_{port['name']}._{port.get('protocol', 'TCP').lower()}.{service['metadata']['name']}"
+    assert re.findall(r"dns\+srv://\S+", text("kubernetes/service.yaml")) == [name]
+    open_membership(name, Registration("node", "10.0.0.1:7070"))
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_slurm_script_runs_training_beside_a_daemon_and_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    done = run_slurm_script(tmp_path, ["sh", "-c", f"echo trained >> $SEEN; exit {code}"])
+    assert (done.returncode, done.stderr) == (code, "")
+    started, *rest = (tmp_path / "seen").read_text().splitlines()
+    assert rest == ["trained", "stopped"]
+    arguments = shlex.split(started)
+    at = arguments.index("--cluster")
+    assert host_addresses(arguments[at + 1].removeprefix("static:")) == ["n1:7070", "n2:7070", "n5:7070"]
+    if not any("--cluster" in option.opts for option in cli.commands["serve"].params):
+        del arguments[at : at + 2]
+    daemon_settings(monkeypatch, arguments, SLURM_TLS)
+
+
+def test_slurm_script_fails_when_its_daemon_does(tmp_path: Path) -> None:
+    done = run_slurm_script(tmp_path, ["sh", "-c", "echo trained >> $SEEN"], daemon="exit 2", limit_s=1)
+    assert done.returncode != 0
+    assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed here")
+def test_slurm_script_is_clean_for_shellcheck() -> None:
+    found = subprocess.run(["shellcheck", str(DEPLOY / "slurm.sh")], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
 def test_a_flag_that_does_not_exist_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(click.UsageError):
         daemon_settings(monkeypatch, ["serve", "--cache-size", "1GiB"], {})
@@ -181,6 +229,35 @@ def instructions(word: str) -> list[str]:
 
 def image_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in instructions("ENV")[0].split())
+
+
+STAND_IN = 'echo "$@" >> "$SEEN"; trap stop TERM; sleep 60 & wait $!'
+
+
+def run_slurm_script(
+    folder: Path, training: list[str], daemon: str = STAND_IN, limit_s: int = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run slurm.sh on one machine with an `srun` and a `cachesvc` that stand in for the real ones. `daemon` is what `serve`
+    does, and `limit_s` how long the script waits for it."""
+    programs = {
+        "srun": 'while case $1 in --*) ;; *) false ;; esac; do shift; done; exec "$@"',
+        "cachesvc": f"""
+            stop() {{ kill $!; echo stopped >> "$SEEN"; exit 0; }}
+            case $1 in serve) {daemon} ;; status) test -s "$SEEN" ;; esac""",
+        "timeout": f'shift; exec {shutil.which("timeout")} {limit_s} "$@"',
+    }
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    environment = SLURM_TLS | {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SEEN": str(folder / "seen"),
+        "SLURM_JOB_ID": f"test-{os.getpid()}",
+        "SLURM_JOB_NODELIST": "n[1-2,5]",
+        "SLURM_NNODES": "3",
+    }
+    command = ["bash", str(DEPLOY / "slurm.sh"), *training]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 
 
 def unit(key: str) -> str:

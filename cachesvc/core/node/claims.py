@@ -119,6 +119,12 @@ class Claims:
             stuck_bytes=sum(sum(each.stuck.values()) for each in datasets),
         )
 
+    def elsewhere(self, job: int) -> list[ExtentId]:
+        """The extents that a job's prefetch left to the nodes of the cluster that own them."""
+        entries = self._copies.entries
+        stuck = (extent for dataset in self._jobs.get(job, ()) for extent in dataset.stuck)
+        return [extent for extent in stuck if extent in entries and not entries[extent].owned]
+
     def _incomplete(self, datasets: list[DatasetState]) -> dict[ExtentId, tuple[int, str]]:
         """Resident extents of these datasets in which objects are missing, and why the first one is."""
         entries = self._copies.entries

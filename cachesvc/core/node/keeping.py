@@ -19,6 +19,9 @@ from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import Requester
 from cachesvc.core.tiering.role_changes import RoleChanges
 
+WAITING = 4
+"""Extents that wait for a slot, as a multiple of the slots: peers wait for them."""
+
 
 class Keeping:
     """Extents that are fetched for peers, each from the peer's question to the start of its fill."""
@@ -43,8 +46,7 @@ class Keeping:
         entry = self._copies.entries.get(event.extent)
         if entry is None or not self._policy.reserve.streams or not entry.owned or in_progress(entry):
             return
-        under_way = len(self._wanted) + self._copies.peer_fills
-        if entry.datasets and under_way < self._policy.settings.max_fills:
+        if entry.datasets and len(self._wanted) < WAITING * self._policy.settings.max_fills:
             self._wanted[entry.id] = None
             self.feed()
 
@@ -53,12 +55,26 @@ class Keeping:
         entry = self._copies.entries.get(extent)
         return entry is not None and (entry.ready or entry.filling() or extent in self._wanted)
 
+    def prefetches(self, extent: ExtentId) -> bool:
+        """Return whether a prefetch here will fetch an extent that this node owns."""
+        entry = self._copies.entries.get(extent)
+        return (
+            entry is not None
+            and entry.owned
+            and any(
+                each.prefetched and extent not in each.stuck and extent not in each.failed
+                for each in entry.datasets
+            )
+        )
+
     def feed(self) -> None:
         """Start the fills that have room. One that finds none is given up, and the peer fetches the extent itself."""
         if self._policy.ownership.shared and self._streamed != self._policy.reserve.streams:
             self._streamed = self._policy.reserve.streams
             self._place_all()
         for extent in tuple(self._wanted):
+            if self._copies.peer_fills >= self._policy.settings.max_fills:
+                return
             entry = self._copies.entries.get(extent)
             if entry is None or in_progress(entry):
                 del self._wanted[extent]

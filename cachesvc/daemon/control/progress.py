@@ -13,7 +13,7 @@ MAX_FAILURES = 100
 
 def progress_of(runner: Runner, job: int, dataset: ServedDataset, planned: bool) -> pb.PrefetchReply:
     """Return the progress of a job's prefetch. `planned`: nothing is filled, and the reply tells what is resident and what
-    would not fit. Runs on the loop's thread."""
+    would not fit, in all of the cluster where there is one. Runs on the loop's thread."""
     progress = runner.node.progress(job)
     failures = [
         pb.ExtentFailure(extent=extent.hex(), message=message, code=code)
@@ -46,6 +46,9 @@ def _add_unfit(runner: Runner, reply: pb.PrefetchReply, dataset: DatasetId, plan
     left = max(0, shares.quota_left(shares.datasets[dataset]))
     missing = reply.size_bytes - reply.resident_bytes
     if planned:
+        room = max(
+            room, shares.others_bytes + sum(tier.budget_bytes for tier in tiers) if shares.others_bytes else 0
+        )
         reply.unfit_bytes = max(0, int(missing - min(room, left)))
     if reply.unfit_bytes:
         reply.lost_tiers.extend(tier.name for tier in node.policy.tiers.values() if tier.lost)

@@ -17,6 +17,7 @@ from cachesvc.core import errors, events
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, Tenants, admits, token_of
+from cachesvc.daemon.control.cluster_progress import ClusterProgress
 from cachesvc.daemon.control.messages import dataset_message, options_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.progress import progress_of
@@ -209,8 +210,11 @@ class Service:
     ) -> Iterator[pb.PrefetchReply]:
         """Yield the progress of a prefetch until it is done, or once for a dry run. Raises CacheError when an eviction ends
         it."""
+        elsewhere = ClusterProgress(self._runner, job, dataset, self._waiting)
         while True:
             reply = self._loop.call(lambda: progress_of(self._runner, job, dataset, dry_run))
+            if not dry_run:
+                elsewhere.add(reply, context)
             yield reply
             if reply.done or not context.is_active():
                 return

@@ -34,7 +34,7 @@ from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_server import BlockServer
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
-from cachesvc.daemon.peers.members import Members
+from cachesvc.daemon.peers.members import SETTLE_S, Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
@@ -50,6 +50,8 @@ from cachesvc.v1 import services
 log = logging.getLogger(__name__)
 CALLS = 16
 """Calls of other nodes at a time."""
+SURVEYS = 2
+"""Surveys at a time; each prefetch that waits for other nodes makes one now and then."""
 BIND_S = 0.2
 """The pause between tries to bind; a daemon that is taken over keeps the address until it ends."""
 REPORT_S = 1.0
@@ -74,6 +76,7 @@ class Agent:
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
+        self._surveys = ThreadPool(SURVEYS, "survey")
         self._sent_bytes = 0
         self._blocks = BlockServer(
             self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
@@ -114,6 +117,8 @@ class Agent:
         if isinstance(message, messages.LocateExtent):
             extent = ExtentId(bytes.fromhex(message.extent))
             self._locate(message.number, extent, tuple(message.failed.split()))
+        elif isinstance(message, messages.SurveyExtents):
+            self._surveys.submit(self._survey, message)
         elif isinstance(message, messages.ResidencyChanged):
             self._announcements.changed(
                 messages.unpack_ids(message.filled),
@@ -133,6 +138,12 @@ class Agent:
             )
 
         self._locator.locate(extent, failed, done)
+
+    def _survey(self, message: messages.SurveyExtents) -> None:
+        self._members.wait_settled(SETTLE_S)
+        held, coming = self._locator.survey(messages.unpack_ids(message.extents))
+        pack = messages.pack_ids
+        self._daemon.send(messages.ExtentsSurveyed(message.number, pack(held), pack(coming)))
 
     def _view_changed(self, view: View) -> None:
         self._owned.view_changed(view)

@@ -14,9 +14,9 @@ import re
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from cachesvc.config import Settings
@@ -55,6 +55,17 @@ CHANGES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The extents that other nodes hold, and those that their owners are fetching."""
+
+    held: frozenset[ExtentId] = frozenset()
+    coming: frozenset[ExtentId] = frozenset()
+
+
+NOTHING = Survey()
+
+
 class ClusterLink:
     """Runs on the loop's thread, except the thread that reads the agent's messages."""
 
@@ -76,6 +87,7 @@ class ClusterLink:
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._numbers = itertools.count(1)
         self._locating: dict[int, Callable[[Located], None]] = {}
+        self._surveys: dict[int, Callable[[Survey], None]] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
         self.report = ClusterReport(me=cluster.node_name)
@@ -108,6 +120,13 @@ class ClusterLink:
         self._locating[number] = then
         if not self._send(messages.LocateExtent(number, extent.hex(), " ".join(failed))):
             self._locating.pop(number)(SOURCE)
+
+    def survey(self, extents: Sequence[ExtentId], then: Callable[[Survey], None]) -> None:
+        """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once."""
+        number = next(self._numbers)
+        self._surveys[number] = then
+        if not self._send(messages.SurveyExtents(number, messages.pack_ids(extents))):
+            self._surveys.pop(number)(NOTHING)
 
     def handled(self, event: events.Event) -> None:
         """Note that an event may have changed what this node holds. All changes of one round of the loop are told at
@@ -194,6 +213,9 @@ class ClusterLink:
         waiting, self._locating = self._locating, {}
         for then in waiting.values():
             then(SOURCE)
+        surveys, self._surveys = self._surveys, {}
+        for told in surveys.values():
+            told(NOTHING)
 
     def _serve(self, channel: socket.socket) -> None:
         """Answer the process until it ends or sends an invalid message."""
@@ -224,8 +246,11 @@ class ClusterLink:
             post(partial(self._lend, channel, message))
         elif isinstance(message, messages.ExtentLocated):
             post(partial(self._located, message))
+        elif isinstance(message, messages.ExtentsSurveyed):
+            held, coming = messages.unpack_ids(message.held), messages.unpack_ids(message.coming)
+            post(partial(self._surveyed, message.number, Survey(frozenset(held), frozenset(coming))))
         elif isinstance(message, messages.KeepExtents):
-            post(partial(self._keep, message.number, messages.unpack_ids(message.extents)))
+            post(partial(self._keep, message.number, messages.unpack_ids(message.extents), message.later))
         elif isinstance(message, messages.ClusterState):
             post(partial(self._changed, ClusterReport.unpacked(message.report)))
         elif isinstance(message, messages.WrongCopy) and _ID.fullmatch(message.extent):
@@ -241,6 +266,11 @@ class ClusterLink:
         if then is not None:
             then(Located(message.node, message.address))
 
+    def _surveyed(self, number: int, found: Survey) -> None:
+        then = self._surveys.pop(number, None)
+        if then is not None:
+            then(found)
+
     def _changed(self, report: ClusterReport) -> None:
         former, self.report = self.report, report
         if report.settled and (report.members, report.away, report.by_zone) != (
@@ -250,12 +280,16 @@ class ClusterLink:
         ):
             self._runner.handle(events.ViewChanged(report.view()))
 
-    def _keep(self, number: int, extents: list[ExtentId]) -> None:
+    def _keep(self, number: int, extents: list[ExtentId], later: bool) -> None:
         node = self._runner.node
+
+        def kept_here(extent: ExtentId) -> bool:
+            return node.will_keep(extent) or (later and node.keeping.prefetches(extent))
+
         for extent in extents:
-            if not node.will_keep(extent):
+            if not kept_here(extent):
                 self._runner.handle(events.PeerWants(extent))
-        kept = [extent for extent in extents if node.will_keep(extent)]
+        kept = [extent for extent in extents if kept_here(extent)]
         self._send(messages.ExtentsKept(number, messages.pack_ids(kept)))
 
     def _check(self, extent: ExtentId) -> None:

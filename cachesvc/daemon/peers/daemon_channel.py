@@ -70,11 +70,14 @@ class DaemonChannel:
             for fd in descriptors:
                 os.close(fd)
 
-    def keep(self, extents: list[ExtentId]) -> set[ExtentId]:
-        """Ask the daemon to fetch extents that peers want; return those that it has or fetches."""
+    def keep(self, extents: list[ExtentId], later: bool = False) -> set[ExtentId]:
+        """Ask the daemon to fetch extents that peers want; return those that it has or fetches, now or, if that is soon
+        enough, `later`."""
         number = next(self._numbers)
         try:
-            message, _ = self._ask(number, messages.KeepExtents(number, messages.pack_ids(extents)), KEEP_S)
+            message, _ = self._ask(
+                number, messages.KeepExtents(number, messages.pack_ids(extents), later), KEEP_S
+            )
         except TierFailed:
             return set()
         assert isinstance(message, messages.ExtentsKept)

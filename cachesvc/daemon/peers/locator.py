@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,6 +28,8 @@ CALLS = 16
 """Calls to owners at a time."""
 BATCH = 256
 """Questions of one call."""
+STEP = 4096
+"""Extents of one call of a survey."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,27 @@ class Locator:
             self._ask(Question(extent, failed), done)
         else:
             self._pool.submit(self._ask_later, Question(extent, failed), done)
+
+    def survey(self, extents: Sequence[ExtentId]) -> tuple[list[ExtentId], list[ExtentId]]:
+        """Return the extents that other nodes hold, and those that their owners are fetching. Owners fetch what none
+        holds, as far as they are to keep it. Blocks for the calls."""
+        view = self._members.view
+        by_owner: defaultdict[str, list[ExtentId]] = defaultdict(list)
+        for start in range(0, len(extents), STEP):
+            step = extents[start : start + STEP]
+            for extent, nodes in zip(step, view.askable(step, 1)):
+                by_owner[nodes[0]].append(extent)
+        held: list[ExtentId] = []
+        coming: list[ExtentId] = []
+        for node, theirs in by_owner.items():
+            for start in range(0, len(theirs), STEP):
+                step = theirs[start : start + STEP]
+                for extent, answer in zip(
+                    step, self._peek(node, [Question(each) for each in step], keep=True)
+                ):
+                    if answer.node != SOURCE:
+                        (coming if answer.filling else held).append(extent)
+        return held, coming
 
     def _ask_later(self, question: Question, done: Callable[[str, int], None]) -> None:
         self._members.wait_settled(SETTLE_S)
@@ -122,18 +145,21 @@ class Locator:
             for (each, answer), second in zip(asked, self._peek(node, [each.question for each, _ in asked])):
                 each.done(second.node, answer.generation)
 
-    def _peek(self, node: str, questions: list[Question]) -> list[Answer]:
+    def _peek(self, node: str, questions: list[Question], keep: bool = False) -> list[Answer]:
         if node == self._me:
             return self._owned.peek(self._me, questions)
         try:
-            reply = self._calls.lookup(self._members.address_of(node), self._request(questions, peek=True))
+            request = self._request(questions, peek=True, keep=keep)
+            reply = self._calls.lookup(self._members.address_of(node), request)
         except (grpc.RpcError, ValueError):
             return [Answer(SOURCE, False, 0)] * len(questions)
         return _answers(reply)
 
-    def _request(self, questions: list[Question], peek: bool) -> pb.LookupRequest:
+    def _request(self, questions: list[Question], peek: bool, keep: bool = False) -> pb.LookupRequest:
         asked = [pb.ExtentQuestion(extent=each.extent, failed=each.failed) for each in questions]
-        return pb.LookupRequest(protocol=PROTOCOL_VERSION, node=self._me, questions=asked, peek=peek)
+        return pb.LookupRequest(
+            protocol=PROTOCOL_VERSION, node=self._me, questions=asked, peek=peek, keep=keep
+        )
 
 
 def _answers(reply: pb.LookupReply) -> list[Answer]:

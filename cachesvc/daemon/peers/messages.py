@@ -32,6 +32,25 @@ class ExtentLocated:
 
 
 @dataclass(frozen=True, slots=True)
+class SurveyExtents:
+    """Ask the agent which extents other nodes hold, and have their owners fetch the others."""
+
+    kind: ClassVar[str] = "survey"
+    number: int
+    extents: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentsSurveyed:
+    """Answer `SurveyExtents`: the extents that other nodes hold, and those that their owners are fetching."""
+
+    kind: ClassVar[str] = "surveyed"
+    number: int
+    held: str
+    coming: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResidencyChanged:
     """Tell the agent which extents this node holds now, holds no more, and fills with progress since the last message.
     `anew`: it held none before."""
@@ -45,11 +64,13 @@ class ResidencyChanged:
 
 @dataclass(frozen=True, slots=True)
 class KeepExtents:
-    """Ask the daemon to fetch extents that it owns and that peers want."""
+    """Ask the daemon to fetch extents that it owns and that peers want. `later`: a prefetch that gets to them some time is
+    soon enough."""
 
     kind: ClassVar[str] = "keep"
     number: int
     extents: str
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,8 @@ class ClusterState:
 OfPeers: TypeAlias = (
     LocateExtent
     | ExtentLocated
+    | SurveyExtents
+    | ExtentsSurveyed
     | ResidencyChanged
     | KeepExtents
     | ExtentsKept

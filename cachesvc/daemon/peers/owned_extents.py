@@ -27,7 +27,7 @@ class Question:
 class OwnedExtents:
     """Safe from any thread. `keep` asks the daemon to fetch extents, and returns those that it has or fetches."""
 
-    def __init__(self, me: str, keep: Callable[[list[ExtentId]], set[ExtentId]]) -> None:
+    def __init__(self, me: str, keep: Callable[[list[ExtentId], bool], set[ExtentId]]) -> None:
         self._me = me
         self._keep = keep
         self._directory = Directory(keeper=me)
@@ -57,7 +57,7 @@ class OwnedExtents:
     def find(self, asker: str, questions: Sequence[Question]) -> list[Answer]:
         """Tell a node where to read extents, and note it as filling them."""
         unknown = [] if asker == self._me else self._unknown(questions)
-        kept = self._keep(unknown) if unknown else set()
+        kept = self._keep(unknown, False) if unknown else set()
         now = time.monotonic()
         with self._lock:
             self.lookups += len(questions)
@@ -74,10 +74,16 @@ class OwnedExtents:
             self.redirects += sum(answer.node != SOURCE for answer in answers)
         return answers
 
-    def peek(self, asker: str, questions: Sequence[Question]) -> list[Answer]:
-        """Tell a node which others hold extents, and note nothing."""
+    def peek(self, asker: str, questions: Sequence[Question], keep: bool = False) -> list[Answer]:
+        """Tell a node which others hold extents, and note nothing. `keep`: have the daemon fetch what none holds."""
         with self._lock:
-            return [self._holder(asker, each) for each in questions]
+            answers = [self._holder(asker, each) for each in questions]
+        absent = [each.extent for each, answer in zip(questions, answers) if answer.node == SOURCE]
+        coming = self._keep(absent, True) if keep and absent else set()
+        return [
+            Answer(self._me, True, 0) if each.extent in coming else answer
+            for each, answer in zip(questions, answers)
+        ]
 
     def report(
         self,

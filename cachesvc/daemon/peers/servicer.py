@@ -36,10 +36,13 @@ class PeersServicer:
         with errors_as_statuses(context):
             _check_protocol(request.protocol)
             questions = [Question(_id(each.extent), tuple(each.failed)) for each in request.questions]
-            find = self._owned.peek if request.peek else self._owned.find
+            if request.peek:
+                answers = self._owned.peek(request.node, questions, request.keep)
+            else:
+                answers = self._owned.find(request.node, questions)
             places = [
                 pb.ExtentPlace(node=each.node, filling=each.filling, generation=each.generation)
-                for each in find(request.node, questions)
+                for each in answers
             ]
             return pb.LookupReply(places=places, young=self._owned.young)
 

@@ -354,14 +354,24 @@ def test_only_unreadable_objects_are_bad_samples_through_a_daemon(
 def test_copies_with_holes_are_neither_handed_over_nor_lent(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    options = ["--ram", "64MiB", "--fillers", "1", "--allow", "s3://bucket/"]
+    one, two = (f"127.0.0.1:{port}" for port in free_ports(2))
+    options = [
+        "--ram",
+        "64MiB",
+        "--fillers",
+        "1",
+        "--allow",
+        "s3://bucket/",
+        "--cluster",
+        f"static:{one},{two}",
+    ]
+    first, second = (["--node-name", name, "--advertise", at] for name, at in (("one", one), ("two", two)))
     credentials = {"AWS_ENDPOINT_URL": store.endpoint}
     monkeypatch.setenv("CACHESVC", "require")
-    with Daemon(tmp_path / "one", [*options, "--share", address], credentials) as daemon:
+    with Daemon(tmp_path / "one", [*options, *first], credentials) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
         data, later = (open_dataset("s3://bucket/d/", format="files", decode=None) for _ in range(2))
-        with Daemon(tmp_path / "two", [*options, "--peer", address], credentials) as other:
+        with Daemon(tmp_path / "two", [*options, *second], credentials) as other:
             monkeypatch.setenv("CACHESVC_SOCKET", other.socket_dir)
             beside = open_dataset("s3://bucket/d/", format="files", decode=None)
             spoil(store)

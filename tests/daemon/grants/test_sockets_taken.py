@@ -68,12 +68,13 @@ def test_a_socket_at_which_another_process_listens_stays(directory: Path, name: 
         refused(directory, name)
 
 
-@pytest.mark.parametrize("option", ["--listen", "--share", "--metrics"])
+@pytest.mark.parametrize("option", ["--listen", "--advertise", "--metrics"])
 def test_a_port_that_is_taken_leaves_no_socket_behind(directory: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = serve(
             *SMALL,
+            *(["--cluster", f"static:{address}"] if option == "--advertise" else []),
             option,
             address,
             "--socket",

@@ -1,4 +1,4 @@
-"""Nodes read extents from each other: before they ask the source, and to repair corrupt copies."""
+"""Two nodes of a cluster read extents from each other: before they ask the source, and to repair corrupt copies."""
 
 from __future__ import annotations
 
@@ -7,36 +7,28 @@ import re
 import signal
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
-from concurrent import futures
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 import trustme
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
-from cachesvc.client.grants import DaemonGrants
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.model import DatasetId, ExtentId
-from cachesvc.daemon.access.tls import Certificates, server_credentials
-from cachesvc.daemon.fills.peer_client import PeerClient
-from cachesvc.daemon.peers.sharer import MAX_CALLS
-from cachesvc.tiers.checksum import StreamedChecksums
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.access.tls import Certificates
+from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
-from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 EXTENT = 256 << 10
@@ -45,18 +37,34 @@ RECORD = 4096
 OPTIONS = Options(format="records", record_bytes=RECORD)
 
 
-def start(
-    at: Path,
-    data: Path,
-    *more: str,
-    ram: str = "8MiB",
-    tls: list[str] | None = None,
-    credentials: dict[str, str] | None = None,
-) -> tuple[Daemon, str]:
-    """A daemon over `data` that listens on TCP, not yet started, and its address."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    given = ["--ram", ram, "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{data}/"]
-    return Daemon(at, [*given, "--share", address, *(tls or []), *more], credentials), address
+class Nodes:
+    """Daemons of one static cluster over `data`, not yet started."""
+
+    def __init__(self, root: Path, data: Path, names: str = "ab") -> None:
+        self.root, self.data = root, data
+        self.addresses = {name: f"127.0.0.1:{_two_ports()}" for name in names}
+
+    def node(
+        self,
+        name: str,
+        *more: str,
+        ram: str = "8MiB",
+        credentials: dict[str, str] | None = None,
+        at: str = "",
+    ) -> Daemon:
+        """The daemon of a name, or another one that takes the name."""
+        given = ["--ram", ram, "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{self.data}/"]
+        member = ["--cluster", f"static:{','.join(self.addresses.values())}", "--node-name", name]
+        options = [*given, *member, "--advertise", self.addresses[at or name], *more]
+        return Daemon(self.root / (at or name), options, credentials)
+
+
+def _two_ports() -> int:
+    """A free port whose next one is free too."""
+    while True:
+        (port,) = free_ports(1)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 def data_in(folder: Path) -> bytes:
@@ -66,16 +74,16 @@ def data_in(folder: Path) -> bytes:
     return contents
 
 
-def listening(address: str) -> None:
-    """Wait until the sharer listens."""
-    host, port = address.split(":")
+def states(daemon: Daemon) -> dict[str, str]:
+    """The state of each member as a node sees it."""
+    with Control(daemon.socket_dir) as control:
+        return {node.name: node.state for node in control.nodes().nodes}
 
-    def connects() -> bool:
-        with suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
-            return True
-        return False
 
-    wait_until(connects)
+def meet(*daemons: Daemon) -> None:
+    """Wait until each node sees all others."""
+    for daemon in daemons:
+        wait_until(lambda: list(states(daemon).values()) == ["present"] * len(daemons))
 
 
 def fill(daemon: Daemon, data: Path) -> tuple[DatasetId, pb.PrefetchReply]:
@@ -110,72 +118,47 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-@pytest.fixture(scope="module")
-def metrics() -> str:
-    """The address of the sharing daemon's metrics."""
-    return f"127.0.0.1:{free_ports(1)[0]}"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, metrics: str) -> Iterator[tuple[Daemon, str]]:
-    """A daemon with `--share` over the data of all tests, and its address."""
-    root, secret = tmp_path_factory.mktemp("sharing"), {"AWS_SECRET_ACCESS_KEY": "hush-hush"}
-    daemon, address = start(root, root.parent, "--metrics", metrics, credentials=secret)
-    with daemon:
-        listening(address)
-        yield daemon, address
-
-
-@pytest.fixture
-def sharing(shared: tuple[Daemon, str]) -> Iterator[tuple[Daemon, str]]:
-    for daemon in for_one_test(shared[0]):
-        yield daemon, shared[1]
-
-
-def sent_bytes(metrics: str) -> float:
-    """The bytes that the sharing daemon has sent."""
-    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=WAIT_S) as answer:
-        found = re.search(r"^cachesvc_peer_sent_bytes_total (\S+)$", answer.read().decode(), re.M)
+def metric(address: str, name: str) -> float:
+    """A metric of a daemon."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as answer:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.M)
     assert found is not None
     return float(found[1])
 
 
 def test_extents_of_a_peer_are_not_read_from_the_source(
-    tmp_path: Path, sharing: tuple[Daemon, str], metrics: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (other, address), data = sharing, tmp_path / "data"
-    contents = data_in(data)
-    node, _ = start(tmp_path / "node", data, "--peer", address)
-    before = sent_bytes(metrics)
-    with node:
+    data, metrics = tmp_path / "data", f"127.0.0.1:{free_ports(1)[0]}"
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    with nodes.node("a", "--metrics", metrics) as other, nodes.node("b") as node:
+        meet(other, node)
         _, there = fill(other, data)
-        assert (there.source_bytes, there.peer_bytes) == (len(contents), 0)
         found, waited = read(node, data, monkeypatch)
         _, here = fill(node, data)
-        sent = sent_bytes(metrics) - before
         with Control(node.socket_dir) as control:
             (status,) = control.status().datasets
+        wait_until(lambda: metric(metrics, "cachesvc_peer_sent_bytes_total") == len(contents))
+        assert metric(metrics, 'cachesvc_nodes{state="present"}') == 2
     assert found == contents
+    assert (there.source_bytes, there.peer_bytes) == (len(contents), 0)
     assert (here.source_bytes, here.peer_bytes, here.resident_extents) == (0, len(contents), EXTENTS)
     assert (status.source_bytes, status.peer_bytes) == (0, len(contents))
-    assert sent == len(contents)
     assert waited["peer"] > 0
     assert waited["source"] == 0
 
 
 def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
-    tmp_path: Path, sharing: tuple[Daemon, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (other, address), data = sharing, tmp_path / "data"
-    contents = data_in(data)
-    nvme = tmp_path / "node" / "nvme"
-    node, _ = start(tmp_path / "node", data, "--peer", address, "--nvme", f"{nvme}=64MiB", ram="0")
+    data, nvme = tmp_path / "data", tmp_path / "b" / "nvme"
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
     nvme.mkdir(parents=True)
-    with node:
+    with nodes.node("a") as other, nodes.node("b", "--nvme", f"{nvme}=64MiB", ram="0") as node:
+        meet(other, node)
         fill(other, data)
         dataset, _ = fill(node, data)
-        rotten = copies(tmp_path / "node")[3]
-        flip(rotten)
+        flip(copies(tmp_path / "b")[3])
         (data / "0.bin").rename(tmp_path / "away")
         with Control(node.socket_dir) as control:
             report = list(control.verify(dataset))[-1]
@@ -188,23 +171,20 @@ def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
     assert status.resident_bytes == len(contents)
 
 
-def test_a_peer_checks_copies_from_before_its_start_before_it_lends_them(
+def test_a_node_checks_copies_from_before_its_start_before_it_lends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, nvme = tmp_path / "data", tmp_path / "other" / "nvme"
-    contents = data_in(data)
+    data, nvme = tmp_path / "data", tmp_path / "a" / "nvme"
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
     nvme.mkdir(parents=True)
-    other, address = start(tmp_path / "other", data, "--nvme", f"{nvme}=64MiB", ram="0")
-    node, _ = start(tmp_path / "node", data, "--peer", address)
-    with other, node:
+    with nodes.node("a", "--nvme", f"{nvme}=64MiB", ram="0") as other, nodes.node("b") as node:
         fill(other, data)
-        listening(address)
         other.stop()
-        flip(copies(tmp_path / "other")[0])
+        flip(copies(tmp_path / "a")[0])
         other.start()
-        listening(address)
         with Control(other.socket_dir) as control:
             control.open_dataset([f"{data}/"], OPTIONS)
+        meet(other, node)
         _, here = fill(node, data)
         found, _ = read(node, data, monkeypatch)
         with Control(other.socket_dir) as control:
@@ -214,91 +194,54 @@ def test_a_peer_checks_copies_from_before_its_start_before_it_lends_them(
     assert corrupt == 1
 
 
-def test_a_dataset_of_some_users_is_given_to_no_peer(tmp_path: Path) -> None:
+def test_a_dataset_of_some_users_is_shared_between_members(tmp_path: Path) -> None:
+    """Which users may read it is for each node to enforce."""
     data = tmp_path / "data"
-    contents = data_in(data)
-    other, address = start(tmp_path / "other", tmp_path / "nothing", "--allow", f"{data}/=uid:64001")
-    node, _ = start(tmp_path / "node", data, "--peer", address)
-    with other, node:
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    rule = ["--allow", f"{data}/=uid:64001"]
+    with nodes.node("a", *rule) as other, nodes.node("b", *rule) as node:
+        meet(other, node)
         assert fill(other, data)[1].resident_extents == EXTENTS
-        listening(address)
         _, here = fill(node, data)
-    assert (here.peer_bytes, here.source_bytes) == (0, len(contents))
+    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
-def test_a_peer_that_dies_loses_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_dies_loses_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
-    contents = data_in(data)
-    other, address = start(tmp_path / "other", data)
-    (port,) = free_ports(1)
-    given = ["--peer", address, "--peer", "127.0.0.1:1", "--metrics", f"127.0.0.1:{port}"]
-    node, _ = start(tmp_path / "node", data, *given)
-    with other, node:
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    with nodes.node("a") as other, nodes.node("b") as node:
+        meet(other, node)
         fill(other, data)
-        listening(address)
         other.kill()
         found, _ = read(node, data, monkeypatch)
         _, here = fill(node, data)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
-            failures = re.findall(
-                r'^cachesvc_peer_failures_total{peer="(.*)"} (\S+)$', answer.read().decode(), re.M
-            )
-    assert sorted(peer for peer, _ in failures) == sorted([address, "127.0.0.1:1"])
-    assert all(float(times) > 0 for _, times in failures), failures
+        wait_until(lambda: states(node)["a"] == "away")
     assert found == contents
     assert (here.peer_bytes, here.source_bytes) == (0, len(contents))
 
 
-def test_few_peers_are_served_at_once(tmp_path: Path) -> None:
+def test_nodes_that_prefetch_at_once_fetch_each_extent_once(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    data.mkdir()
-    (data / "0.bin").write_bytes(bytes(32 << 20))
-    other, address = start(tmp_path / "other", data, "--extent-bytes", str(32 << 20), ram="64MiB")
-    with other, grpc.insecure_channel(address) as channel, Control(other.socket_dir) as control:
-        dataset = control.open_dataset([f"{data}/"], OPTIONS)
-        list(control.prefetch(dataset.id))
-        listening(address)
-        grants = DaemonGrants(other.socket_dir, dataset.id)
-        fd = grants.catalog()
-        (extent,) = Catalog.open(f"/proc/self/fd/{fd}").extents()
-        os.close(fd)
-        grants.close()
-        stub = services.Stub(channel, "Peers")
-        streams = [stub.Read(pb.ReadRequest(extent=extent), timeout=60) for _ in range(MAX_CALLS)]
-        for stream in streams:
-            next(stream)  # the other replies wait for room in the connection
-        with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Read(pb.ReadRequest(extent=extent), timeout=60))
-        for stream in streams:
-            assert sum(len(reply.data) for reply in stream) == 31 << 20
-        assert sum(len(reply.data) for reply in stub.Read(pb.ReadRequest(extent=extent))) == 32 << 20
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
+    with nodes.node("a") as first, nodes.node("b") as second, nodes.node("c") as third, ExitStack() as stack:
+        daemons = (first, second, third)
+        meet(*daemons)
+        controls = [stack.enter_context(Control(daemon.socket_dir)) for daemon in daemons]
+        datasets = [control.open_dataset([f"{data}/"], OPTIONS).id for control in controls]
+        streams = [control.prefetch(dataset) for control, dataset in zip(controls, datasets, strict=True)]
+        replies = [list(stream)[-1] for stream in streams]
+    assert [reply.resident_extents for reply in replies] == [EXTENTS] * 3
+    assert sum(reply.source_bytes for reply in replies) == len(contents)
+    assert sum(reply.peer_bytes for reply in replies) == 2 * len(contents)
 
 
-def certified(folder: Path, name: str, signed_by: trustme.CA) -> list[str]:
+def certified(folder: Path, name: str, signed_by: trustme.CA, host: str = "127.0.0.1") -> list[str]:
     """Options for a node with a certificate in a folder, beside the `ca.pem` that it trusts."""
-    issued = signed_by.issue_cert("127.0.0.1")
+    issued = signed_by.issue_cert(host)
     issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
     issued.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
     files = {"--tls-key": f"{name}.key", "--tls-cert": f"{name}.pem", "--tls-ca": "ca.pem"}
     return [word for option, file in files.items() for word in (option, str(folder / file))]
-
-
-def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    contents = data_in(data)
-    ca, strangers = authority(tmp_path), trustme.CA()
-    other, address = start(tmp_path / "other", data, tls=certified(tmp_path, "other", ca))
-    node, _ = start(tmp_path / "node", data, "--peer", address, tls=certified(tmp_path, "node", ca))
-    strange_ones = certified(tmp_path, "stranger", strangers)
-    stranger, _ = start(tmp_path / "stranger", data, "--peer", address, tls=strange_ones)
-    with other, node, stranger:
-        fill(other, data)
-        listening(address)
-        _, here = fill(node, data)
-        _, strange = fill(stranger, data)
-    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
-    assert (strange.peer_bytes, strange.source_bytes) == (0, len(contents))
 
 
 def authority(folder: Path) -> trustme.CA:
@@ -308,31 +251,38 @@ def authority(folder: Path) -> trustme.CA:
     return ca
 
 
-def test_a_serving_node_uses_renewed_certificates(tmp_path: Path) -> None:
+def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    contents = data_in(data)
-    other, address = start(tmp_path / "other", data, tls=certified(tmp_path, "other", authority(tmp_path)))
-    with other:
+    contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
+    ca, strangers = authority(tmp_path), trustme.CA()
+    of_strangers = certified(tmp_path, "c", strangers)
+    with (
+        nodes.node("a", *certified(tmp_path, "a", ca)) as other,
+        nodes.node("b", *certified(tmp_path, "b", ca)) as node,
+        nodes.node("c", *of_strangers) as stranger,
+    ):
+        wait_until(lambda: states(node).get("a") == "present")
+        wait_until(lambda: set(states(stranger).values()) == {"present", "unknown"})
         fill(other, data)
-        listening(address)
-        later = authority(tmp_path)
-        certified(tmp_path, "other", later)
-        node, _ = start(tmp_path / "node", data, "--peer", address, tls=certified(tmp_path, "node", later))
-        with node:
-            _, here = fill(node, data)
+        _, here = fill(node, data)
+        _, strange = fill(stranger, data)
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
+    assert (strange.peer_bytes, strange.source_bytes) == (0, len(contents))
 
 
-def test_a_reading_node_uses_renewed_certificates(tmp_path: Path) -> None:
-    files = Tls(str(tmp_path / "node.pem"), str(tmp_path / "node.key"), str(tmp_path / "ca.pem"))
-    honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
-    certified(tmp_path, "node", authority(tmp_path))
-    with ExitStack() as stack:
-        (port,), target = free_ports(1), stack.enter_context(memory(len(GOOD)))
-        peers = PeerClient([f"127.0.0.1:{port}"], files)
-        certified(tmp_path, "node", authority(tmp_path))
-        stack.enter_context(serving(honest, port, server_credentials(files)))
-        assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
+def test_one_certificate_serves_all_nodes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    one = [
+        *certified(tmp_path, "all", authority(tmp_path), "cachesvc.example"),
+        "--tls-name",
+        "cachesvc.example",
+    ]
+    with nodes.node("a", *one) as other, nodes.node("b", *one) as node:
+        meet(other, node)
+        fill(other, data)
+        _, here = fill(node, data)
+    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
 def test_old_certificates_are_used_while_the_new_ones_do_not_match(tmp_path: Path) -> None:
@@ -357,237 +307,127 @@ def cmdline(pid: int) -> bytes:
     return b""
 
 
-def sharer_of(daemon: Daemon) -> int:
-    """The process id of the sharer."""
+def agent_of(daemon: Daemon) -> int:
+    """The process id of the peer agent; 0 where there is none at the moment."""
     assert daemon.process is not None
-    pid = daemon.process.pid
     children: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
+    for thread in Path(f"/proc/{daemon.process.pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             children += map(int, (thread / "children").read_text().split())
-    (found,) = [each for each in children if b"sharer" in cmdline(each)]
-    return found
+    return next((each for each in children if b"peers.agent" in cmdline(each)), 0)
 
 
-def listens(pid: int, address: str) -> bool:
-    """Tell whether this process listens; a predecessor may still be ending."""
-    ports = [each.laddr.port for each in psutil.Process(pid).net_connections() if each.status == "LISTEN"]
-    return int(address.rpartition(":")[2]) in ports
-
-
-def wait_for_another(daemon: Daemon, than: int) -> None:
-    """Wait until another process serves peers."""
-
-    def replaced() -> bool:
-        with suppress(ValueError):  # no sharer at the moment
-            return sharer_of(daemon) != than
-        return False
-
-    wait_until(replaced)
-
-
-def test_the_sharer_has_no_credentials_keeps_no_descriptors_and_is_replaced(
-    tmp_path: Path, sharing: tuple[Daemon, str], monkeypatch: pytest.MonkeyPatch
+def test_the_agent_has_no_credentials_keeps_no_descriptors_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (other, address), data = sharing, tmp_path / "data"
-    contents = data_in(data)
+    data = tmp_path / "data"
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not apply to peers
-    node, _ = start(tmp_path / "node", data, "--peer", address)
-    with node:
+    secret = {"AWS_SECRET_ACCESS_KEY": "hush-hush"}
+    with nodes.node("a", credentials=secret) as other, nodes.node("b") as node:
+        meet(other, node)
         fill(other, data)
-        first = sharer_of(other)
+        first = agent_of(other)
         assert b"hush-hush" not in Path(f"/proc/{first}/environ").read_bytes()
-        files = len(os.listdir(f"/proc/{first}/fd"))
         dataset, here = fill(node, data)
         assert here.peer_bytes == len(contents)
-        wait_until(lambda: len(os.listdir(f"/proc/{first}/fd")) <= files + 1)  # only the connection is left
+
+        def lent() -> list[str]:
+            names = []
+            for fd in os.listdir(f"/proc/{first}/fd"):
+                with suppress(FileNotFoundError):
+                    names.append(os.readlink(f"/proc/{first}/fd/{fd}"))
+            return [name for name in names if "memfd" in name]
+
+        wait_until(lambda: not lent())
         os.kill(first, signal.SIGKILL)
-        wait_for_another(other, first)
-        listening(address)
+        wait_until(lambda: agent_of(other) not in (0, first))
         with Control(node.socket_dir) as control:
             control.evict(dataset)
             again = list(control.prefetch(dataset))[-1]
-    assert again.resident_extents == EXTENTS
-    assert again.peer_bytes + again.source_bytes == 2 * len(contents)
+            assert again.resident_extents == EXTENTS
+            assert again.peer_bytes + again.source_bytes == 2 * len(contents)
+            before = again.peer_bytes
+            control.evict(dataset)
+            meet(other, node)
+            again = list(control.prefetch(dataset))[-1]
+    assert again.peer_bytes == before + len(contents)
 
 
 @pytest.mark.parametrize(
-    ("extent", "code"),
+    ("request_", "code"),
     [
-        (b"", grpc.StatusCode.INVALID_ARGUMENT),
-        (b"x" * 15, grpc.StatusCode.INVALID_ARGUMENT),
-        (b"x" * 1_000_000, grpc.StatusCode.INVALID_ARGUMENT),
-        (b"x" * 16, grpc.StatusCode.NOT_FOUND),
+        (pb.LookupRequest(protocol=1, questions=[pb.ExtentQuestion(extent=b"x" * 15)]), "INVALID_ARGUMENT"),
+        (pb.ReportRequest(protocol=1, filled=b"x" * 17), "INVALID_ARGUMENT"),
+        (pb.ReportRequest(protocol=1, progressing=b"x" * 17), "INVALID_ARGUMENT"),
     ],
 )
-def test_an_invalid_extent_id_is_a_typed_error(
-    sharing: tuple[Daemon, str], extent: bytes, code: grpc.StatusCode
+def test_an_invalid_request_is_a_typed_error(
+    tmp_path: Path, request_: pb.LookupRequest | pb.ReportRequest, code: str
 ) -> None:
-    with grpc.insecure_channel(sharing[1]) as channel, pytest.raises(grpc.RpcError) as refused:
-        list(services.Stub(channel, "Peers").Read(pb.ReadRequest(extent=extent), timeout=20))
-    assert refused.value.code() is code
-
-
-class Liar:
-    """A peer whose answers the test gives."""
-
-    def __init__(self, replies: Callable[[], Iterator[pb.ReadReply]]) -> None:
-        self._replies = replies
-        self.asked = 0
-
-    def Read(self, request: pb.ReadRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadReply]:
-        self.asked += 1
-        return self._replies()
-
-
-@contextmanager
-def serving(servicer: Liar, port: int = 0, tls: grpc.ServerCredentials | None = None) -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    services.add_to_server(server, "Peers", servicer)
-    address = f"127.0.0.1:{port}"
-    port = server.add_secure_port(address, tls) if tls else server.add_insecure_port(address)
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait()
-
-
-def digests_of(contents: bytes) -> bytes:
-    passing = StreamedChecksums(len(contents))
-    passing.add(0, memoryview(contents))
-    with memory(len(contents)) as fd:
-        os.pwrite(fd, contents, 0)
-        return passing.checksums(fd).digests
-
-
-@contextmanager
-def memory(size_bytes: int) -> Iterator[int]:
-    fd = os.memfd_create("target")
-    os.ftruncate(fd, size_bytes)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-GOOD = np.random.default_rng(2).bytes(200_000)
-LIES = {
-    "another byte": (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), digests_of(GOOD)),
-    "too short": (GOOD[:-1], digests_of(GOOD)),
-    "too long": (GOOD + b"x", digests_of(GOOD)),
-    "nothing": (b"", digests_of(GOOD)),
-    "no checksums": (GOOD, b""),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_wrong_data_is_rejected_and_its_peer_paused(lie: str) -> None:
-    data, digests = LIES[lie]
-    liar = Liar(lambda: iter([pb.ReadReply(data=data, digests=digests, size_bytes=len(GOOD))]))
-    with serving(liar) as address, memory(len(GOOD)) as target:
-        peers = PeerClient([address])
-        assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-        assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-    assert liar.asked == 1
-
-
-def test_the_next_peer_is_asked_after_wrong_data() -> None:
-    honest = Liar(lambda: iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))]))
-    liar = Liar(lambda: iter([pb.ReadReply(data=bytes(len(GOOD)), digests=digests_of(GOOD))]))
-    with serving(honest) as first, serving(liar) as second, memory(len(GOOD)) as target:
-        peers = PeerClient([first, second])
-        for number in range(8):
-            assert peers.fill(ExtentId(number.to_bytes(16, "big")), len(GOOD), target) == digests_of(GOOD)
-            assert os.pread(target, len(GOOD), 0) == GOOD
-    assert liar.asked == 1
-    assert honest.asked == 8
-
-
-def test_pauses_of_a_silent_peer_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.FIRST_S", 0.1)
-    now_s = 0.0
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.time", SimpleNamespace(monotonic=lambda: now_s))
-    extent, found = ExtentId(bytes(16)), []
-    with socket.create_server(("127.0.0.1", 0)) as silent, memory(len(GOOD)) as target:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        peers = PeerClient([address])
-        for _ in range(7):
-            assert peers.fill(extent, len(GOOD), target) is None
-            assert peers._ranked(extent) == []
-            found.append(peers._paused_until[address] - now_s)
-            now_s = peers._paused_until[address]
-            assert peers._ranked(extent) == [address]
-    assert found == [1, 2, 4, 8, 16, 30, 30]
-
-
-def test_a_peer_that_was_silent_once_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.daemon.fills.peer_client.SHORT_PAUSE_S", 0.1)
-    answers = iter([False, True, False, True])
-
-    def replies() -> Iterator[pb.ReadReply]:
-        if not next(answers):
-            raise OSError("a fault of its own")
-        return iter([pb.ReadReply(data=GOOD, digests=digests_of(GOOD), size_bytes=len(GOOD))])
-
-    with serving(Liar(replies)) as address, memory(len(GOOD)) as target:
-        peers = PeerClient([address])
-        for _ in range(2):
-            assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) is None
-            wait_until(lambda: peers._ranked(ExtentId(bytes(16))) == [address])
-            assert peers.fill(ExtentId(bytes(16)), len(GOOD), target) == digests_of(GOOD)
-            assert not peers._last_pause_s
-
-
-def test_all_nodes_ask_the_same_peers_in_the_same_order() -> None:
-    addresses = [f"10.0.0.{number}:7000" for number in range(16)]
-    one, other = PeerClient(addresses), PeerClient(addresses[::-1])
-    asked = [one._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
-    assert asked == [other._ranked(ExtentId(number.to_bytes(16, "big"))) for number in range(4096)]
-    firsts = np.unique([each[0] for each in asked], return_counts=True)[1]
-    assert len(firsts) == len(addresses)
-    # 4,096 throws into 16: 256 each, and five standard deviations of a binomial are 78.
-    assert np.abs(firsts - 256).max() < 78
+    nodes = Nodes(tmp_path, tmp_path / "data", "a")
+    with nodes.node("a") as node, grpc.insecure_channel(nodes.addresses["a"]) as channel:
+        meet(node)
+        stub = services.Stub(channel, "Peers")
+        call = stub.Lookup if isinstance(request_, pb.LookupRequest) else stub.Report
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request_, timeout=WAIT_S)
+    assert refused.value.code().name == code
 
 
 def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    contents = data_in(data)
-    other, address = start(tmp_path / "other", data)
-    node, _ = start(tmp_path / "node", data, "--peer", address)
-    with other, node:
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    with nodes.node("a") as other, nodes.node("b") as node:
+        meet(other, node)
         fill(other, data)
-        first = sharer_of(other)
+        first = agent_of(other)
         other.take_over().wait(WAIT_S)
-        wait_for_another(other, first)
-        wait_until(lambda: listens(sharer_of(other), address))
+        wait_until(lambda: agent_of(other) not in (0, first))
+        meet(other, node)
         _, here = fill(node, data)
         other.kill()
-        other.start()  # at once, while the killed one's sharer may still have the address
-        listening(address)
+        other.start()  # at once, while the killed one's agent may still have the addresses
+        meet(other, node)
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
-def test_an_address_in_use_ends_the_start(tmp_path: Path) -> None:
+def test_the_second_node_of_a_name_is_refused_by_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
+    with nodes.node("a") as first, nodes.node("b") as second, nodes.node("b", at="c") as third:
+        wait_until(lambda: sorted(states(first)) == ["a", "b"])
+        wait_until(lambda: any(each.state == "refused" for each in rows(first)))
+        refused = [each for each in rows(first) if each.state == "refused"]
+        assert [each.name for each in refused] == ["b"]
+        assert "--node-name" in refused[0].why
+        replies = [fill(daemon, data)[1] for daemon in (first, second, third)]
+    assert [reply.resident_extents for reply in replies] == [EXTENTS] * 3
+    assert sum(reply.source_bytes for reply in replies) <= 2 * len(contents)
+
+
+def rows(daemon: Daemon) -> Sequence[pb.NodeStatus]:
+    """The members as a node sees them."""
+    with Control(daemon.socket_dir) as control:
+        return control.nodes().nodes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--advertise", "10.1.2.3:7000"], "is open to others"),
+        (["--advertise", "127.0.0.1:{taken}"], "cannot be bound"),
+        (["--cluster", "carrier-pigeon://loft"], "is not understood"),
+    ],
+)
+def test_options_that_cannot_work_end_the_start(tmp_path: Path, options: list[str], message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--share", address])
-        with pytest.raises(RuntimeError, match="cannot be bound"):
-            stack.enter_context(daemon)
+        words = [word.format(taken=taken.getsockname()[1]) for word in options]
+        given = ["--ram", "64MiB", "--cluster", "static:127.0.0.1:7070", "--advertise", "127.0.0.1:7070"]
+        with pytest.raises(RuntimeError, match=message):
+            stack.enter_context(Daemon(tmp_path / "node", [*given, *words]))
 
 
-def test_a_peer_on_another_machine_needs_certificates(tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "10.1.2.3:7000"])
-    with (
-        ExitStack() as stack,
-        pytest.raises(RuntimeError, match="another machine, and its bytes are trusted"),
-    ):
-        stack.enter_context(daemon)
-    (tmp_path / "no.pem").write_text("none")
-    unusable = ["--tls-cert", "no.pem", "--tls-key", "no.pem", "--tls-ca", "no.pem"]
-    words = [str(tmp_path / word) if word == "no.pem" else word for word in unusable]
-    daemon = Daemon(tmp_path / "node", ["--ram", "64MiB", "--peer", "127.0.0.1:7000", *words])
-    with ExitStack() as stack, pytest.raises(RuntimeError, match="is not what TLS needs"):
-        stack.enter_context(daemon)
+def test_unusable_certificates_are_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="nowhere"):
-        PeerClient(["10.1.2.3:7000"], Tls("nowhere.pem", "nowhere.key", "nowhere.ca"))
+        PeerCalls(Tls("nowhere.pem", "nowhere.key", "nowhere.ca"), "")

@@ -235,8 +235,9 @@ def test_files_stay_locked_and_warm(tmp_path: Path, s3_server: SeaweedFS, proxy:
 
 @pytest.mark.slow
 def test_the_new_daemon_has_the_ports_of_the_old_one(own: Node) -> None:
-    ports = dict(zip(("--metrics", "--listen", "--share"), free_ports(3)))
+    ports = dict(zip(("--metrics", "--listen", "--advertise"), free_ports(3)))
     more = [word for option, port in ports.items() for word in (option, f"127.0.0.1:{port}")]
+    more += ["--cluster", f"static:127.0.0.1:{ports['--advertise']}"]
     taken_over(own, *more)
     taken_over(own, *more)
     wait_until(lambda: all(listens(port) for port in ports.values()))

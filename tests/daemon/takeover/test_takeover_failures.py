@@ -58,8 +58,9 @@ def test_a_new_daemon_that_cannot_start_leaves_the_old_one_as_it_was(tmp_path: P
     )  # detected after the old daemon's loop has stopped
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for option in ("--metrics", "--listen", "--share"):
-            assert f"{option} {address} cannot be bound" in refused(node, option, address)
+        for option in ("--metrics", "--listen", "--advertise"):
+            member = ["--cluster", f"static:{address}"] if option == "--advertise" else []
+            assert f"{option} {address} cannot be bound" in refused(node, option, address, *member)
     read(grants, records.rows)
     assert not grants.connect()
     assert fetched(node) == records.rows.nbytes

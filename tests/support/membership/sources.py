@@ -81,7 +81,14 @@ class DnsSource:
             "--no-hosts",
         ]
         self._command += ["--listen-address=127.0.0.1", "--bind-interfaces", f"--port={self.port}"]
-        self._command += ["--local=/test/", "--local-ttl=1", "--user=", "--pid-file=", "--log-facility=-"]
+        self._command += [
+            "--local=/test/",
+            "--local-ttl=1",
+            "--log-queries",
+            "--user=",
+            "--pid-file=",
+            "--log-facility=-",
+        ]
 
     def set(self, addresses: Sequence[str]) -> None:
         records: list[str] = []
