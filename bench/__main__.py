@@ -34,7 +34,7 @@ def main() -> int:
 
         return int(command(sys.argv[2:], standalone_mode=False) or 0)
     if sys.argv[1:2] == ["cluster"]:
-        from bench.cluster_command import command as cluster
+        from bench.cluster.command import command as cluster
 
         return int(cluster(sys.argv[2:], standalone_mode=False) or 0)
     if sys.argv[1:2] == ["shuffle"]:

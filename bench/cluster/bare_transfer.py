@@ -1,7 +1,7 @@
 """A bare transfer to compare with: `sendfile` from a memfd, `recv_into` a fresh memfd, and XXH3 of each 64 KiB.
 
-python -m bench.bare_transfer serve HOST BYTES      # prints its port, sends to one client
-python -m bench.bare_transfer read HOST PORT BYTES  # prints the bytes/s
+python -m bench.cluster.bare_transfer serve HOST BYTES      # prints its port, sends to one client
+python -m bench.cluster.bare_transfer read HOST PORT BYTES  # prints the bytes/s
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bare_rate(cluster: Cluster, size_bytes: int) -> float:
 
 
 def _start(node: Node, *words: str) -> subprocess.Popen[str]:
-    command = node.beside([sys.executable, "-m", "bench.bare_transfer", *words])
+    command = node.beside([sys.executable, "-m", "bench.cluster.bare_transfer", *words])
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench import cluster
+from bench.cluster import rows
 from testbed.cluster import alone, by_file, by_list
 from testbed.servers import SeaweedFS
 
@@ -30,14 +30,14 @@ MEMBERS = {"file": by_file, "static": by_list, "alone": alone}
     help="How nodes know each other: --cluster file:// or static:, or not at all.",
 )
 @click.option("--runs", type=click.IntRange(1), default=1, help="Runs of each row.")
-@click.argument("names", nargs=-1, type=click.Choice(list(cluster.ROWS)))
+@click.argument("names", nargs=-1, type=click.Choice(list(rows.ROWS)))
 def command(quick: bool, markdown: bool, members: str, runs: int, names: tuple[str, ...]) -> int:
     """Measure clusters of real daemons: all rows, or those named."""
     console = Console(width=200)
-    chosen = [name for name in names or cluster.ROWS for _ in range(runs)]
+    chosen = [name for name in names or rows.ROWS for _ in range(runs)]
     extents = QUICK_EXTENTS if quick else FULL_EXTENTS
     with tempfile.TemporaryDirectory() as folder, SeaweedFS(Path(folder, "s3")) as server:
-        found, good = cluster.measure(
+        found, good = rows.measure(
             chosen, Path(folder), server, MEMBERS[members], extents, lambda row: print(row, file=sys.stderr)
         )
     console.print(found.markdown() if markdown else found.rich(), soft_wrap=markdown, markup=not markdown)

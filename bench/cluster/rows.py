@@ -1,4 +1,4 @@
-"""`python -m bench cluster`: what clusters of real daemons fetch, hit and move, each figure against its goal.
+"""The rows of `python -m bench cluster`, each figure against its goal.
 
 Each row makes a cluster of its own. D is the dataset, of one record for each extent; source bytes are counted by a proxy
 before the S3 server.
@@ -245,7 +245,7 @@ def moves(bench: Bench, nodes: int) -> Row:
 
 def transfer(bench: Bench, tls: bool) -> Row:
     """The rate of extents from one node to another, against a bare loop over the same link."""
-    from bench.bare_transfer import bare_rate
+    from bench.cluster.bare_transfer import bare_rate
 
     extents = 16
     kind = "namespaces" if tls else "loopback"
