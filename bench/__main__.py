@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench import cold, cores, decoding, disk, latency, nvme, warm
+from bench import cold, cores, decoding, disk, latency, nvme, transfer, warm
 from cachesvc.catalog.options import Options
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
@@ -221,7 +221,20 @@ def _disk(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     return table, all(row.met for row in rows)
 
 
-PARTS = {"warm": _warm, "decode": _decode, "cold": _cold, "latency": _latency, "nvme": _nvme, "disk": _disk}
+def _transfer(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    (root / "transfer").mkdir()
+    links = transfer.measure(root / "transfer")
+    table = Table("extents between two nodes over", "ours", "bare loop", "ratio (range)", "asked", "met")
+    for link in links:
+        for row in link.rows():
+            table.add_row(*row)
+    return table, all(link.ratio >= transfer.ASKED for link in links)
+
+
+PARTS = {
+    **{"warm": _warm, "decode": _decode, "cold": _cold, "latency": _latency, "nvme": _nvme, "disk": _disk},
+    "transfer": _transfer,
+}
 GOALS = {"disk"}
 """Parts whose limits are goals: a host of two cores does not reach all of them."""
 

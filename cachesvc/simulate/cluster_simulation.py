@@ -54,9 +54,12 @@ class _Peer:
 
 
 class ClusterSimulation:
-    """Nodes of equal size, their source, and the ranks of one job."""
+    """Nodes of equal size, their source, and the ranks of one job. `idle_nodes` more are members without a rank, which do
+    not claim the dataset."""
 
-    def __init__(self, spec: NodeSpec, workload: Workload, link: LinkSpec = LinkSpec()) -> None:
+    def __init__(
+        self, spec: NodeSpec, workload: Workload, link: LinkSpec = LinkSpec(), idle_nodes: int = 0
+    ) -> None:
         self.clock = Clock()
         self.workload = workload
         self.epochs = Epochs(self.clock, workload.ranks, in_step=workload.ranks)
@@ -67,10 +70,10 @@ class ClusterSimulation:
         self._source = SimulatedSource(spec.source, workload.seed)
         each = workload.ranks // workload.nodes
         weight = sum(tier.budget_bytes for tier in spec.tiers)
-        members = tuple(Member(f"node{at:03}", weight) for at in range(workload.nodes))
+        members = tuple(Member(f"node{at:03}", weight) for at in range(workload.nodes + idle_nodes))
         self.peers: dict[str, _Peer] = {}
         for at, member in enumerate(members):
-            ranks = range(at * each + 1, (at + 1) * each + 1)
+            ranks = range(at * each + 1, min((at + 1) * each, workload.ranks) + 1)
             node = SimulatedNode(member.name, spec, workload, self.clock, self.epochs, self, ranks)
             links = SimulatedLink(link.bytes_per_s), SimulatedLink(link.bytes_per_s)
             self.peers[member.name] = _Peer(node, View(member.name, members), Directory(), *links, {}, {})

@@ -66,13 +66,15 @@ class FillProgress:
         return fd
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """Map a descriptor of `create`, which the caller keeps. `size_bytes` is the size of the extent. Raises OSError, and
-        ValueError for memory of another size."""
+        """Map a descriptor of `create`, which the caller keeps; a reader's may be read-only. `size_bytes` is the size of
+        the extent. Raises OSError, and ValueError for memory of another size."""
         self.size_bytes = size_bytes
         self.blocks = block_count(size_bytes)
         if os.fstat(fd).st_size != _memory_bytes(size_bytes):
             raise ValueError(f"this is not the progress of {size_bytes:,} bytes")
-        self._memory = mmap.mmap(fd, _memory_bytes(size_bytes))
+        readable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        access = mmap.ACCESS_READ if readable else mmap.ACCESS_WRITE
+        self._memory = mmap.mmap(fd, _memory_bytes(size_bytes), access=access)
         self._digests = _FLAGS + self.blocks
         self._lock = threading.Lock()
 

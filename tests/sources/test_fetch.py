@@ -198,3 +198,16 @@ def test_a_fetch_sends_one_get_for_each_part(
     assert proxy.counts.requests == 40 + 4 + 1  # a HEAD of the object that is read by ranges
     assert proxy.counts.bytes == extent.size_bytes
     assert set(proxy.counts.by.values()) == {1}
+
+
+def test_bytes_are_seen_once_they_can_be_read_from_the_target(
+    tmp_path: Path, fetcher: Fetcher, target: int
+) -> None:
+    data, seen = random.Random(5).randbytes(300_000), []
+
+    def passing(at: int, part: memoryview) -> None:
+        seen.append((at, len(part)))
+        assert os.pread(target, len(part), at) == part
+
+    fetcher.fetch(extent_of([Piece(_stored(tmp_path / "object", data), 0, len(data))]), target, passing)
+    assert sum(size for _, size in seen) == len(data)

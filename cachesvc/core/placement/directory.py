@@ -123,12 +123,13 @@ class Directory:
         for extent in extents:
             self._keep(extent, [place for place in self._places.get(extent, ()) if place.node != node])
 
-    def forget(self, node: str) -> None:
-        """Forget everything about a node: it has left, or announces all that it holds anew. O(directory)."""
-        noted = [
-            extent for extent, places in self._places.items() if any(place.node == node for place in places)
-        ]
-        self.dropped(node, noted)
+    def forget(self, node: str, fills: bool = True) -> None:
+        """Forget everything about a node that has left. Not `fills`: forget only what it holds, for it announces that anew,
+        and keep its leases. O(directory)."""
+        for extent, places in list(self._places.items()):
+            kept = [place for place in places if place.node != node or (place.filling and not fills)]
+            if len(kept) < len(places):
+                self._keep(extent, kept)
 
     def discard(self, extents: Iterable[ExtentId]) -> None:
         """Forget extents: another node is their directory now."""

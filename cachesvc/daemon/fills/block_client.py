@@ -32,7 +32,7 @@ from cachesvc.daemon.peers.block_wire import (
     receive,
     receive_frame,
     receive_into,
-    set_timeouts,
+    set_timeout,
 )
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.fill_progress import ROOT_BYTES, FillProgress, digest_of_digests
@@ -75,6 +75,7 @@ _FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
     Kind.NOT_FOUND: (PeerLacks, "it does not have the extent"),
     Kind.BUSY: (PeerBusy, "it serves as many connections as it can"),
     Kind.FAILED: (PeerFailed, "it cannot read the extent"),
+    Kind.VERSION: (PeerFailed, "it takes the request for one of another version"),
     Kind.INVALID: (PeerFailed, "it takes the request for invalid"),
 }
 
@@ -176,7 +177,7 @@ class BlockClient:
         host, port = host_and_port(address)
         connection = socket.create_connection((host, port), self._silent_s)
         try:
-            set_timeouts(connection, self._silent_s, self._silent_s)
+            set_timeout(connection, self._silent_s, self._tls is not None)
             return self._tls.connect(connection, host) if self._tls else connection
         except BaseException:
             connection.close()
@@ -216,7 +217,7 @@ class _Reading:
                 failure, why = _FAILURES[frame.kind]
                 raise failure(f"peer {self.address}: {why}")
             elif time.monotonic() > self._late_at:
-                raise PeerSilent(f"peer {self.address}: no block came in {self._wait_s:.0f} s")
+                raise PeerSilent(f"peer {self.address}: no block came in {self._wait_s:g} s")
 
     def _receive_blocks(self, connection: socket.socket, frame: Frame) -> None:
         self._check(frame)

@@ -88,7 +88,7 @@ class Agent:
         threading.Thread(target=self._daemon.listen, name="daemon", daemon=True).start()
         address = self._cluster.advertise
         self._blocks.listen(next_port(address))
-        threading.Thread(target=self._blocks.serve, name="blocks", daemon=True).start()
+        threading.Thread(target=self._send_blocks, name="blocks", daemon=True).start()
         self._server = serve_calls(self._servicer, address, self._tls)
         registration = Registration(self._cluster.node_name, address, self._cluster.zone)
         self._members.start(open_membership(self._cluster.members, registration, self._tls))
@@ -100,6 +100,10 @@ class Agent:
                 self._daemon.send(messages.ClusterState(report.packed()))
                 told = report
             time.sleep(REPORT_S)
+
+    def _send_blocks(self) -> None:
+        run_in_background()  # this thread, and those of the connections; calls are answered at normal priority
+        self._blocks.serve()
 
     def _hello(self) -> pb.HelloReply:
         me = self._greeting
@@ -200,7 +204,6 @@ def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.
 
 def main() -> None:
     """Run the process until the daemon ends."""
-    run_in_background()
     given = json.loads(os.environ.pop("CACHESVC_GIVEN"))
     configure_logging(given["log"])
     channel = socket.socket(fileno=int(sys.argv[1]))

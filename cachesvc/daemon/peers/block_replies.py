@@ -19,6 +19,8 @@ from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.02
 """The pauses between looks at a fill; they double while no block completes. A futex would wake the reader at once, but
 Python has none, and each filler would have to know of its readers. 256 idle connections cost a tenth of a core this way."""
+COPY_BYTES = 256 << 10
+"""Bytes that are read and encrypted at a time, over TLS; they stay in the processor's cache."""
 KEEPALIVE_S = 1.0
 """A WAIT frame is sent after this time without another frame."""
 
@@ -41,7 +43,7 @@ class Replies:
         self._connection = connection
         self._rate = rate
         self._closing = closing
-        self._buffer = memoryview(bytearray(FRAME_BLOCKS * CHECKSUM_BLOCK_BYTES if self._tls else 0))
+        self._buffer = memoryview(bytearray(COPY_BYTES if self._tls else 0))
         self._said_at = time.monotonic()
         self.sent_bytes = 0
         """Bytes of extents that were sent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from cachesvc.daemon.peers.block_wire import (
     Refused,
     host_and_port,
     receive_request,
-    set_timeouts,
+    set_timeout,
 )
 from cachesvc.daemon.peers.send_rate import SendRate
 
@@ -37,11 +38,10 @@ BUSY."""
 MAX_REFUSALS = 16
 """Connections that are being answered BUSY; others are closed unanswered."""
 IDLE_S = 30.0
-"""An idle connection is closed after this time; also the limit of a handshake's next message."""
+"""A connection is closed when its reader sends no request, takes no byte, or does not go on with the handshake for this
+time."""
 REQUEST_S = 5.0
 """The rest of a request must come within this time of its beginning."""
-STALLED_S = 20.0
-"""A connection is closed when its reader takes no byte for this time."""
 PARTING_S = 1.0
 PARTING_BYTES = 1 << 16
 """Limits of what is read from a refused reader, so that it sees the answer: closing with unread bytes would reset the
@@ -55,7 +55,8 @@ Lend = Callable[[ExtentId], AbstractContextManager[Lent]]
 
 
 class _Connection:
-    """An accepted connection and the time since which it is idle: infinite while a request is served."""
+    """An accepted connection, and the time since which it is idle: infinite before the first request was served, and while
+    one is served."""
 
     def __init__(self, accepted: socket.socket) -> None:
         self.socket = accepted
@@ -163,7 +164,7 @@ class BlockServer:
     def _run(self, connection: _Connection, busy: bool) -> None:
         """Serve one connection. It may end at any time, which is no error."""
         try:
-            set_timeouts(connection.socket, REQUEST_S if busy else IDLE_S, STALLED_S)
+            set_timeout(connection.socket, REQUEST_S if busy else IDLE_S, self._tls is not None)
             if self._tls is not None:
                 connection.socket = self._tls.accept(connection.socket)
                 connection.socket.do_handshake()
@@ -177,7 +178,6 @@ class BlockServer:
     def _serve_requests(self, connection: _Connection, replies: Replies, busy: bool) -> None:
         try:
             while not self._closing.is_set():
-                connection.idle_since = inf if busy else time.monotonic()
                 request = receive_request(connection.socket, REQUEST_S)
                 connection.idle_since = inf
                 if busy:
@@ -196,6 +196,7 @@ class BlockServer:
                 finally:
                     if replies.sent_bytes > before:
                         self._on_sent(replies.sent_bytes - before)
+                connection.idle_since = time.monotonic()
         except Refused as refused:
             replies.say(Frame(refused.answer))
             _part(connection.socket)
@@ -203,7 +204,7 @@ class BlockServer:
 
 def _part(connection: socket.socket) -> None:
     """Let the reader see the last frame before the connection is closed."""
-    set_timeouts(connection, PARTING_S, PARTING_S)
+    set_timeout(connection, PARTING_S, isinstance(connection, ssl.SSLSocket))
     _shut(connection, socket.SHUT_WR)
     left, end = PARTING_BYTES, time.monotonic() + PARTING_S
     while left > 0 and time.monotonic() < end and (got := connection.recv(1 << 12)):

@@ -137,7 +137,7 @@ def receive(connection: socket.socket, size_bytes: int, deadline_s: float = inf)
 def receive_into(connection: socket.socket, view: memoryview, deadline_s: float = inf) -> None:
     """Receive until `view` is full.
 
-    Raises ConnectionEnded; TimeoutError when no byte comes within the connection's timeout (`set_timeouts`), or the rest is
+    Raises ConnectionEnded; TimeoutError when no byte comes within the connection's timeout (`set_timeout`), or the rest is
     missing at `deadline_s` of the monotonic clock; OSError.
     """
     flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
@@ -146,7 +146,7 @@ def receive_into(connection: socket.socket, view: memoryview, deadline_s: float 
         try:
             with view[done:] as rest:
                 count = connection.recv_into(rest, 0, flags)
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             raise TimeoutError("no byte came in time") from None
         if not count:
             raise ConnectionEnded(done)
@@ -155,14 +155,18 @@ def receive_into(connection: socket.socket, view: memoryview, deadline_s: float 
             raise TimeoutError("the bytes came too slowly")
 
 
-def set_timeouts(connection: socket.socket, receive_s: float, send_s: float) -> None:
-    """Set how long a call waits for the other side. Python's own timeout would make the socket nonblocking, and neither
-    MSG_WAITALL nor sendfile would wait then."""
-    connection.settimeout(None)
-    for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
-        whole, part = divmod(int(seconds * 1_000_000), 1_000_000)
-        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
+def set_timeout(connection: socket.socket, timeout_s: float, tls: bool) -> None:
+    """Limit how long a call waits for the other side to send or take a byte, before TLS is set up on the connection.
+
+    Without TLS the kernel keeps the time: Python's own timeout makes a socket nonblocking, and neither MSG_WAITALL nor
+    sendfile waits then. The ssl module does not know the kernel's timeout.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.settimeout(timeout_s if tls else None)
+    if not tls:
+        whole, part = divmod(int(timeout_s * 1_000_000), 1_000_000)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -102,6 +102,14 @@ class AgainstAModel(RuleBasedStateMachine):
         self.directory.forget(node)
         self._lose(node, (A, B))
 
+    @rule(node=nodes)
+    def a_node_announces_anew(self, node: str) -> None:
+        self.directory.forget(node, fills=False)
+        self.directory.filled(node, [B])
+        self.holds -= {(node, A), (node, B)}
+        self.leases.pop((node, B), None)
+        self.holds.add((node, B))
+
     @rule()
     def another_node_becomes_the_directory_of_b(self) -> None:
         self.directory.discard([B])
@@ -131,6 +139,7 @@ class AgainstAModel(RuleBasedStateMachine):
         noted = {extent for _, extent in (*self.holds, *self.leases)}
         assert set(self.directory.extents()) == noted
         assert len(self.directory) == len(noted)
+        assert self.directory.nodes() == {node for node, _ in (*self.holds, *self.leases)}
 
 
 TestAgainstAModel = AgainstAModel.TestCase
