@@ -1,4 +1,4 @@
-"""A bare transfer to compare with: `sendfile` from a memfd, `recv_into` a fresh memfd, and XXH3 of each 64 KiB.
+"""A bare transfer: `sendfile` from a memfd, `recv_into` a fresh memfd in huge pages, and XXH3 of 64 KiB each.
 
 python -m bench.cluster.bare_transfer serve HOST BYTES      # prints its port, sends to one client
 python -m bench.cluster.bare_transfer read HOST PORT BYTES  # prints the bytes/s
@@ -15,6 +15,7 @@ import time
 
 from xxhash import xxh3_64_intdigest
 
+from cachesvc.tiers.huge_pages import use_huge_pages
 from testbed import ROOT, WAIT_S
 from testbed.cluster import Cluster, Node
 
@@ -72,6 +73,7 @@ def _receive(server: socket.socket) -> None:
     fd = os.memfd_create("received")
     try:
         os.truncate(fd, EXTENT_BYTES)
+        use_huge_pages(fd, EXTENT_BYTES)
         with mmap.mmap(fd, EXTENT_BYTES) as mapped, memoryview(mapped) as into:
             for at in range(0, EXTENT_BYTES, DIGESTED_BYTES):
                 part = into[at : at + DIGESTED_BYTES]

@@ -232,15 +232,18 @@ def moves(bench: Bench, nodes: int) -> Row:
 
         ledger = Ranks(cluster.nodes[:nodes], records).read(6, between)
     faults = ledger.faults(6)
-    each = [
-        f"{(after[0] - before[0]) / bench.size_bytes:.2f} + {(after[1] - before[1]) / bench.size_bytes:.2f}"
-        for before, after in pairwise(totals)
+    epochs = [
+        ((b[0] - a[0]) / bench.size_bytes, (b[1] - a[1]) / bench.size_bytes) for a, b in pairwise(totals)
     ]
+    join, leave = (max(0.0, sum(after) - sum(before)) for before, after in (epochs[:2], epochs[2:4]))
+    told = ", ".join(f"{peers:.2f} + {source:.2f}" for peers, source in epochs)
     what = bench.ran(
-        "epochs 2 to 6, bytes from peers + from the source in D; a node joins after epoch 2, and one leaves after epoch"
-        f" 4; ledger {'exact' if not faults else faults[0]}"
+        "bytes more than in the epoch before, in that after one node joins and in that after one leaves; epochs 2 to 6"
+        f" from peers + source, in D: {told}; ledger {'exact' if not faults else faults[0]}"
     )
-    return Row(", ".join(each), "", None if not faults else False, nodes, what)
+    goal = 1.2 / nodes
+    good = not faults and max(join, leave) <= goal
+    return Row(f"{join:.2f} D, {leave:.2f} D", f"<= {goal:.2f} D each", good, nodes, what)
 
 
 def transfer(bench: Bench, tls: bool) -> Row:
