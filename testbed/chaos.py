@@ -25,7 +25,7 @@ SLOW_RATE = 1e6
 LONGEST_S = 2.0
 """The longest that a pause, a cut or a slow link lasts."""
 LEAST_MEMBERS = 2
-ANYWHERE = ("kill", "empty", "stop", "leave", "join", "rename")
+ANYWHERE = ("kill", "empty", "stop", "leave or join", "rename")
 BY_LINK = ("cut in", "cut out", "cut both", "slow")
 
 
@@ -103,10 +103,9 @@ class Chaos:
     def apply(self, event: Event) -> None:
         """Cause one fault, and undo it after its time."""
         cluster, node = self._cluster, self._cluster.nodes[event.node]
-        if event.kind == "leave" and len(cluster.members) > LEAST_MEMBERS:
-            cluster.leave(event.node)
-        elif event.kind == "join":
-            cluster.join(event.node)
+        if event.kind == "leave or join":
+            leaves = node in cluster.members and len(cluster.members) > LEAST_MEMBERS
+            (cluster.leave if leaves else cluster.join)(event.node)
         elif event.kind in ("kill", "empty"):
             node.kill()
             if event.kind == "empty":
