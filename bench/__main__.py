@@ -33,6 +33,10 @@ def main() -> int:
         from bench.side_by_side import command
 
         return int(command(sys.argv[2:], standalone_mode=False) or 0)
+    if sys.argv[1:2] == ["cluster"]:
+        from bench.cluster.command import command as cluster
+
+        return int(cluster(sys.argv[2:], standalone_mode=False) or 0)
     if sys.argv[1:2] == ["shuffle"]:
         from bench import shuffle
 

@@ -74,7 +74,7 @@ class Daemon:
     def start(self) -> Daemon:
         """Start the daemon and wait until it answers. Raises RuntimeError with its log."""
         self.launch()
-        return self._wait()
+        return self.wait_ready()
 
     def launch(self) -> None:
         """Start the daemon without waiting."""
@@ -85,20 +85,25 @@ class Daemon:
         Returns the old process, which ends soon. Raises RuntimeError with their log."""
         assert self.process is not None
         old, self.process = self.process, self.spawn("--takeover", *more)
-        self._wait()
+        self.wait_ready()
         return old
+
+    def command(self) -> list[str]:
+        """The daemon's command line."""
+        return [sys.executable, "-m", "cachesvc", "serve", *self._options]
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
         """Start and return a daemon process with these options, without making it `self.process`."""
         with open(self.root / "daemon.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "cachesvc", "serve", *self._options, *more],
+                [*self.command(), *more],
                 env={**os.environ, **self._credentials},
                 stdout=log,
                 stderr=log,
             )
 
-    def _wait(self) -> Daemon:
+    def wait_ready(self) -> Daemon:
+        """Wait until the daemon that was started last answers. Raises RuntimeError with its log."""
         assert self.process is not None
         deadline = time.monotonic() + self._ready_s
         while not self.ready():

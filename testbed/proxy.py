@@ -111,7 +111,7 @@ class _Wire:
 
 
 class Proxy:
-    """Context manager that serves on a free loopback port from its own threads.
+    """Context manager that serves on a free port of `host`, which is loopback by default, from its own threads.
 
     `rate` limits the bytes per second of each connection (0: no limit). `delay_s` is added to each request. Tests
     append to `faults`; a GET uses up the first that matches. `gets_per_s` limits GETs of objects (0: no limit) with
@@ -119,10 +119,16 @@ class Proxy:
     """
 
     def __init__(
-        self, target: str, delay_s: float = 0.0, rate: float = 0.0, port: int = 0, gets_per_s: float = 0.0
+        self,
+        target: str,
+        delay_s: float = 0.0,
+        rate: float = 0.0,
+        port: int = 0,
+        gets_per_s: float = 0.0,
+        host: str = "127.0.0.1",
     ) -> None:
-        host, _, number = target.rpartition(":")
-        self.target = (host.removeprefix("http://"), int(number))
+        to, _, number = target.rpartition(":")
+        self.target = (to.removeprefix("http://"), int(number))
         self.delay_s = delay_s
         self.rate = rate
         self.gets_per_s = gets_per_s
@@ -133,10 +139,12 @@ class Proxy:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._open: set[socket.socket] = set()
+        self.reading: set[tuple[str, int]] = set()
+        """Addresses of clients whose GETs of objects are being answered. Each operation on it is atomic."""
         self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        self._listener = socket.create_server((host, port), backlog=512)
         self.port: int = self._listener.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.endpoint = f"http://{host}:{self.port}"
 
     def __enter__(self) -> Proxy:
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
@@ -252,15 +260,28 @@ class _Exchange:
             return self._answer_self(path)
         found = _RANGE.search(head)
         self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
-        fault = self.proxy.take_fault(method.decode(), path.decode())
-        if self.proxy.refuses(method.decode(), path.decode()):
+        client = self.client.sock.getpeername()
+        if method == b"GET" and b"list-type" not in path:
+            self.proxy.reading.add(client)
+        try:
+            answer = self._answer(method, path.decode(), head)
+        finally:
+            self.proxy.reading.discard(client)
+        if answer and (_CLOSE.search(answer) or _CLOSE.search(head)):
+            raise _Hangup
+
+    def _answer(self, method: bytes, path: str, head: bytes) -> bytes:
+        """Pass a request and its answer, or refuse it. Returns the answer's head, empty for a refusal."""
+        fault = self.proxy.take_fault(method.decode(), path)
+        if self.proxy.refuses(method.decode(), path):
             fault = Fault("status", code="SlowDown")
             if (wait_s := self.proxy.retry_after_s) is not None:
                 fault = Fault("status", status=429, code="TooManyRequests", retry_after_s=wait_s)
         if self.proxy.delay_s:
             time.sleep(self.proxy.delay_s)
         if fault is not None and fault.kind == "status":
-            return self._refuse(fault)
+            self._refuse(fault)
+            return b""
         if fault is not None and fault.kind == "slow":
             self.proxy.pause(fault.after_s)
         if fault is not None and fault.kind == "hold":
@@ -271,8 +292,7 @@ class _Exchange:
             answer = _LENGTH.sub(lambda found: b"\r\nContent-Length: %d" % (int(found[1]) + 1), answer)
         self.client.sock.sendall(answer)
         self._pass_answer(method, answer, fault)
-        if _CLOSE.search(answer) or _CLOSE.search(head):
-            raise _Hangup
+        return answer
 
     def _pass_request(self, head: bytes, fault: Fault | None) -> None:
         if _EXPECT.search(head):  # answered here, so that the body need not wait for the server's answer

@@ -1,0 +1,1 @@
+"""What clusters of real daemons fetch, hit and move."""
