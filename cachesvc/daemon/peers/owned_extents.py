@@ -96,7 +96,7 @@ class OwnedExtents:
         """Note what a node holds now, and holds no more, and which of its fills make progress."""
         with self._lock:
             if anew:
-                self._directory.forget(node)
+                self._directory.forget(node, fills=False)
             self._directory.dropped(node, dropped)
             self._directory.filled(node, filled)
             self._directory.renew(node, progressing, time.monotonic())
