@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from testbed import WAIT_S
 from testbed.namespaces import Link, Network, Unavailable, Way, inside
 from testbed.node import Daemon
 from testbed.records import Records, Source
-from testbed.servers import SeaweedFS, free_ports
+from testbed.servers import SeaweedFS, two_ports
 from testbed.traffic import Traffic
 
 Kind = Literal["loopback", "namespaces"]
@@ -265,7 +264,7 @@ class Cluster:
     def _make(self, number: int) -> Node:
         name = f"n{number}"
         link = self._network.add(name) if self._network else None
-        address = f"{link.address}:{PORT}" if link else f"127.0.0.1:{_two_ports()}"
+        address = f"{link.address}:{PORT}" if link else f"127.0.0.1:{two_ports()}"
         node = Node(
             self.root / name, name, address, link, self._options_of, {**os.environ, **self.source.credentials}
         )
@@ -285,14 +284,6 @@ class Cluster:
         new = self.members_file.with_suffix(".new")
         new.write_text("".join(f"{node.address}\n" for node in self.members))
         new.rename(self.members_file)
-
-
-def _two_ports() -> int:
-    """A free port whose next one is free too: a node serves extents there."""
-    while True:
-        (port,) = free_ports(1)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
 
 
 def alone(cluster: Cluster, node: Node) -> list[str]:

@@ -35,7 +35,7 @@ from testbed import WAIT_S
 from testbed.proxy import Counts, Fault, Proxy
 from testbed.proxy_process import ProxyProcess
 
-__all__ = ["Counts", "Fault", "Proxy", "ProxyProcess", "SeaweedFS", "free_ports"]
+__all__ = ["Counts", "Fault", "Proxy", "ProxyProcess", "SeaweedFS", "free_ports", "two_ports"]
 
 READY_S = 60.0
 LOWEST_PORT = 10_000
@@ -53,6 +53,15 @@ def free_ports(count: int) -> list[int]:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found.append(port)
     return found
+
+
+def two_ports() -> int:
+    """Return a free port whose next one is free too: a node of a cluster answers calls at one, and sends extents at the
+    other."""
+    while True:
+        (port,) = free_ports(1)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 @functools.cache

@@ -72,7 +72,7 @@ def estimate(
     own_bytes = footprint_bytes(default_fillers(), EXTENT_BYTES)
     ram_bytes = default_ram_bytes(allowed_bytes(), own_bytes) if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
-    ways = {"private": False, "cluster": True}
+    ways = {"private": False, "cooperative": True}
     found = {way: forecast(size_bytes, samples, cluster, shared) for way, shared in ways.items()}
     fit = _fit(size_bytes, cluster)
     if json:
@@ -83,9 +83,7 @@ def estimate(
             "samples": samples,
             "fit": fit,
         }
-        output.emit(
-            row | {"cluster": asdict(cluster)} | {f"{way}_epoch": asdict(each) for way, each in found.items()}
-        )
+        output.emit(row | {"cluster": asdict(cluster)} | {way: asdict(each) for way, each in found.items()})
         return 0
     output.say(
         f"{name} ({catalog.id}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
@@ -93,7 +91,7 @@ def estimate(
     )
     rows = [_row("each node alone", found["private"])]
     if nodes > 1:
-        rows.append(_row("with --cluster", found["cluster"]))
+        rows.append(_row("with --cluster", found["cooperative"]))
     output.table(
         ["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows
     )

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @options.daemon
 def nodes(socket: str | None, json: bool) -> int:
-    """Show the members of the cluster: what they hold, and who is away or refused.
+    """Show the members of the cluster.
 
-    Exits 1 when a member is not present.
+    Exits 1 when one of them is not present: away, refused, or listed and never heard of.
     """
     with Control(socket) as control:
         reply = control.nodes()

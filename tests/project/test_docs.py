@@ -9,12 +9,10 @@ import inspect
 import io
 import re
 import shlex
-import socket
 import sys
 import types
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from cachesvc.core.errors import CacheError
 from loader import DataLoader, open_dataset
 from testbed import ROOT
 from testbed.node import Daemon
-from testbed.servers import SeaweedFS, free_ports
+from testbed.servers import SeaweedFS, free_ports, two_ports
 from tests.support.waiting import wait_until
 
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("training", "data", "operating")))
@@ -106,15 +104,9 @@ def daemon(data: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     options += ["--cluster", f"static:{member}", "--advertise", member]
     with Daemon(root / "node", options, data.env()) as found:
         (root / "node" / "port").write_text(str(port))
+        with Control(found.socket_dir) as control:
+            wait_until(lambda: [node.state for node in control.nodes().nodes] == ["present"])
         yield found
-
-
-def two_ports() -> int:
-    """Return a free port whose next one is free too."""
-    while True:
-        (port,) = free_ports(1)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
 
 
 @pytest.fixture

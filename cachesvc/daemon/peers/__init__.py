@@ -1,4 +1,5 @@
-"""Sharing of this node's extents with other nodes, from a process of its own.
+"""This node as a member of a cluster, from a process of its own.
 
-In: requests of peers. Out: extents and their checksums. It owns the sharer process.
+In: questions of the daemon and of other nodes. Out: where extents are, and their bytes. It owns the peer agent and the
+daemon's link to it.
 """

@@ -1,6 +1,6 @@
 """Serves blocks of extents to other nodes (`block_wire.py`): a thread for each connection, a bounded number of them.
 
-It runs in the sharer process, which has no credentials and the lowest priority, so that the node's own readers go first.
+It runs in the peer agent, which has no credentials, at the lowest priority, so that the node's own readers go first.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ FLOOD_LINES = 20
 FLOOD_S = 60.0
 """Lines of one message that are logged within `FLOOD_S` seconds; metrics count every event."""
 PRODUCT_LOGGERS = ("cachesvc", "__main__")
-"""Loggers whose level CACHESVC_LOG sets; fillers and sharer are `__main__`."""
+"""Loggers whose level CACHESVC_LOG sets; fillers and peer agent are `__main__`."""
 MESSAGES = 1000
 """Distinct messages whose lines are counted. The product has about a hundred; this bounds those of libraries."""
 

@@ -28,7 +28,7 @@ from cachesvc.v1 import services
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
-from testbed.servers import free_ports
+from testbed.servers import free_ports, two_ports
 from tests.support.waiting import wait_until
 
 EXTENT = 256 << 10
@@ -42,7 +42,7 @@ class Nodes:
 
     def __init__(self, root: Path, data: Path, names: str = "ab") -> None:
         self.root, self.data = root, data
-        self.addresses = {name: f"127.0.0.1:{_two_ports()}" for name in names}
+        self.addresses = {name: f"127.0.0.1:{two_ports()}" for name in names}
 
     def node(
         self,
@@ -57,14 +57,6 @@ class Nodes:
         member = ["--cluster", f"static:{','.join(self.addresses.values())}", "--node-name", name]
         options = [*given, *member, "--advertise", self.addresses[at or name], *more]
         return Daemon(self.root / (at or name), options, credentials)
-
-
-def _two_ports() -> int:
-    """A free port whose next one is free too."""
-    while True:
-        (port,) = free_ports(1)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
 
 
 def data_in(folder: Path) -> bytes:
