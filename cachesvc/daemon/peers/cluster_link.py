@@ -93,11 +93,9 @@ class ClusterLink:
         self.report = ClusterReport(me=cluster.node_name)
         """The cluster as the agent told it last."""
         runner.fills.locate, runner.fills.wrong_copy = self.locate, self.wrong_copy
-        runner.handle(
-            events.ViewChanged(
-                View(cluster.node_name, (Member(cluster.node_name, weight_bytes, cluster.zone),))
-            )
-        )
+        me = Member(cluster.node_name, weight_bytes, cluster.zone)
+        self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
+        runner.handle(events.ViewChanged(self._view))
 
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""
@@ -272,13 +270,10 @@ class ClusterLink:
             then(found)
 
     def _changed(self, report: ClusterReport) -> None:
-        former, self.report = self.report, report
-        if report.settled and (report.members, report.away, report.by_zone) != (
-            former.members,
-            former.away,
-            former.by_zone,
-        ):
-            self._runner.handle(events.ViewChanged(report.view()))
+        self.report = report
+        if report.settled and (view := report.view()) != self._view:
+            self._view = view
+            self._runner.handle(events.ViewChanged(view))
 
     def _keep(self, number: int, extents: list[ExtentId], later: bool) -> None:
         node = self._runner.node

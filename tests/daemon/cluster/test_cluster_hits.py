@@ -1,0 +1,26 @@
+"""The nodes of a cluster together keep what none of them could keep alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.cluster import Cluster
+from testbed.ranks import Ranks
+
+EXTENTS, EXTENT_BYTES = 240, 64 << 10
+NODES = 3
+SPARE = 8
+"""Extents of room beside a node's part: the window, and what chance adds to a part."""
+
+
+def test_an_epoch_over_all_nodes_costs_the_source_nothing_where_they_hold_all_data(tmp_path: Path) -> None:
+    ram = (EXTENTS // NODES + 2 * SPARE) * EXTENT_BYTES
+    fetched: list[int] = []
+    with Cluster(tmp_path, nodes=NODES, ram=ram, extent_bytes=EXTENT_BYTES) as cluster:
+        records = cluster.source.fill(EXTENTS, EXTENT_BYTES, "data")
+        cluster.wait_settled()
+        ledger = Ranks(cluster.nodes, records).read(3, lambda _: fetched.append(cluster.source.counts.bytes))
+    size_bytes = EXTENTS * EXTENT_BYTES
+    assert not ledger.faults(3)
+    assert fetched[0] <= 1.05 * size_bytes
+    assert fetched[2] - fetched[1] <= 0.03 * size_bytes
