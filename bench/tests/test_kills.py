@@ -35,7 +35,7 @@ def test_a_few_kills_lose_and_duplicate_nothing_and_leave_nothing_behind() -> No
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_many_kills_lose_and_duplicate_nothing_and_leave_nothing_behind() -> None:
-    drill(120, 2, 580.0)
+    drill(120, 2, 580.0, LATE)
 
 
 def test_a_ledger_line_cut_by_a_kill_counts_as_not_written(tmp_path: Path) -> None:

@@ -366,6 +366,7 @@ def test_an_invalid_request_is_a_typed_error(
     assert refused.value.code().name == code
 
 
+@pytest.mark.slow
 def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents, nodes = data_in(data), Nodes(tmp_path, data)
@@ -383,6 +384,7 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
 
 
+@pytest.mark.slow
 def test_the_second_node_of_a_name_is_refused_by_name(tmp_path: Path) -> None:
     data = tmp_path / "data"
     contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
