@@ -66,8 +66,8 @@ def open_dataset(
 
     - `format`: "files" | "webdataset" | "mds" | "parquet" | "jsonl" | "csv" | "text" | "documents" | "records"
       | "tokens"; None detects it from the data, but never "text" and "documents".
-    - `fields`: names of the fields that make a sample, which is then a tuple of their values, also for one field.
-      Besides stored fields: "label", "key", and columns of a table beside the data.
+    - `fields`: names of the fields that make a sample, which is then a tuple of their values; or one name, and a sample
+      is that field's value. Besides stored fields: "label", "key", and columns of a table beside the data.
       None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.
     - `decode`: "auto" (by extension or column), None (bytes), callable(sample[, rng]), or "cuda": as "auto", but images
       stay encoded until a DataLoader with `device=` decodes those of a batch together, to a list of uint8 tensors.
@@ -90,6 +90,7 @@ def open_dataset(
     """
     if fields is not None and not isinstance(fields, Iterable):
         raise InvalidInput(f"fields={fields!r}: give a name, or several")
+    bare = isinstance(fields, str)
     if fields is not None:
         fields = (fields,) if isinstance(fields, str) else tuple(fields)
     options = Options(
@@ -108,7 +109,7 @@ def open_dataset(
     verify = flag("verify", verify)
     rank, processes = rank_hint()
     link = connect(_uris(uri), options, version, processes)
-    spec = SampleSpec(fields, decode, transform, out, image_mode, targets)
+    spec = SampleSpec(fields, decode, transform, out, image_mode, targets, bare)
     dataset = Dataset(OpenedDataset(link, verify), spec)
     if rank == 0:
         _log_notes(dataset.catalog.notes)

@@ -21,6 +21,8 @@ class SampleSpec:
     out: str | None = None
     image_mode: ImageMode = "RGB"
     targets: Targets | None = None
+    bare: bool = False
+    """A sample is the value of its only field, not a tuple of one."""
 
     def __post_init__(self) -> None:
         check_targets(self.targets)

@@ -66,7 +66,7 @@ class SampleReader:
         self._decode_rng = rng_parameter(spec.decode)
         self._transform_rng = rng_parameter(spec.transform)
         self._with_label = spec.fields is None and catalog.labels is not None and len(names) == 1
-        self._single = spec.fields is None and len(names) == 1 and not self._with_label
+        self._single = spec.bare or (spec.fields is None and len(names) == 1 and not self._with_label)
         self.gathered = isinstance(self._layout, Fixed) and spec.decode == "auto"
         """Samples are rows of one tensor."""
         self.gathers_batches = (
@@ -198,7 +198,8 @@ class SampleReader:
     ) -> Any:
         """Make a batch of samples of columns under default collation; `located` begins with the samples."""
         assert self._column_samples is not None, "only columns are collated so"
-        batch = columns_batch(self._column_samples, reader, located[0], empty, self._spec.fields is not None)
+        as_tuple = self._spec.fields is not None and not self._spec.bare
+        batch = columns_batch(self._column_samples, reader, located[0], empty, as_tuple)
         if batch is None:
             rows = self.iter_samples(reader, located[0], (0, 0))
             return default_collate_into(
@@ -337,13 +338,14 @@ class SampleReader:
         )
 
     def _shape_sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any]) -> Any:
-        """Return a tuple if fields were named, (value, label) for one field with labels, the value for one field,
+        """Return a tuple if fields were named, the value of a field that was named alone, (value, label) for one field with labels, the value for one field,
         otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
         None, as JSON's null."""
         if self._spec.fields is not None:
             given = iter(values)
             held = self._values
-            return tuple(held[name](sample) if name in held else next(given) for name in self._names)
+            named = tuple(held[name](sample) if name in held else next(given) for name in self._names)
+            return named[0] if self._spec.bare else named
         if self._with_label and self._label is not None:
             return values[0], self._label(sample)
         if len(values) == 1:

@@ -82,5 +82,5 @@ def test_a_dataset_opens_from_a_list_of_commands(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("CACHESVC", "off")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_files(tmp_path / "d", {f"{n}.tar": tar_bytes({f"k{n}": {"txt": b"%d" % n}}) for n in range(4)})
-    data = open_dataset(f"pipe:cat {tmp_path}/d/{{0..2}}.tar::{tmp_path}/d/3.tar", fields="txt")
+    data = open_dataset(f"pipe:cat {tmp_path}/d/{{0..2}}.tar::{tmp_path}/d/3.tar", fields=("txt",))
     assert sorted(data) == [(str(n),) for n in range(4)]

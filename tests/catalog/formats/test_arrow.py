@@ -116,7 +116,7 @@ def test_columns_of_several_files_are_matched_by_name(tmp_path: Path) -> None:
         {"a": 2, "b": None, "c": None, "extra": None},
         {"a": 2**40, "b": "z", "c": pytest.approx([1]), "extra": 1.5},
     ]
-    assert next(iter(DataLoader(open_dataset(tmp_path / "d", fields="a"), 3)))[0].tolist() == [1, 2, 2**40]
+    assert next(iter(DataLoader(open_dataset(tmp_path / "d", fields=("a",)), 3)))[0].tolist() == [1, 2, 2**40]
     write_files(tmp_path / "e", {"0.arrow": stream(one), "1.arrow": file(pa.table({"a": [0.5]}))})
     with pytest.raises(InvalidInput, match=r"0\.arrow: column 'a' has another type"):
         open_dataset(tmp_path / "e")
@@ -165,7 +165,7 @@ def test_views_are_texts_as_polars_writes_them(tmp_path: Path, write: Callable[.
     write_files(tmp_path / "d", {"a.arrow": write(pa.table(columns), 30)})
     dataset = open_dataset(tmp_path / "d")
     assert list(dataset) == pa.table(columns).to_pylist()
-    (batch,) = DataLoader(open_dataset(tmp_path / "d", fields="raw"), 100)
+    (batch,) = DataLoader(open_dataset(tmp_path / "d", fields=("raw",)), 100)
     assert batch[0] == tuple((text or "").encode() for text in texts)
 
 

@@ -278,7 +278,7 @@ def test_images_of_hugging_face_are_decoded(tmp_path: Path) -> None:
         dataset[2]
     assert open_dataset(tmp_path, decode=None)[0]["image"] == one
     assert open_dataset(tmp_path, image_mode="L")[0]["image"].mode == "L"
-    assert open_dataset(tmp_path, fields="image.bytes", decode=None)[0] == (picture(0),)
+    assert open_dataset(tmp_path, fields=("image.bytes",), decode=None)[0] == (picture(0),)
 
 
 @pytest.mark.parametrize("folder", ["save_to_disk", "to_parquet"])

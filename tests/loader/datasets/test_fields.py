@@ -90,3 +90,22 @@ def test_each_value_is_decoded_by_its_own_field(tmp_path: Path) -> None:
     for fields in (("json", "txt"), ("txt", "json")):
         values = {"json": {"n": 3}, "txt": "text 3"}
         assert open_dataset(tmp_path / "data", fields=fields)[3] == tuple(values[name] for name in fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_name_alone_makes_a_sample_its_value(tmp_path: Path, kind: str, workers: int) -> None:
+    KINDS[kind](tmp_path / "data")
+    data = open_dataset(tmp_path / "data", format=kind.partition(",")[0], fields="b", decode=None)
+    expected = sorted(row["b"] for row in ROWS)
+    assert sorted(bytes(data[at]) for at in range(COUNT)) == expected
+    batches = DataLoader(data, batch_size=4, num_workers=workers, collate_fn=list)
+    assert sorted(bytes(each) for batch in batches for each in batch) == expected
+
+
+def test_a_batch_of_one_named_column_is_its_tensor(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"a": [1, 2, 3], "b": [4, 5, 6]}), tmp_path / "0.parquet")
+    (batch,) = DataLoader(open_dataset(tmp_path, fields="b"), batch_size=3)
+    assert batch.tolist() == [4, 5, 6]
+    data = open_dataset(tmp_path, fields="b", transform=lambda value: value * 2)
+    assert list(data) == [8, 10, 12]

@@ -45,7 +45,8 @@ def test_webdataset_and_mds_samples_are_dicts_by_field(home: Path) -> None:
     [first, *rest] = list(open_dataset(str(home / "tars") + "/", decode=None))
     assert len(rest) == 9
     assert all(isinstance(value, bytes) for value in first.values())
-    assert open_dataset(str(home / "tars") + "/", fields="jpg", decode=None)[0] == (first["jpg"],)
+    assert open_dataset(str(home / "tars") + "/", fields="jpg", decode=None)[0] == first["jpg"]
+    assert open_dataset(str(home / "tars") + "/", fields=("jpg",), decode=None)[0] == (first["jpg"],)
 
 
 def test_tokens_convert_to_the_type_asked_for(home: Path) -> None:

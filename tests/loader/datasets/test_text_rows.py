@@ -161,7 +161,7 @@ def test_fields_make_tuples(tmp_path: Path) -> None:
     assert [rows[0], rows[1]] == [([2], 1), (None, None)]
     with pytest.raises(CorruptData, match=r"a\.jsonl line 3 is list and no object, which fields= needs"):
         rows[2]
-    assert list(open_dataset(tmp_path / "a.csv", fields="a")) == [(1,), (None,)]
+    assert list(open_dataset(tmp_path / "a.csv", fields=("a",))) == [(1,), (None,)]
     with pytest.raises(InvalidInput, match="fields \\['c'\\] are not in the dataset, which has a, b"):
         open_dataset(tmp_path / "a.csv", fields="c")
 

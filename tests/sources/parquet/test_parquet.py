@@ -256,7 +256,7 @@ def test_fields_are_chosen_and_made_tensors(tmp_path: Path) -> None:
     small, value = next(iter(DataLoader(dataset, batch_size=100)))
     assert small.tolist() == list(range(100))
     assert value.tolist() == [n / 8 for n in range(100)]
-    assert open_dataset(tmp_path, fields="five", decode=None)[7] == (b"00007",)
+    assert open_dataset(tmp_path, fields=("five",), decode=None)[7] == (b"00007",)
 
 
 def test_rows_through_a_daemon_and_s3(
@@ -368,7 +368,7 @@ def test_a_list_with_nulls_is_a_python_list_and_one_without_is_an_array(
     one = (True, False) if kind.value_type == pa.bool_() else (1, 0)
     rows = [[one[0], None, one[1]], [one[0], one[1], one[0]], None, [None] * 3]
     write_files(tmp_path / "d", {"a.parquet": written(tmp_path / "x", pa.table({"x": pa.array(rows, kind)}))})
-    found = list(open_dataset(tmp_path / "d", fields="x"))
+    found = list(open_dataset(tmp_path / "d", fields=("x",)))
     assert (found[0], found[2], found[3]) == (([1, None, 0],), (None,), ([None] * 3,))
     assert isinstance(found[1][0], np.ndarray)
     assert found[1][0].tolist() == [1, 0, 1]
@@ -429,7 +429,7 @@ def test_types_that_do_not_unite_and_mixed_formats_are_refused(tmp_path: Path) -
         InvalidInput, match=r"b\.parquet: column 'y' is string, and int64 in the files before it"
     ):
         compiled(tmp_path / "d")
-    assert list(open_dataset(tmp_path / "d", fields="x")) == [("a",), ("a",)]
+    assert list(open_dataset(tmp_path / "d", fields=("x",))) == [("a",), ("a",)]
     write_files(tmp_path / "g", {"a.parquet": one, "b.tar": b""})
     with pytest.raises(InvalidInput, match=r"format= \(parquet, webdataset\)"):
         compiled(tmp_path / "g")

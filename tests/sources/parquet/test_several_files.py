@@ -113,7 +113,7 @@ def test_folders_are_columns(tmp_path: Path) -> None:
     assert list(dataset.where("year == -7")) == [{"a": 2, "year": -7, "lang": None}] * 2
     pairs = [(-7, 2), (2020, 0), (2021, 1)]
     assert sorted(set(open_dataset(tmp_path / "d", fields=("year", "a")))) == pairs
-    assert sorted(set(open_dataset(tmp_path / "d", fields="year"))) == [(year,) for year, _ in pairs]
+    assert sorted(set(open_dataset(tmp_path / "d", fields=("year",)))) == [(year,) for year, _ in pairs]
     (batch,) = DataLoader(open_dataset(tmp_path / "d", fields=("year", "a")), 6)
     assert sorted(batch[0].tolist()) == [-7, -7, 2020, 2020, 2021, 2021]
 

@@ -122,6 +122,6 @@ def test_a_dataset_of_named_tars(
     monkeypatch.setenv("CACHESVC", "off" if way == "direct" else "require")
     with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", f"{server.url}/t/"]) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
-        data = open_dataset(f"pipe:curl -sL {server.url}/t/{{0..2}}.tar?ticket=1", fields="txt")
+        data = open_dataset(f"pipe:curl -sL {server.url}/t/{{0..2}}.tar?ticket=1", fields=("txt",))
         assert sorted(data) == [(str(n),) for n in range(3)]
         data.close()

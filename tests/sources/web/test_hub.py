@@ -153,7 +153,7 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CACHESVC", "off" if way == "direct" else "require")
     with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", f"{ROOT}/"]) as daemon:
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
-        data = open_dataset(f"{ROOT}/tars/{{0..2}}.tar", fields="txt")
+        data = open_dataset(f"{ROOT}/tars/{{0..2}}.tar", fields=("txt",))
         seen = [text for (texts,) in DataLoader(data, 4, shuffle=True) for text in texts]
         assert sorted(seen) == sorted(f"{shard}{n}" for shard in range(3) for n in range(5))
         data.close()

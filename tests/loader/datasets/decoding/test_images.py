@@ -94,7 +94,7 @@ def test_images_are_rgb_in_every_format(
     for mode, found in (("RGB", {"RGB"}), ("L", {"L"}), (None, {"P", "L", "RGBA"})):
         rows = open_dataset(tmp_path / "d", fields="png", image_mode=mode)  # type: ignore[arg-type]
         assert {rows[n][0].mode for n in range(3)} == found
-    assert {each[0].mode for each in open_dataset(tmp_path / "d", fields="png")} == {"RGB"}
+    assert {each[0].mode for each in open_dataset(tmp_path / "d", fields=("png",))} == {"RGB"}
 
 
 def test_mds_pixels_and_image_lists_are_rgb(tmp_path: Path) -> None:
