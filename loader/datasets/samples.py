@@ -338,9 +338,9 @@ class SampleReader:
         )
 
     def _shape_sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any]) -> Any:
-        """Return a tuple if fields were named, the value of a field that was named alone, (value, label) for one field with labels, the value for one field,
-        otherwise a dict by field. Fields that are not `stored` are left out of the dict; a stored value may be
-        None, as JSON's null."""
+        """Return a tuple if fields were named, the value of a field that was named alone, (value, label) for one
+        field with labels, the value for one field, otherwise a dict by field. Fields that are not `stored` are left
+        out of the dict; a stored value may be None, as JSON's null."""
         if self._spec.fields is not None:
             given = iter(values)
             held = self._values

@@ -92,7 +92,7 @@ def test_images_are_rgb_in_every_format(
 ) -> None:
     write(tmp_path / "d", {name: stored(mode) for name, mode in (("p", "P"), ("l", "L"), ("a", "RGBA"))})
     for mode, found in (("RGB", {"RGB"}), ("L", {"L"}), (None, {"P", "L", "RGBA"})):
-        rows = open_dataset(tmp_path / "d", fields="png", image_mode=mode)  # type: ignore[arg-type]
+        rows = open_dataset(tmp_path / "d", fields=("png",), image_mode=mode)  # type: ignore[arg-type]
         assert {rows[n][0].mode for n in range(3)} == found
     assert {each[0].mode for each in open_dataset(tmp_path / "d", fields=("png",))} == {"RGB"}
 
