@@ -19,7 +19,7 @@ _TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """A regular file in an archive, whose body is bytes [offset, offset + size) of the archive; or a `link` to one."""
 
     name: str
@@ -35,7 +35,7 @@ class _Header:
     kind: bytes
 
 
-def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[Member]:
+def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Iterator[TarMember]:
     """Yield regular members and links in order; `read(offset, length)` returns exactly those bytes of the archive, or fewer
     at its end where `size_bytes` is only a limit.
 
@@ -73,7 +73,7 @@ def members(uri: str, size_bytes: int, read: Callable[[int, int], bytes]) -> Ite
         if header.kind in _REGULAR + _LINKS:
             path = extra.get("path", lasting.get("path"))
             name = header.name if path is None else path.decode("utf-8", "surrogateescape")
-            yield Member(name, body, size, header.kind in _LINKS)
+            yield TarMember(name, body, size, header.kind in _LINKS)
         if header.kind != b"K":
             extra = {}
 

@@ -17,7 +17,7 @@ from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
 from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.object_bytes import ObjectBytes
-from cachesvc.catalog.formats.tar import BLOCK, Member, members
+from cachesvc.catalog.formats.tar import BLOCK, TarMember, members
 from cachesvc.catalog.kinds import kind_of
 from cachesvc.catalog.labels.label_tables import may_be_beside, read_tables, separate_tables
 from cachesvc.catalog.labels.sample_names import SampleKeys
@@ -215,7 +215,7 @@ class _Collector:
         self._fields = dict(list(self._fields.items())[: self._fields_begun])
         self._tags.drop_samples(keys)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: TarMember) -> None:
         """Add a member to its sample. Skips names without an extension, and those that `_META` matches."""
         name = member.name.removeprefix("./")
         match = _NAME.fullmatch(name)

@@ -86,7 +86,7 @@ class Keeping:
                 continue
             placement = self._policy.place(entry, Requester.PREFETCH)
             if self._copies.carry_out(placement, entry):
-                self._copies.mark_for_peer(entry)
+                entry.copies[-1].for_peer = True
             elif placement.room_coming:
                 continue
             del self._wanted[extent]

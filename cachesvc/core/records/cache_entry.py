@@ -50,7 +50,7 @@ class Copy:
     unplanned: bool = False
     """A reader without a plan used it last."""
     for_peer: bool = False
-    """It is being filled because a peer wants it."""
+    """Its fill began because a peer wanted it, and took no slot."""
     used_at: float = 0.0
     eviction_list: EvictionList | None = None
     older: Copy | None = field(default=None, repr=False)

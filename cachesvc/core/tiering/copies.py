@@ -34,8 +34,6 @@ class Copies:
         self.entries: dict[ExtentId, CacheEntry] = {}
         self.filling: dict[Copy, None] = {}
         """A dictionary for its order, that in which fills began: the order of a set is no function of the events."""
-        self.peer_fills = 0
-        """Fills in flight that peers want; they take no slots."""
         self._no_order = OrderWindow()
         """The window of copies that look-ahead filled for an order which gave up its room."""
         self.counts: dict[DatasetId, DemandCounts] = {}
@@ -48,6 +46,11 @@ class Copies:
         """Extents that `core/node/prefetch.py` fills again, each once."""
 
     @property
+    def peer_fills(self) -> int:
+        """The number of fills in flight that peers want; they take no slots."""
+        return sum(copy.for_peer for copy in self.filling)
+
+    @property
     def busy(self) -> bool:
         """True if no more fills may start."""
         settings, count = self.policy.settings, len(self.filling) - self.peer_fills
@@ -55,11 +58,6 @@ class Copies:
             return False
         under_way = sum(copy.entry.size_bytes for copy in self.filling if not copy.for_peer)
         return count >= SMALL_FILLS * settings.max_fills or under_way >= settings.fill_bytes
-
-    def mark_for_peer(self, entry: CacheEntry) -> None:
-        """Note that the fill of an extent, which has just begun, takes no slot: a peer wants it."""
-        entry.copies[-1].for_peer = True
-        self.peer_fills += 1
 
     def ensure_entry(self, extent: ExtentId, size_bytes: int) -> CacheEntry:
         """The entry of an extent, made where there is none."""
@@ -173,7 +171,7 @@ class Copies:
     def filled(self, copy: Copy, from_peer: bool = False) -> None:
         """End a fill whose bytes are complete. In an NVMe tier their commit is now under way."""
         entry = copy.entry
-        self._end_fill(copy)
+        del self.filling[copy]
         self._move(copy, CopyEvent.FILLED)
         copy.used_at = self.context.now
         copy.committed = copy.tier.name == RAM
@@ -221,7 +219,7 @@ class Copies:
 
     def _drop(self, copy: Copy, event: CopyEvent) -> None:
         entry, tier = copy.entry, copy.tier
-        self._end_fill(copy)
+        self.filling.pop(copy, None)
         entry.copies.remove(copy)
         tier.used_bytes -= entry.size_bytes
         if copy.phase is Phase.EVICTING:
@@ -231,11 +229,6 @@ class Copies:
         self.set_role(copy, Role.LRU)
         self._unset_ahead(copy)
         self._end_source(copy)
-
-    def _end_fill(self, copy: Copy) -> None:
-        self.filling.pop(copy, None)
-        self.peer_fills -= copy.for_peer
-        copy.for_peer = False
 
     def _end_source(self, copy: Copy) -> None:
         source, copy.source = copy.source, None
@@ -248,8 +241,6 @@ class Copies:
         following = self.transitions.get((copy.phase, event))
         assert following is not None, f"{event.name} of a copy that is {copy.phase.name}"
         copy.phase = following
-
-    # Leases and needs protect a copy.
 
     def lease(self, copy: Copy, unplanned: bool = False) -> None:
         """Begin a lease, after which the copy cannot be evicted. `unplanned`: by a reader without a plan."""
@@ -385,15 +376,12 @@ class Copies:
         home = copy.entry.datasets[0] if role is Role.KEPT else None
         if copy.role is role and copy.home is home:
             return
-        size = copy.entry.size_bytes
-        if copy.home is not None:
-            copy.tier.kept_bytes -= size
-            copy.home.kept_bytes -= size
-            self.policy.shares.foreign_kept_bytes -= size * (not copy.entry.owned)
-        if home is not None:
-            copy.tier.kept_bytes += size
-            home.kept_bytes += size
-            self.policy.shares.foreign_kept_bytes += size * (not copy.entry.owned)
+        size, foreign = copy.entry.size_bytes, copy.entry.size_bytes * (not copy.entry.owned)
+        for charged, by in ((copy.home, -1), (home, 1)):
+            if charged is not None:
+                copy.tier.kept_bytes += by * size
+                charged.kept_bytes += by * size
+                self.policy.shares.foreign_kept_bytes += by * foreign
         copy.role, copy.home = role, home
 
     def unlist(self, copy: Copy) -> None:

@@ -61,7 +61,7 @@ class RowGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GroupRun:
     """Row groups of one extent, its size, and the ranges of the file that it is decoded from."""
 
     groups: tuple[RowGroup, ...]
@@ -190,7 +190,7 @@ class Footer:
 
     # ---- decoding
 
-    def decode(self, run: Run, recipe: Recipe, stored: memoryview) -> Values:
+    def decode(self, run: GroupRun, recipe: Recipe, stored: memoryview) -> Values:
         """Decode row groups to an extent. `stored` has the file's size and contains the run's ranges. Raises
         CorruptData."""
         files: dict[tuple[int, ...], Any] = {}
@@ -324,7 +324,7 @@ def _expanded_bytes(arrow: Any, array: Any) -> int:
     return len(text_parts(arrow, array)[1]) if array.type in kinds else 0
 
 
-def run_of(groups: Sequence[RowGroup]) -> Run:
+def run_of(groups: Sequence[RowGroup]) -> GroupRun:
     """Return row groups as one extent."""
     spans = sorted({(each.begin, each.end) for group in groups for each in group.chunks.values()})
     joined: list[tuple[int, int]] = []
@@ -334,7 +334,7 @@ def run_of(groups: Sequence[RowGroup]) -> Run:
         else:
             joined.append((begin, end))
     ranges = tuple(joined) or ((groups[0].begin, groups[0].begin + 1),)  # no fill is without a read
-    return Run(tuple(groups), int(sizes_of(groups)[-1]), ranges)
+    return GroupRun(tuple(groups), int(sizes_of(groups)[-1]), ranges)
 
 
 def sizes_of(groups: Sequence[RowGroup]) -> npt.NDArray[np.int64]:
@@ -345,7 +345,7 @@ def sizes_of(groups: Sequence[RowGroup]) -> npt.NDArray[np.int64]:
     return sizes + _MARK_BYTES * np.arange(1, len(groups) + 1)
 
 
-def decoding(piece: Piece, footer: Footer, read: Callable[[int, int], bytes]) -> Run:
+def decoding(piece: Piece, footer: Footer, read: Callable[[int, int], bytes]) -> GroupRun:
     """Return the row groups of a piece. Raises CorruptData where the footer has none of its place and size."""
     groups = footer.groups(recipe_of(piece.codec), read)
     first = next((at for at, each in enumerate(groups) if each.begin == piece.offset), len(groups))
