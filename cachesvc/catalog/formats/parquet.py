@@ -26,8 +26,8 @@ from cachesvc.sources.parquet.parquet import (
     MAGIC,
     MAX_RUN,
     Footer,
+    GroupRun,
     RowGroup,
-    Run,
     footer_bytes,
     run_of,
     sizes_of,
@@ -119,7 +119,7 @@ class _Compiling:
         return draft
 
 
-def _runs(groups: Sequence[RowGroup], extent_bytes: int) -> Iterator[Run]:
+def _runs(groups: Sequence[RowGroup], extent_bytes: int) -> Iterator[GroupRun]:
     begin = 0
     while begin < len(groups):
         sizes = sizes_of(groups[begin : begin + MAX_RUN])
