@@ -34,7 +34,7 @@ from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_server import BlockServer
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
-from cachesvc.daemon.peers.members import SETTLE_S, Members
+from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
@@ -144,7 +144,7 @@ class Agent:
         self._locator.locate(extent, failed, done)
 
     def _survey(self, message: messages.SurveyExtents) -> None:
-        self._members.wait_settled(SETTLE_S)
+        self._members.wait_settled()
         held, coming = self._locator.survey(messages.unpack_ids(message.extents))
         pack = messages.pack_ids
         self._daemon.send(messages.ExtentsSurveyed(message.number, pack(held), pack(coming)))

@@ -58,6 +58,7 @@ class Members:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._settled = threading.Event()
+        self._settle_at = time.monotonic() + SETTLE_S
         self._greeting: set[str] = set()
         self._pool = ThreadPoolExecutor(GREETERS, "greet")
         self._contacts: dict[str, Contact] = {}
@@ -75,9 +76,15 @@ class Members:
         """The latest view."""
         return self._view
 
-    def wait_settled(self, timeout_s: float) -> None:
-        """Wait until each member has answered or failed once."""
-        self._settled.wait(timeout_s)
+    def wait_settled(self) -> None:
+        """Wait until each member has answered or failed once, up to `SETTLE_S` after this process began: the addresses of
+        this node may be in use for longer, and fills must not wait for them."""
+        self._settled.wait(max(0.0, self._settle_at - time.monotonic()))
+
+    @property
+    def waited(self) -> bool:
+        """There is nothing to wait for: `wait_settled` returns at once."""
+        return self._settled.is_set() or time.monotonic() >= self._settle_at
 
     @property
     def settled(self) -> bool:
@@ -104,7 +111,13 @@ class Members:
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
             self._roster.listed(endpoints, time.monotonic())
-        self._calls.forget({endpoint.address for endpoint in endpoints})
+            self._instances = {
+                name: each for name, each in self._instances.items() if self._roster.knows(name)
+            }
+        addresses = {endpoint.address for endpoint in endpoints}
+        for address in self._contacts.keys() - addresses:
+            self._contacts.pop(address, None)
+        self._calls.forget(addresses)
         self._wake.set()
 
     def _run(self) -> None:
