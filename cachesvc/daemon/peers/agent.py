@@ -34,6 +34,7 @@ from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_server import BlockServer
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
+from cachesvc.daemon.peers.loopback import hidden_from
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
@@ -72,12 +73,13 @@ class Agent:
         self._calls = PeerCalls(tls, cluster.tls_name)
         roster = Roster(self._greeting, cluster.rejoin_grace_s, cluster.by_zone)
         hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=me, instance=instance)
-        self._members = Members(roster, self._calls, hello, self._view_changed, self._restarted)
+        self._members = Members(roster, self._calls, hello, self._view_changed, self._restarted, self._listed)
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
         self._surveys = ThreadPool(SURVEYS, "survey")
         self._sent_bytes = 0
+        self._warned = False
         self._blocks = BlockServer(
             self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
         )
@@ -156,6 +158,15 @@ class Agent:
 
     def _restarted(self, node: str) -> None:
         self._announcements.tell_all([node])
+
+    def _listed(self, addresses: set[str]) -> None:
+        advertised = self._cluster.advertise
+        if not self._warned and (other := hidden_from(advertised, addresses)):
+            self._warned = True
+            log.warning(
+                "this node's address is loopback, and other machines cannot reach it; give --advertise",
+                extra={"advertise": advertised, "member": other},
+            )
 
     def _on_sent(self, size_bytes: int) -> None:
         self._sent_bytes += size_bytes

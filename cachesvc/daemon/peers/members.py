@@ -1,7 +1,7 @@
 """The members of the cluster as this node sees them: the roster, fed by the membership and by greetings.
 
-One thread watches the membership; another greets members when the roster says so. `changed` gets each new view, and
-`restarted` the name of a member that has started anew, with an empty directory.
+One thread watches the membership; another greets members when the roster says so. `changed` gets each new view,
+`restarted` the name of a member that has started anew, with an empty directory, and `listed` the addresses of each list.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ class Members:
         hello: pb.HelloRequest,
         changed: Callable[[View], None],
         restarted: Callable[[str], None],
+        listed: Callable[[set[str]], None],
     ) -> None:
         self._roster = roster
         self._calls = calls
         self._hello = hello
         self._changed = changed
         self._restarted = restarted
+        self._on_listed = listed
         self._instances: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -119,6 +121,7 @@ class Members:
             self._contacts.pop(address, None)
         self._calls.forget(addresses)
         self._wake.set()
+        self._on_listed(addresses)
 
     def _run(self) -> None:
         settle_at = time.monotonic() + SETTLE_S
