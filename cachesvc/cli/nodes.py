@@ -50,10 +50,10 @@ def _row(node: pb.NodeStatus) -> list[str]:
         f"{node.extents:,}",
         f"{node.round_trip_us / 1000:,.1f} ms" if node.round_trip_us else "",
         node.release,
-        _short(node.why),
+        shortened(node.why),
     ]
 
 
-def _short(why: str) -> str:
+def shortened(why: str) -> str:
     """A reason without what gRPC puts around it: the address, which has a column, and that it could not connect."""
     return WRAPPED.sub("", why)
