@@ -44,8 +44,9 @@ RESTART_S = 1.0
 TICK_S = 1.0
 LOCATE_S = 15.0
 """A fill whose question is not answered for this time reads from the source."""
-SILENT_S = 60.0
-"""An agent that sends nothing for this time, though questions are open, is replaced."""
+START_S = 60.0
+"""The time in which an agent starts. One that sends nothing for it, or later for `LOCATE_S`, though a question is open, is
+replaced."""
 STEP = 1024
 """Extents of one message about residency; each takes some 3 us of the loop's time."""
 SOURCE = Located("", "")
@@ -92,7 +93,7 @@ class ClusterLink:
         self._numbers = itertools.count(1)
         self._locating: dict[int, tuple[float, Callable[[Located], None]]] = {}
         """The time until which each question may stay open, in order, and the callback for its answer."""
-        self._heard_at = 0.0
+        self._heard_at, self._patience_s = 0.0, START_S
         self._surveys: dict[int, Callable[[Survey], None]] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
@@ -149,9 +150,10 @@ class ClusterLink:
         self._note(changed)
 
     def _note(self, changed: Iterable[ExtentId]) -> None:
-        if not self._changes:
+        noted = dict.fromkeys(changed)
+        if noted and not self._changes:
             self._runner.loop.post(self._tell)
-        self._changes.update(dict.fromkeys(changed))
+        self._changes.update(noted)
 
     def _tell(self) -> None:
         """Tell some changes, as things are now, and the others in the next rounds of the loop."""
@@ -159,8 +161,12 @@ class ClusterLink:
         changes = [self._changes.popitem()[0] for _ in range(min(STEP, len(self._changes)))]
         if self._changes:
             self._runner.loop.post(self._tell)
-        filled = [extent for extent in changes if self._lending.complete_in(extent) is not None]
-        dropped = [extent for extent in changes if not node.will_keep(extent)]
+        filled, dropped = [], []
+        for extent in changes:
+            if self._lending.complete_in(extent) is not None:
+                filled.append(extent)
+            elif node.where(extent) is not None or not node.will_keep(extent):  # it has holes, or is gone
+                dropped.append(extent)
         self._send(messages.ResidencyChanged(messages.pack_ids(filled), messages.pack_ids(dropped)))
 
     def tick(self, now: float) -> None:
@@ -183,7 +189,7 @@ class ClusterLink:
         for number in late:
             self._located(messages.ExtentLocated(number))
         channel = self._channel
-        if late and channel is not None and now - self._heard_at > SILENT_S:
+        if late and channel is not None and now - self._heard_at > self._patience_s:
             end_agent(channel)
 
     def next_deadline(self) -> float:
@@ -217,7 +223,7 @@ class ClusterLink:
                 log.warning("the peer agent cannot be started", extra={"error": error.strerror})
             else:
                 with channel:
-                    self._heard_at = time.monotonic()
+                    self._heard_at, self._patience_s = time.monotonic(), START_S
                     self._channel = channel
                     self._runner.loop.post(self._began)
                     self._serve(channel)
@@ -254,7 +260,7 @@ class ClusterLink:
                 continue
             except jobs.RECEIVE_ERRORS:
                 return
-            self._heard_at = time.monotonic()
+            self._heard_at, self._patience_s = time.monotonic(), LOCATE_S
             message = received[0] if received else None
             for fd in received[1] if received else ():  # none is expected
                 os.close(fd)
