@@ -56,7 +56,7 @@ class Lender:
 
     def answered(self) -> list[tuple[int, int]]:
         """The number of each answer that came, and of its descriptors."""
-        found = []
+        found: list[tuple[int, int]] = []
         while True:
             try:
                 received = jobs.receive(self.agent)
