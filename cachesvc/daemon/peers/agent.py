@@ -79,6 +79,7 @@ class Agent:
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
         self._surveys = ThreadPool(SURVEYS, "survey")
         self._sent_bytes = 0
+        self._sent_lock = threading.Lock()
         self._warned = False
         self._blocks = BlockServer(
             self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
@@ -169,7 +170,8 @@ class Agent:
             )
 
     def _on_sent(self, size_bytes: int) -> None:
-        self._sent_bytes += size_bytes
+        with self._sent_lock:  # each connection has a thread
+            self._sent_bytes += size_bytes
 
     def _wrong(self, extents: list[ExtentId]) -> None:
         for extent in extents:

@@ -422,6 +422,7 @@ def rows(daemon: Daemon) -> Sequence[pb.NodeStatus]:
     ("options", "message"),
     [
         (["--advertise", "10.1.2.3:7000"], "is open to others"),
+        (["--node-name", "two words"], "a name is one word"),
         (["--advertise", "127.0.0.1:{taken}"], "cannot be bound"),
         (["--cluster", "carrier-pigeon://loft"], "is not understood"),
     ],
