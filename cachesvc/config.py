@@ -357,6 +357,9 @@ def validate(settings: Settings) -> None:
         raise InvalidInput(
             "a socket for other users needs --allow: they would read with this daemon's rights"
         )
+    name = settings.cluster.node_name if settings.cluster else "-"
+    if name.split() != [name]:
+        raise InvalidInput(f"--node-name {name!r}: a name is one word")
     advertised = settings.cluster.advertise if settings.cluster else ""
     for option, address in (("--listen", settings.listen), ("--advertise", advertised)):
         if address and settings.tls is None and not _loopback(address):

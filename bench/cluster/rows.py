@@ -7,7 +7,6 @@ before the S3 server.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -246,30 +245,6 @@ def moves(bench: Bench, nodes: int) -> Row:
     return Row(f"{join:.2f} D, {leave:.2f} D", f"<= {goal:.2f} D each", good, nodes, what)
 
 
-def transfer(bench: Bench, tls: bool) -> Row:
-    """The rate of extents from one node to another, against a bare loop over the same link."""
-    from bench.cluster.bare_transfer import bare_rate
-
-    extents = 16
-    kind = "namespaces" if tls else "loopback"
-    with bench.cluster(2, (extents + 2) * LARGE_BYTES, extent_bytes=LARGE_BYTES, kind=kind) as cluster:
-        records = cluster.source.fill(extents, LARGE_BYTES)
-        first, second = cluster.nodes
-        first.prefetch(records)
-        _opened(second, records)
-        bare = statistics.median(bare_rate(cluster, records.size_bytes) for _ in range(3))
-        began = time.monotonic()
-        reply = second.prefetch(records)
-        rate = records.size_bytes / (time.monotonic() - began)
-    whole = reply.peer_bytes == records.size_bytes
-    goal = "" if tls else ">= 0.80"
-    met = None if tls else whole and rate >= 0.8 * bare
-    way = "TLS over veth" if tls else "in the clear over loopback"
-    what = f"1 GiB in extents of 64 MiB, {way}; the bare loop {bare / 1e9:.2f} GB/s"
-    measured = f"{rate / bare:.2f} ({rate / 1e9:.2f} GB/s{'' if whole else ', NOT ALL FROM THE PEER'})"
-    return Row(measured, goal, met, 2, what)
-
-
 ROWS: dict[str, Callable[[Bench], Row]] = {
     "cold2": lambda bench: cold(bench, 2),
     "cold4": lambda bench: cold(bench, 4),
@@ -284,8 +259,6 @@ ROWS: dict[str, Callable[[Bench], Row]] = {
     "zones": lambda bench: zones(bench, 4),
     "restart": lambda bench: restart(bench, 8),
     "moves": lambda bench: moves(bench, 4),
-    "transfer": lambda bench: transfer(bench, tls=False),
-    "tls": lambda bench: transfer(bench, tls=True),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,10 @@ from cachesvc.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
+
+WRAPPED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+ (Failed to connect to remote host: )?(connect: )?"
+)
 
 
 @click.command()
@@ -29,7 +34,7 @@ def nodes(socket: str | None, json: bool) -> int:
         for node in reply.nodes:
             output.emit(output.plain(node))
     else:
-        heads = ["node", "address", "zone", "state", "capacity>", "extents>", "round trip>", "release", ""]
+        heads = ["node", "address", "zone", "state", "capacity>", "extents>", "round trip>", "release", "why"]
         output.table(heads, [_row(node) for node in reply.nodes])
     return int(any(node.state != "present" for node in reply.nodes))
 
@@ -45,5 +50,10 @@ def _row(node: pb.NodeStatus) -> list[str]:
         f"{node.extents:,}",
         f"{node.round_trip_us / 1000:,.1f} ms" if node.round_trip_us else "",
         node.release,
-        node.why,
+        shortened(node.why),
     ]
+
+
+def shortened(why: str) -> str:
+    """A reason without what gRPC puts around it: the address, which has a column, and that it could not connect."""
+    return WRAPPED.sub("", why)

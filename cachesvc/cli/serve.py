@@ -129,8 +129,19 @@ def settings_of(
             bytes_per_s=peer_bandwidth or 0,
             tls_name=tls_name or "",
         )
-    elif given_alone := [each for each in (advertise, zone, tls_name) if each]:
-        raise InvalidInput(f"{given_alone[0]} is of a cluster; give --cluster too")
+    else:
+        given_alone = {
+            "--node-name": node_name,
+            "--advertise": advertise,
+            "--zone": zone,
+            "--domain": domain,
+            "--rejoin-grace": rejoin_grace,
+            "--peer-bandwidth": peer_bandwidth,
+            "--tls-name": tls_name,
+        }
+        for option, value in given_alone.items():
+            if value is not None:
+                raise InvalidInput(f"{option} is of a cluster; give --cluster too")
     allowed = [config.parse_allow(text) for text in allow]
     given = {name: value for name, value in others.items() if value is not None}
     settings = config.Settings(

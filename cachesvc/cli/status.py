@@ -35,6 +35,12 @@ def status(socket: str | None, json: bool) -> int:
             f"sources: {asked.requests:,} reads, {output.size(asked.bytes)}, {asked.retries:,} retries,"
             f" {asked.throttled:,} times throttled, {asked.hedges:,} hedged ({output.size(asked.hedge_bytes)})"
         )
+    if reply.HasField("cluster"):
+        output.say(
+            f"cluster: {reply.cluster.present:,} nodes present, {reply.cluster.away:,} away,"
+            f" {output.size(reply.cluster.received_bytes)} received from peers,"
+            f" {output.size(reply.cluster.sent_bytes)} sent"
+        )
     heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>", "corrupt>", ""]
     output.table(heads, [_tier(t) for t in reply.tiers])
     if reply.datasets:

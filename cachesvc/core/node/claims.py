@@ -120,10 +120,12 @@ class Claims:
         )
 
     def elsewhere(self, job: int) -> list[ExtentId]:
-        """The extents that a job's prefetch left to the nodes of the cluster that own them."""
+        """The extents that a job's prefetch left to the nodes of the cluster that own them. Safe from any thread, as it
+        takes too long for the loop's: it copies what may change, and reads each entry by itself."""
         entries = self._copies.entries
-        stuck = (extent for dataset in self._jobs.get(job, ()) for extent in dataset.stuck)
-        return [extent for extent in stuck if extent in entries and not entries[extent].owned]
+        stuck = (extent for dataset in tuple(self._jobs.get(job, ())) for extent in tuple(dataset.stuck))
+        found = (entries.get(extent) for extent in stuck)
+        return [entry.id for entry in found if entry is not None and not entry.owned]
 
     def _incomplete(self, datasets: list[DatasetState]) -> dict[ExtentId, tuple[int, str]]:
         """Resident extents of these datasets in which objects are missing, and why the first one is."""

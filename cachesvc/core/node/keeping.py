@@ -43,12 +43,16 @@ class Keeping:
 
     def peer_wants(self, event: PeerWants) -> None:
         """Fetch an extent that a peer asked for, where this node is to keep it and has room."""
-        entry = self._copies.entries.get(event.extent)
-        if entry is None or not self._policy.reserve.streams or not entry.owned or in_progress(entry):
-            return
-        if entry.datasets and not self.full:
-            self._wanted[entry.id] = None
+        if self.lacks(event.extent) and not self.full:
+            self._wanted[event.extent] = None
             self.feed()
+
+    def lacks(self, extent: ExtentId) -> bool:
+        """Return whether this node is to keep an extent that it neither has nor fetches, and that peers may ask for."""
+        entry = self._copies.entries.get(extent)
+        if entry is None or not self._policy.reserve.streams or not entry.owned or not entry.datasets:
+            return False
+        return extent not in self._wanted and not in_progress(entry)
 
     @property
     def full(self) -> bool:

@@ -59,6 +59,8 @@ class Directory:
         the keeper where it has the choice."""
         self._keeper = keeper
         self._places: dict[ExtentId, list[_Place]] = {}
+        self._noted: dict[str, set[ExtentId]] = {}
+        """The extents of each node's places."""
         self._generation = 0
 
     def __len__(self) -> int:
@@ -85,7 +87,7 @@ class Directory:
         if chosen is not None:
             lease.upstream = chosen.node
             chosen.sent_count += 1
-        self._places[extent] = [*others, lease]
+        self._set(extent, [*others, lease])
         return Answer(lease.upstream, chosen is not None and chosen.filling, lease.generation)
 
     def holders(self, extent: ExtentId) -> list[str]:
@@ -104,7 +106,7 @@ class Directory:
             place = self._find(node, extent)
             if place is None:
                 place = _Place(node, self._next_generation())
-                self._places.setdefault(extent, []).append(place)
+                self._set(extent, [*self._places.get(extent, ()), place])
             place.filling, place.upstream = False, SOURCE
 
     def renew(self, node: str, fills: Iterable[tuple[ExtentId, int]], now: float) -> list[ExtentId]:
@@ -122,28 +124,30 @@ class Directory:
     def dropped(self, node: str, extents: Iterable[ExtentId]) -> None:
         """Note that a node neither holds extents any more nor fills them."""
         for extent in extents:
-            self._keep(extent, [place for place in self._places.get(extent, ()) if place.node != node])
+            self._remove(node, extent)
 
-    def forget(self, node: str, fills: bool = True) -> None:
-        """Forget everything about a node that has left. Not `fills`: forget only what it holds, for it announces that anew,
-        and keep its leases. O(directory)."""
-        for extent, places in list(self._places.items()):
-            kept = [place for place in places if place.node != node or (place.filling and not fills)]
-            if len(kept) < len(places):
-                self._keep(extent, kept)
+    def forget(self, node: str) -> None:
+        """Forget everything about a node that has left. O(places of the node)."""
+        for extent in tuple(self._noted.get(node, ())):
+            self._remove(node, extent)
 
-    def discard(self, extents: Iterable[ExtentId]) -> None:
-        """Forget extents: another node is their directory now."""
-        for extent in extents:
-            self._places.pop(extent, None)
+    def announced_anew(self, node: str, extents: Iterable[ExtentId], now: float) -> None:
+        """Note all that a node holds in place of what was noted before. Of its leases those that have ended are forgotten.
+        O(places of the node)."""
+        held = set(extents)
+        for extent in self._noted.get(node, set()) - held:
+            place = self._find(node, extent)
+            if place is not None and not (place.filling and now - place.renewed_at <= LEASE_S):
+                self._remove(node, extent)
+        self.filled(node, held)
 
     def extents(self) -> list[ExtentId]:
         """The extents about which something is noted. O(directory)."""
         return list(self._places)
 
     def nodes(self) -> set[str]:
-        """The nodes about which something is noted. O(directory)."""
-        return {place.node for places in self._places.values() for place in places}
+        """The nodes about which something is noted."""
+        return set(self._noted)
 
     def _choose(self, places: Collection[_Place], asker: str, left_out: Collection[str]) -> _Place | None:
         """The place that the fewest fills read from. Of several, one that is complete; of these, the keeper's; then the one
@@ -170,7 +174,19 @@ class Directory:
     def _find(self, node: str, extent: ExtentId) -> _Place | None:
         return next((place for place in self._places.get(extent, ()) if place.node == node), None)
 
-    def _keep(self, extent: ExtentId, places: list[_Place]) -> None:
+    def _remove(self, node: str, extent: ExtentId) -> None:
+        self._set(extent, [place for place in self._places.get(extent, ()) if place.node != node])
+
+    def _set(self, extent: ExtentId, places: list[_Place]) -> None:
+        before = {place.node for place in self._places.get(extent, ())}
+        after = {place.node for place in places}
+        for node in after - before:
+            self._noted.setdefault(node, set()).add(extent)
+        for node in before - after:
+            noted = self._noted[node]
+            noted.discard(extent)
+            if not noted:
+                del self._noted[node]
         if places:
             self._places[extent] = places
         else:

@@ -178,6 +178,10 @@ class Roster:
         known = self._known.get(name)
         return known.address if known else ""
 
+    def knows(self, name: str) -> bool:
+        """Return whether a node is another member, present or away."""
+        return name in self._known
+
     def members(self) -> list[Row]:
         """This node, the members, and the addresses that are refused or have not answered yet, by name and address."""
         me = self._me

@@ -36,7 +36,7 @@ class ClusterProgress:
         link = self._runner.cluster
         if link is None or not reply.done or not reply.unfit_bytes:
             return
-        extents = self._runner.loop.call(lambda: self._runner.node.claims.elsewhere(self._job))
+        extents = self._runner.node.claims.elsewhere(self._job)
         if extents and time.monotonic() >= self._survey_at:
             self._survey = self._ask(extents, context)
             self._survey_at = time.monotonic() + SURVEY_S
@@ -49,7 +49,7 @@ class ClusterProgress:
     def _ask(self, extents: list[ExtentId], context: grpc.ServicerContext) -> Survey:
         link, answers = self._runner.cluster, queue.Queue[Survey]()
         assert link is not None, "no cluster"
-        self._runner.loop.call(lambda: link.survey(extents, answers.put))
+        link.survey(extents, answers.put)
         try:
             return self._waiting.next(answers, context, ANSWER_S)
         except queue.Empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from dataclasses import asdict
 
 import cachesvc
@@ -79,6 +80,19 @@ class Reports:
             readers=self._runner.grants.readers().total(),
             fills_running=status.fills,
             sources=pb.SourceStatus(**asdict(self._runner.source_requests())),
+            cluster=self._cluster(),
+        )
+
+    def _cluster(self) -> pb.ClusterStatus | None:
+        link = self._runner.cluster
+        if link is None:
+            return None
+        states = Counter(row.state for row in link.report.nodes())
+        return pb.ClusterStatus(
+            present=states["present"],
+            away=states["away"],
+            received_bytes=self._runner.fills.received_bytes,
+            sent_bytes=link.report.sent_bytes,
         )
 
     def _counted(self, dataset: ServedDataset) -> pb.DatasetStatus:

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cachesvc.config import Tls
@@ -265,10 +265,12 @@ class _Connection(NamedTuple):
 class _IdleConnections:
     """Connections that wait for their next request, by address. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._lock = threading.Lock()
         self._kept: dict[str, list[tuple[float, _Connection]]] = {}
         """The time since which each is idle; the last was used last."""
+        self._swept_at = now()
 
     def take(self, address: str, generation: int) -> socket.socket | None:
         """Return a connection that was made with the current certificates, or None."""
@@ -276,7 +278,7 @@ class _IdleConnections:
             kept = self._kept.get(address, [])
             while kept:
                 since, made = kept.pop()
-                if made.generation == generation and time.monotonic() - since < IDLE_S:
+                if made.generation == generation and self._now() - since < IDLE_S:
                     return made.connection
                 made.connection.close()
         return None
@@ -285,9 +287,20 @@ class _IdleConnections:
         """Keep a connection whose last request was answered."""
         with self._lock:
             kept = self._kept.setdefault(address, [])
-            kept.append((time.monotonic(), made))
+            kept.append((self._now(), made))
             if len(kept) > IDLE_CONNECTIONS:
                 kept.pop(0)[1].connection.close()
+            if self._now() - self._swept_at >= IDLE_S:
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Close what was idle for too long, also of addresses that are never asked again."""
+        self._swept_at = now = self._now()
+        for address, kept in list(self._kept.items()):
+            while kept and now - kept[0][0] >= IDLE_S:
+                kept.pop(0)[1].connection.close()
+            if not kept:
+                del self._kept[address]
 
     def close(self) -> None:
         """Close all."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -67,6 +68,12 @@ class Fills:
         self._peer_bytes: dict[DatasetId, int] = {}
         self._filling: dict[_CopyKey, commands.StartFill] = {}
         self._paused: list[commands.StartFill] | None = None
+        self.received_bytes = 0
+        """Bytes of extents that came from other nodes, also for fills that failed."""
+        self.receive_s = 0.0
+        """The seconds that all reads from other nodes took. Some waited for blocks that those nodes did not have yet."""
+        self.peer_reads = 0
+        """Reads from other nodes that have ended, those that failed included."""
         self.peer_failures = 0
         """How often a node failed to give an extent."""
         self.failures: Counter[str] = Counter()
@@ -211,12 +218,16 @@ class Fills:
         if not found.node:
             self._fetch(command, dataset, index, os.dup(fill.target), fill)
             return
+        began = time.monotonic()
         pull = partial(
             jobs.PullJob, extent=command.extent.hex(), size_bytes=fill.size_bytes, address=found.address
         )
 
         def pulled(answer: jobs.Answer) -> None:
             assert isinstance(answer, jobs.JobDone)
+            self.received_bytes += answer.peer_bytes
+            self.receive_s += time.monotonic() - began
+            self.peer_reads += 1
             self._count(dataset.id, answer)
             current = self._filling.get((command.extent, command.tier)) is command
             if not current or answer.code in (0, OutOfSpace.code, TierFailed.code):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -73,14 +74,17 @@ class SharedFills:
 
     def begin(self, extent: ExtentId, tier: TierName, size_bytes: int, target: int) -> SharedFill:
         """Share a fill whose room is reserved. `target` stays the caller's. Raises OSError."""
-        progress_fd = FillProgress.create(size_bytes)
-        try:
-            progress = FillProgress(progress_fd, size_bytes)
+        with ExitStack() as opened:
+            progress_fd = FillProgress.create(size_bytes)
+            opened.callback(os.close, progress_fd)
             readable = os.open(f"/proc/self/fd/{target}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            os.close(progress_fd)
-            raise
-        fill = SharedFill(extent, size_bytes, os.dup(target), readable, progress_fd, progress)
+            opened.callback(os.close, readable)
+            own = os.dup(target)
+            opened.callback(os.close, own)
+            fill = SharedFill(
+                extent, size_bytes, own, readable, progress_fd, FillProgress(progress_fd, size_bytes)
+            )
+            opened.pop_all()
         self._fills[(extent, tier)] = fill
         for begun in self._waiting.pop(extent, ()):
             begun(fill)

@@ -107,16 +107,22 @@ class MetricsCollector:
         link = self._runner.cluster
         if link is None:
             return []
-        report = link.report
+        report, fills = link.report, self._runner.fills
         nodes = GaugeMetricFamily("cachesvc_nodes", "Nodes of the cluster, by state.", labels=["state"])
         states = Counter(row.state for row in report.nodes())
         for state in ("present", "away", "refused", "unknown"):
             nodes.add_metric([state], states[state])
         counters = {
+            "received_bytes": (
+                "Bytes received from other nodes, for failed fills too.",
+                fills.received_bytes,
+            ),
+            "reads": ("Reads of extents from other nodes.", fills.peer_reads),
+            "read_seconds": ("Time that these reads took.", fills.receive_s),
             "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
             "lookups": ("Questions where an extent is that this node answered.", report.lookups),
             "redirects": ("Answers that named a node and not the source.", report.redirects),
-            "failures": ("Nodes that failed to give an extent.", self._runner.fills.peer_failures),
+            "failures": ("Nodes that failed to give an extent.", fills.peer_failures),
         }
         return [
             nodes,

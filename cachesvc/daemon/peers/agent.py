@@ -34,7 +34,8 @@ from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_server import BlockServer
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
-from cachesvc.daemon.peers.members import SETTLE_S, Members
+from cachesvc.daemon.peers.loopback import hidden_from
+from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
@@ -72,12 +73,14 @@ class Agent:
         self._calls = PeerCalls(tls, cluster.tls_name)
         roster = Roster(self._greeting, cluster.rejoin_grace_s, cluster.by_zone)
         hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=me, instance=instance)
-        self._members = Members(roster, self._calls, hello, self._view_changed, self._restarted)
+        self._members = Members(roster, self._calls, hello, self._view_changed, self._restarted, self._listed)
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
         self._surveys = ThreadPool(SURVEYS, "survey")
         self._sent_bytes = 0
+        self._sent_lock = threading.Lock()
+        self._warned = False
         self._blocks = BlockServer(
             self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
         )
@@ -144,7 +147,7 @@ class Agent:
         self._locator.locate(extent, failed, done)
 
     def _survey(self, message: messages.SurveyExtents) -> None:
-        self._members.wait_settled(SETTLE_S)
+        self._members.wait_settled()
         held, coming = self._locator.survey(messages.unpack_ids(message.extents))
         pack = messages.pack_ids
         self._daemon.send(messages.ExtentsSurveyed(message.number, pack(held), pack(coming)))
@@ -157,8 +160,18 @@ class Agent:
     def _restarted(self, node: str) -> None:
         self._announcements.tell_all([node])
 
+    def _listed(self, addresses: set[str]) -> None:
+        advertised = self._cluster.advertise
+        if not self._warned and (other := hidden_from(advertised, addresses)):
+            self._warned = True
+            log.warning(
+                "this node's address is loopback, and other machines cannot reach it; give --advertise",
+                extra={"advertise": advertised, "member": other},
+            )
+
     def _on_sent(self, size_bytes: int) -> None:
-        self._sent_bytes += size_bytes
+        with self._sent_lock:  # each connection has a thread
+            self._sent_bytes += size_bytes
 
     def _wrong(self, extents: list[ExtentId]) -> None:
         for extent in extents:

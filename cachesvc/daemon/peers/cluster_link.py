@@ -14,36 +14,41 @@ import re
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import takewhile
 
 from cachesvc.config import Settings
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.view import Member, View
-from cachesvc.daemon.fills.checks import CheckResult, is_own_limit
-from cachesvc.daemon.fills.shared_fills import Located, SharedFill
+from cachesvc.daemon.fills.shared_fills import Located
 from cachesvc.daemon.peers import messages
+from cachesvc.daemon.peers.lending import Lending, end_agent
 from cachesvc.daemon.peers.state import ClusterReport
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.spawn import spawn
 from cachesvc.daemon.runner import Runner
-from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
 _ID = re.compile("[0-9a-f]{32}")
 KEPT_VARIABLES = frozenset(
     {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "CACHESVC_LOG"}
 )
-MAX_PENDING = 512
-"""Requests of the agent that may be pending; a correct one has at most one for each connection and call."""
 END_S = 2.0
 RESTART_S = 1.0
 """The pause before a process that died is replaced."""
 TICK_S = 1.0
+LOCATE_S = 15.0
+"""A fill whose question is not answered for this time reads from the source."""
+START_S = 60.0
+"""The time in which an agent starts. One that sends nothing for it, or later for `LOCATE_S`, though a question is open, is
+replaced."""
+STEP = 1024
+"""Extents of one message about residency; together they take 2 ms of the loop's time."""
 SOURCE = Located("", "")
 CHANGES = (
     events.Filled,
@@ -82,11 +87,13 @@ class ClusterLink:
         )
         self._runner = runner
         self._closed = threading.Event()
-        self._pending = threading.Semaphore(MAX_PENDING)
+        self._lending = Lending(runner)
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._numbers = itertools.count(1)
-        self._locating: dict[int, Callable[[Located], None]] = {}
+        self._locating: dict[int, tuple[float, Callable[[Located], None]]] = {}
+        """The time until which each question may stay open, in order, and the callback for its answer."""
+        self._heard_at, self._patience_s = 0.0, START_S
         self._surveys: dict[int, Callable[[Survey], None]] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
@@ -113,22 +120,25 @@ class ClusterLink:
     # What the runner and its fills call.
 
     def locate(self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]) -> None:
-        """Find out where to read an extent; `then` is called exactly once, with the source where the agent is gone."""
+        """Find out where to read an extent; `then` is called exactly once, with the source where the agent does not
+        answer."""
         number = next(self._numbers)
-        self._locating[number] = then
+        self._locating[number] = time.monotonic() + LOCATE_S, then
         if not self._send(messages.LocateExtent(number, extent.hex(), " ".join(failed))):
-            self._locating.pop(number)(SOURCE)
+            self._located(messages.ExtentLocated(number))
 
     def survey(self, extents: Sequence[ExtentId], then: Callable[[Survey], None]) -> None:
-        """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once."""
-        number = next(self._numbers)
-        self._surveys[number] = then
-        if not self._send(messages.SurveyExtents(number, messages.pack_ids(extents))):
-            self._surveys.pop(number)(NOTHING)
+        """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once.
+        Call it on another thread than the loop's: a message about a million extents takes half a second."""
+        number, post = next(self._numbers), self._runner.loop.post
+        message = messages.SurveyExtents(number, messages.pack_ids(extents))
+        self._runner.loop.call(partial(self._surveys.update, {number: then}))
+        if not self._send(message):
+            post(partial(self._surveyed, number, NOTHING))
 
     def handled(self, event: events.Event) -> None:
-        """Note that an event may have changed what this node holds. All changes of one round of the loop are told at
-        once."""
+        """Note that an event may have changed what this node holds. The changes of one round of the loop are told
+        together."""
         if isinstance(event, CHANGES):
             changed: Iterable[ExtentId] = (event.extent,)
         elif isinstance(event, (events.Recovered, events.Renewed)):
@@ -137,25 +147,50 @@ class ClusterLink:
             changed = self._runner.node.resident_in(event.tier)
         else:
             return
-        if not self._changes:
+        self._note(changed)
+
+    def _note(self, changed: Iterable[ExtentId]) -> None:
+        noted = dict.fromkeys(changed)
+        if noted and not self._changes:
             self._runner.loop.post(self._tell)
-        self._changes.update(dict.fromkeys(changed))
+        self._changes.update(noted)
 
     def _tell(self) -> None:
-        node, changes = self._runner.node, self._changes
-        self._changes = {}
-        filled = [extent for extent in changes if node.where(extent) is not None]
-        dropped = [extent for extent in changes if not node.will_keep(extent)]
+        """Tell some changes, as things are now, and the others in the next rounds of the loop."""
+        node = self._runner.node
+        changes = [self._changes.popitem()[0] for _ in range(min(STEP, len(self._changes)))]
+        if self._changes:
+            self._runner.loop.post(self._tell)
+        filled, dropped = [], []
+        for extent in changes:
+            if self._lending.complete_in(extent) is not None:
+                filled.append(extent)
+            elif node.where(extent) is not None or not node.will_keep(extent):  # it has holes, or is gone
+                dropped.append(extent)
         self._send(messages.ResidencyChanged(messages.pack_ids(filled), messages.pack_ids(dropped)))
 
     def tick(self, now: float) -> None:
-        """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin."""
+        """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin, and
+        fills that wait for the agent."""
         if now < self._tick_at:
             return
         self._tick_at = now + TICK_S
         if progressing := self._runner.shared_fills.progressing():
             self._send(messages.ResidencyChanged(progressing=messages.pack_ids(progressing)))
-        self._runner.shared_fills.give_up(lambda extent: not self._runner.node.will_keep(extent))
+        node = self._runner.node
+        self._runner.shared_fills.give_up(
+            lambda extent: not node.will_keep(extent) or node.where(extent) is not None
+        )
+        self._end_waits()
+
+    def _end_waits(self) -> None:
+        now = time.monotonic()
+        late = list(takewhile(lambda number: self._locating[number][0] <= now, self._locating))
+        for number in late:
+            self._located(messages.ExtentLocated(number))
+        channel = self._channel
+        if late and channel is not None and now - self._heard_at > self._patience_s:
+            end_agent(channel)
 
     def next_deadline(self) -> float:
         """When `tick` is due next, in seconds of the clock."""
@@ -171,7 +206,10 @@ class ClusterLink:
             return False
         try:
             jobs.send(channel, message, descriptors)
-        except OSError:  # the agent has ended, or stands still
+        except TimeoutError:  # the next message would stop the loop as long
+            end_agent(channel)
+            return False
+        except OSError:  # the agent has ended
             return False
         return True
 
@@ -185,6 +223,7 @@ class ClusterLink:
                 log.warning("the peer agent cannot be started", extra={"error": error.strerror})
             else:
                 with channel:
+                    self._heard_at, self._patience_s = time.monotonic(), START_S
                     self._channel = channel
                     self._runner.loop.post(self._began)
                     self._serve(channel)
@@ -200,16 +239,13 @@ class ClusterLink:
 
     def _began(self) -> None:
         """Tell a new agent all that this node holds."""
-        held = [
-            extent
-            for tier in self._runner.node.policy.tiers
-            for extent in self._runner.node.resident_in(tier)
-        ]
-        self._send(messages.ResidencyChanged(messages.pack_ids(dict.fromkeys(held)), anew=True))
+        self._send(messages.ResidencyChanged(anew=True))
+        for tier in self._runner.node.policy.tiers:
+            self._note(self._runner.node.resident_in(tier))
 
     def _ended(self) -> None:
         waiting, self._locating = self._locating, {}
-        for then in waiting.values():
+        for _, then in waiting.values():
             then(SOURCE)
         surveys, self._surveys = self._surveys, {}
         for told in surveys.values():
@@ -224,6 +260,7 @@ class ClusterLink:
                 continue
             except jobs.RECEIVE_ERRORS:
                 return
+            self._heard_at, self._patience_s = time.monotonic(), LOCATE_S
             message = received[0] if received else None
             for fd in received[1] if received else ():  # none is expected
                 os.close(fd)
@@ -239,9 +276,7 @@ class ClusterLink:
         """Have the loop handle a message; return whether it is a valid one. Raises ValueError, TypeError, KeyError."""
         post = self._runner.loop.post
         if isinstance(message, messages.BorrowExtent) and _ID.fullmatch(message.extent):
-            if not self._pending.acquire(blocking=False):
-                return False
-            post(partial(self._lend, channel, message))
+            post(partial(self._lending.lend, channel, message))
         elif isinstance(message, messages.ExtentLocated):
             post(partial(self._located, message))
         elif isinstance(message, messages.ExtentsSurveyed):
@@ -260,7 +295,7 @@ class ClusterLink:
     # What the agent asks for.
 
     def _located(self, message: messages.ExtentLocated) -> None:
-        then = self._locating.pop(message.number, None)
+        _, then = self._locating.pop(message.number, (0.0, None))
         if then is not None:
             then(Located(message.node, message.address))
 
@@ -284,7 +319,7 @@ class ClusterLink:
         for extent in extents:
             if node.keeping.full:
                 break
-            if not kept_here(extent):
+            if node.keeping.lacks(extent):
                 self._runner.handle(events.PeerWants(extent))
         kept = [extent for extent in extents if kept_here(extent)]
         self._send(messages.ExtentsKept(number, messages.pack_ids(kept)))
@@ -294,65 +329,6 @@ class ClusterLink:
         tier = self._runner.node.where(extent)
         if tier is not None:
             self._runner.checks.verify(extent, tier, lambda _: None)
-
-    def _lend(self, channel: socket.socket, request: messages.BorrowExtent) -> None:
-        """Answer with an extent of a loaded dataset that is resident, is being filled, or will be soon.
-
-        Other resident extents may have been cached under a wider allowlist. Which users may read a dataset is for the
-        asking node to enforce: members trust each other.
-        """
-        node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
-        extent = ExtentId(bytes.fromhex(request.extent))
-        known = datasets.dataset_with(extent) is not None
-        tier = node.where(extent) if known else None
-        if tier is not None and self._runner.hole_records.of(extent, tier).ranges:
-            tier = None  # the peer may be able to read the missing objects
-
-        def found(fd: int, checksums: Checksums | None) -> None:
-            if checksums is None:  # its commit is pending
-                absent()
-            else:
-                digests = jobs.pack_digests(checksums.digests)
-                self._answer(channel, messages.LentExtent(request.number, checksums.size_bytes, digests), fd)
-            os.close(fd)
-
-        def absent() -> None:
-            self._answer(channel, messages.LentExtent(request.number))
-
-        def failed(error: CacheError) -> None:
-            if tier is not None and not is_own_limit(error):
-                checks.failed(extent, tier, error.code)
-            absent()
-
-        def checked(good: CheckResult) -> None:
-            if tier is not None and good and node.where(extent) == tier:
-                checks.open(extent, tier, found, failed)
-            else:
-                absent()
-
-        def begun(fill: SharedFill | None) -> None:
-            if fill is None:
-                absent()
-            else:
-                lent = messages.LentExtent(request.number, fill.size_bytes)
-                self._answer(channel, lent, fill.readable, fill.progress_fd)
-
-        if tier is None:
-            if known and node.will_keep(extent):
-                self._runner.shared_fills.when_begun(extent, begun)
-            else:
-                absent()
-        elif (checksums := checks.committing.get((extent, tier))) is not None:
-            checks.open(extent, tier, lambda fd, _: found(fd, checksums), failed)
-        elif extent in checks.unverified[tier]:
-            checks.verify(extent, tier, checked)
-        else:
-            checked(True)
-
-    def _answer(self, channel: socket.socket, answer: messages.LentExtent, *descriptors: int) -> None:
-        self._pending.release()
-        with suppress(OSError):  # the process has ended; the peer fails over
-            jobs.send(channel, answer, descriptors)
 
 
 def _environment() -> dict[str, str]:

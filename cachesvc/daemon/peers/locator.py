@@ -18,7 +18,7 @@ import grpc
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer
 from cachesvc.core.placement.roster import PROTOCOL_VERSION
-from cachesvc.daemon.peers.members import SETTLE_S, Members
+from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -30,6 +30,7 @@ BATCH = 256
 """Questions of one call."""
 STEP = 4096
 """Extents of one call of a survey."""
+CALL_ERRORS = (grpc.RpcError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Locator:
 
     def locate(self, extent: ExtentId, failed: tuple[str, ...], done: Callable[[str, int], None]) -> None:
         """Find out where to read an extent; `done` gets the node's name, or SOURCE, and the generation of the lease."""
-        if self._members.settled:
+        if self._members.waited:
             self._ask(Question(extent, failed), done)
         else:
             self._pool.submit(self._ask_later, Question(extent, failed), done)
@@ -83,7 +84,7 @@ class Locator:
         return held, coming
 
     def _ask_later(self, question: Question, done: Callable[[str, int], None]) -> None:
-        self._members.wait_settled(SETTLE_S)
+        self._members.wait_settled()
         self._ask(question, done)
 
     def _ask(self, question: Question, done: Callable[[str, int], None]) -> None:
@@ -122,21 +123,19 @@ class Locator:
             self._conclude(batch, self._owned.find(node, questions), self._owned.young)
             return
         try:
-            reply = self._calls.lookup(self._members.address_of(node), self._request(questions, peek=False))
-        except (grpc.RpcError, ValueError) as error:
-            why = (
-                f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else str(error)
-            )
-            self._members.failed(node, why)
+            answers, young = self._call(node, questions, peek=False)
+        except CALL_ERRORS as error:
+            if isinstance(error, grpc.RpcError):
+                self._members.failed(node, f"{error.code().name}: {error.details()}")
             for each in batch:
                 self._queue(_Pending(each.question, each.nodes[1:], each.done))
             return
-        self._conclude(batch, _answers(reply), reply.young)
+        self._conclude(batch, answers, young)
 
     def _conclude(self, batch: list[_Pending], answers: list[Answer], young: bool) -> None:
         """Hand the answers on. Of those that name the source, an owner that may not know all holders is no proof."""
         unsure: defaultdict[str, list[tuple[_Pending, Answer]]] = defaultdict(list)
-        for each, answer in zip(batch, answers):
+        for each, answer in zip(batch, answers, strict=True):
             if young and answer.node == SOURCE and len(each.nodes) > 1:
                 unsure[each.nodes[1]].append((each, answer))
             else:
@@ -149,18 +148,23 @@ class Locator:
         if node == self._me:
             return self._owned.peek(self._me, questions)
         try:
-            request = self._request(questions, peek=True, keep=keep)
-            reply = self._calls.lookup(self._members.address_of(node), request)
-        except (grpc.RpcError, ValueError):
+            return self._call(node, questions, peek=True, keep=keep)[0]
+        except CALL_ERRORS:
             return [Answer(SOURCE, False, 0)] * len(questions)
-        return _answers(reply)
 
-    def _request(self, questions: list[Question], peek: bool, keep: bool = False) -> pb.LookupRequest:
+    def _call(
+        self, node: str, questions: list[Question], peek: bool, keep: bool = False
+    ) -> tuple[list[Answer], bool]:
+        """Return a node's answers, and whether its directory is young. Raises one of CALL_ERRORS; ValueError for a node
+        that went away meanwhile and for an answer of another length."""
+        address = self._members.address_of(node)
+        if not address:
+            raise ValueError(f"{node} is away")
         asked = [pb.ExtentQuestion(extent=each.extent, failed=each.failed) for each in questions]
-        return pb.LookupRequest(
+        request = pb.LookupRequest(
             protocol=PROTOCOL_VERSION, node=self._me, questions=asked, peek=peek, keep=keep
         )
-
-
-def _answers(reply: pb.LookupReply) -> list[Answer]:
-    return [Answer(place.node, place.filling, place.generation) for place in reply.places]
+        reply = self._calls.lookup(address, request)
+        if len(reply.places) != len(questions):
+            raise ValueError(f"{node} answered {len(reply.places)} of {len(questions)} questions")
+        return [Answer(each.node, each.filling, each.generation) for each in reply.places], reply.young

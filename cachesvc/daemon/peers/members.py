@@ -1,7 +1,7 @@
 """The members of the cluster as this node sees them: the roster, fed by the membership and by greetings.
 
-One thread watches the membership; another greets members when the roster says so. `changed` gets each new view, and
-`restarted` the name of a member that has started anew, with an empty directory.
+One thread watches the membership; another greets members when the roster says so. `changed` gets each new view,
+`restarted` the name of a member that has started anew, with an empty directory, and `listed` the addresses of each list.
 """
 
 from __future__ import annotations
@@ -48,16 +48,19 @@ class Members:
         hello: pb.HelloRequest,
         changed: Callable[[View], None],
         restarted: Callable[[str], None],
+        listed: Callable[[set[str]], None],
     ) -> None:
         self._roster = roster
         self._calls = calls
         self._hello = hello
         self._changed = changed
         self._restarted = restarted
+        self._on_listed = listed
         self._instances: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._settled = threading.Event()
+        self._settle_at = time.monotonic() + SETTLE_S
         self._greeting: set[str] = set()
         self._pool = ThreadPoolExecutor(GREETERS, "greet")
         self._contacts: dict[str, Contact] = {}
@@ -75,9 +78,15 @@ class Members:
         """The latest view."""
         return self._view
 
-    def wait_settled(self, timeout_s: float) -> None:
-        """Wait until each member has answered or failed once."""
-        self._settled.wait(timeout_s)
+    def wait_settled(self) -> None:
+        """Wait until each member has answered or failed once, up to `SETTLE_S` after this process began: the addresses of
+        this node may be in use for longer, and fills must not wait for them."""
+        self._settled.wait(max(0.0, self._settle_at - time.monotonic()))
+
+    @property
+    def waited(self) -> bool:
+        """There is nothing to wait for: `wait_settled` returns at once."""
+        return self._settled.is_set() or time.monotonic() >= self._settle_at
 
     @property
     def settled(self) -> bool:
@@ -104,8 +113,15 @@ class Members:
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
             self._roster.listed(endpoints, time.monotonic())
-        self._calls.forget({endpoint.address for endpoint in endpoints})
+            self._instances = {
+                name: each for name, each in self._instances.items() if self._roster.knows(name)
+            }
+        addresses = {endpoint.address for endpoint in endpoints}
+        for address in self._contacts.keys() - addresses:
+            self._contacts.pop(address, None)
+        self._calls.forget(addresses)
         self._wake.set()
+        self._on_listed(addresses)
 
     def _run(self) -> None:
         settle_at = time.monotonic() + SETTLE_S

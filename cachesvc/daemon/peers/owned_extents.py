@@ -94,12 +94,14 @@ class OwnedExtents:
         anew: bool,
     ) -> None:
         """Note what a node holds now, and holds no more, and which of its fills make progress."""
+        now = time.monotonic()
         with self._lock:
-            if anew:
-                self._directory.forget(node, fills=False)
             self._directory.dropped(node, dropped)
-            self._directory.filled(node, filled)
-            self._directory.renew(node, progressing, time.monotonic())
+            if anew:
+                self._directory.announced_anew(node, filled, now)
+            else:
+                self._directory.filled(node, filled)
+            self._directory.renew(node, progressing, now)
 
     def _holder(self, asker: str, question: Question) -> Answer:
         left_out = {asker, *question.failed, *self._away}

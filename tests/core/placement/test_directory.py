@@ -104,17 +104,13 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @rule(node=nodes)
     def a_node_announces_anew(self, node: str) -> None:
-        self.directory.forget(node, fills=False)
-        self.directory.filled(node, [B])
+        self.directory.announced_anew(node, [B], self.now)
         self.holds -= {(node, A), (node, B)}
         self.leases.pop((node, B), None)
+        _, at = self.leases.get((node, A), (0, self.now))
+        if self.now - at > LEASE_S:
+            del self.leases[node, A]
         self.holds.add((node, B))
-
-    @rule()
-    def another_node_becomes_the_directory_of_b(self) -> None:
-        self.directory.discard([B])
-        for node in NODES:
-            self._lose(node, (B,))
 
     def _lose(self, node: str, gone: tuple[ExtentId, ...]) -> None:
         for extent in gone:

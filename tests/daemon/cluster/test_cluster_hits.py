@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from testbed.cluster import Cluster
 from testbed.ranks import Ranks
 
@@ -24,3 +26,16 @@ def test_an_epoch_over_all_nodes_costs_the_source_nothing_where_they_hold_all_da
     assert not ledger.faults(3)
     assert fetched[0] <= 1.05 * size_bytes
     assert fetched[2] - fetched[1] <= 0.03 * size_bytes
+
+
+@pytest.mark.slow
+def test_a_prefetch_counts_what_other_nodes_keep(tmp_path: Path) -> None:
+    ram = (EXTENTS // 2 + 2 * SPARE) * EXTENT_BYTES
+    with Cluster(tmp_path, nodes=NODES, ram=ram, extent_bytes=EXTENT_BYTES) as cluster:
+        records = cluster.source.fill(EXTENTS, EXTENT_BYTES, "data")
+        cluster.wait_settled()
+        replies = cluster.prefetch(cluster.nodes, records)
+    for reply in replies:
+        assert reply.done
+        assert reply.cluster_extents > 0
+        assert reply.resident_extents + reply.cluster_extents == EXTENTS

@@ -22,11 +22,14 @@ from hypothesis import strategies as st
 from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.fills.block_client import (
+    IDLE_S,
     PeerAborted,
     PeerBusy,
     PeerFailed,
     PeerLacks,
     PeerSilent,
+    _Connection,
+    _IdleConnections,
 )
 from cachesvc.daemon.peers.block_wire import Frame, Kind, receive_request
 from cachesvc.tiers.fill_progress import FillState, digest_of_digests
@@ -401,3 +404,16 @@ def test_a_disk_without_room_is_no_fault_of_the_peer(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3 * BLOCK, limits[1]))
         with pytest.raises(TierFailed):
             copy.read_from(peers, address)
+
+
+def test_connections_to_addresses_that_are_never_asked_again_are_closed() -> None:
+    now = [0.0]
+    idle = _IdleConnections(lambda: now[0])
+    (gone, first), (here, second) = socket.socketpair(), socket.socketpair()
+    idle.give_back("gone:1", _Connection(gone, 0))
+    now[0] = IDLE_S
+    idle.give_back("here:1", _Connection(here, 0))
+    assert gone.fileno() == -1
+    assert idle.take("here:1", 0) is here
+    for each in (here, first, second):
+        each.close()

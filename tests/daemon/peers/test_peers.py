@@ -128,13 +128,15 @@ def test_extents_of_a_peer_are_not_read_from_the_source(
         found, waited = read(node, data, monkeypatch)
         _, here = fill(node, data)
         with Control(node.socket_dir) as control:
-            (status,) = control.status().datasets
+            reply = control.status()
+            (status,) = reply.datasets
         wait_until(lambda: metric(metrics, "cachesvc_peer_sent_bytes_total") == len(contents))
         assert metric(metrics, 'cachesvc_nodes{state="present"}') == 2
     assert found == contents
     assert (there.source_bytes, there.peer_bytes) == (len(contents), 0)
     assert (here.source_bytes, here.peer_bytes, here.resident_extents) == (0, len(contents), EXTENTS)
     assert (status.source_bytes, status.peer_bytes) == (0, len(contents))
+    assert (reply.cluster.present, reply.cluster.away, reply.cluster.received_bytes) == (2, 0, len(contents))
     assert waited["peer"] > 0
     assert waited["source"] == 0
 
@@ -345,6 +347,19 @@ def test_the_agent_has_no_credentials_keeps_no_descriptors_and_is_replaced(
     assert again.peer_bytes == before + len(contents)
 
 
+@pytest.mark.slow
+def test_fills_do_not_wait_for_an_agent_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    with nodes.node("a") as other, nodes.node("b") as node:
+        meet(other, node)
+        os.kill(agent_of(node), signal.SIGSTOP)
+        found, _ = read(node, data, monkeypatch)
+    assert found == contents
+
+
 @pytest.mark.parametrize(
     ("request_", "code"),
     [
@@ -409,6 +424,7 @@ def rows(daemon: Daemon) -> Sequence[pb.NodeStatus]:
     ("options", "message"),
     [
         (["--advertise", "10.1.2.3:7000"], "is open to others"),
+        (["--node-name", "two words"], "a name is one word"),
         (["--advertise", "127.0.0.1:{taken}"], "cannot be bound"),
         (["--cluster", "carrier-pigeon://loft"], "is not understood"),
     ],

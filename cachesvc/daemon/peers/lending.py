@@ -1,0 +1,113 @@
+"""Lends this node's extents to its peer agent, for other nodes to read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from contextlib import suppress
+
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.daemon.fills.checks import CheckResult, is_own_limit
+from cachesvc.daemon.fills.shared_fills import SharedFill
+from cachesvc.daemon.peers import messages
+from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.runner import Runner
+from cachesvc.tiers.tier import Checksums
+
+log = logging.getLogger(__name__)
+MAX_PENDING = 512
+"""Requests of the agent that may be pending; further ones are answered at once, as if the extent were absent."""
+
+
+class Lending:
+    """Runs on the loop's thread. Answers each request once, on the channel that it came from."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._pending = 0
+
+    def complete_in(self, extent: ExtentId) -> TierName | None:
+        """The tier with a copy for other nodes; None where there is none, or one with holes: another node may be able to
+        read the missing objects."""
+        tier = self._runner.node.where(extent)
+        return None if tier is None or self._runner.hole_records.of(extent, tier).ranges else tier
+
+    def lend(self, channel: socket.socket, request: messages.BorrowExtent) -> None:
+        """Answer with an extent of a loaded dataset that is resident, is being filled, or will be soon.
+
+        Other resident extents may have been cached under a wider allowlist. Which users may read a dataset is for the
+        asking node to enforce: members trust each other.
+        """
+        if self._pending >= MAX_PENDING:
+            _send(channel, messages.LentExtent(request.number))
+            return
+        self._pending += 1
+        node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
+        extent = ExtentId(bytes.fromhex(request.extent))
+        known = datasets.dataset_with(extent) is not None
+        tier = self.complete_in(extent) if known else None
+        if tier is not None and node.policy.tiers[tier].stalled:
+            known, tier = False, None  # the peer gives up before the disk answers
+
+        def found(fd: int, checksums: Checksums | None) -> None:
+            if checksums is None:  # its commit is pending
+                absent()
+            else:
+                digests = jobs.pack_digests(checksums.digests)
+                self._reply(channel, messages.LentExtent(request.number, checksums.size_bytes, digests), fd)
+            os.close(fd)
+
+        def absent() -> None:
+            self._reply(channel, messages.LentExtent(request.number))
+
+        def failed(error: CacheError) -> None:
+            if tier is not None and not is_own_limit(error):
+                checks.failed(extent, tier, error.code)
+            absent()
+
+        def checked(good: CheckResult) -> None:
+            if tier is not None and good and node.where(extent) == tier:
+                checks.open(extent, tier, found, failed)
+            else:
+                absent()
+
+        def begun(fill: SharedFill | None) -> None:
+            if fill is None:
+                absent()
+            else:
+                lent = messages.LentExtent(request.number, fill.size_bytes)
+                self._reply(channel, lent, fill.readable, fill.progress_fd)
+
+        if tier is None:
+            if known and node.will_keep(extent) and node.where(extent) is None:
+                self._runner.shared_fills.when_begun(extent, begun)
+            else:
+                absent()
+        elif (checksums := checks.committing.get((extent, tier))) is not None:
+            checks.open(extent, tier, lambda fd, _: found(fd, checksums), failed)
+        elif extent in checks.unverified[tier]:
+            checks.verify(extent, tier, checked)
+        else:
+            checked(True)
+
+    def _reply(self, channel: socket.socket, answer: messages.LentExtent, *descriptors: int) -> None:
+        self._pending -= 1
+        _send(channel, answer, *descriptors)
+
+
+def _send(channel: socket.socket, answer: messages.LentExtent, *descriptors: int) -> None:
+    try:
+        jobs.send(channel, answer, descriptors)
+    except TimeoutError:
+        end_agent(channel)
+    except OSError:  # the process has ended; the peer fails over
+        pass
+
+
+def end_agent(channel: socket.socket) -> None:
+    """Have an agent that stands still replaced."""
+    log.warning("the peer agent does not answer and is replaced")
+    with suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,95 @@
+"""Each question about an extent is answered, whatever its owner does."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from cachesvc.cluster.membership import Endpoint
+from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.directory import SOURCE
+from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
+from cachesvc.daemon.peers import members
+from cachesvc.daemon.peers.locator import Locator
+from cachesvc.daemon.peers.members import Members
+from cachesvc.daemon.peers.owned_extents import OwnedExtents
+from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import services
+from testbed import WAIT_S
+from tests.support.waiting import wait_until
+
+EXTENTS = [ExtentId(number.to_bytes(16, "big")) for number in range(1, 33)]
+ME = "me"
+
+
+class Forgetful:
+    """A node that answers no question about extents, but the call."""
+
+    def Hello(self, request: pb.HelloRequest, context: grpc.ServicerContext) -> pb.HelloReply:
+        return pb.HelloReply(protocol=PROTOCOL_VERSION, name="other", instance="1", weight_bytes=1000)
+
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
+        return pb.LookupReply()
+
+    def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
+        return pb.ReportReply()
+
+
+@contextmanager
+def served(servicer: object) -> Iterator[str]:
+    """Serve a node's calls; yields its address."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    services.add_to_server(server, "Peers", servicer)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait(WAIT_S)
+
+
+def located() -> tuple[Members, Locator]:
+    """The parts of a peer agent that find extents."""
+    calls = PeerCalls(None, "")
+    hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=ME, instance="0")
+    roster = Roster(Greeting(ME, "0", PROTOCOL_VERSION, 1000))
+    found = Members(roster, calls, hello, lambda _: None, lambda _: None, lambda _: None)
+    return found, Locator(ME, found, OwnedExtents(ME, lambda extents, later: set()), calls)
+
+
+def listing(address: str) -> Any:
+    def watch(changed: Callable[[frozenset[Endpoint]], None]) -> None:
+        changed(frozenset({Endpoint(address, "other")}))
+
+    return SimpleNamespace(watch=watch)
+
+
+def test_an_answer_of_another_length_is_none() -> None:
+    with served(Forgetful()) as address:
+        known, locator = located()
+        known.start(listing(address))
+        wait_until(lambda: len(known.view.members) == 2)
+        answers = queue.SimpleQueue[str]()
+        for extent in EXTENTS:
+            locator.locate(extent, (), lambda node, _: answers.put(node))
+        found = [answers.get(timeout=WAIT_S) for _ in EXTENTS]
+        held, coming = locator.survey(EXTENTS)
+    assert found == [SOURCE] * len(EXTENTS)
+    assert (held, coming) == ([], [])
+
+
+def test_fills_do_not_wait_for_ever_for_members_that_cannot_be_greeted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members, "SETTLE_S", 0.0)
+    known, locator = located()  # not started: the addresses of this node are in use
+    answers = queue.SimpleQueue[str]()
+    locator.locate(EXTENTS[0], (), lambda node, _: answers.put(node))
+    assert answers.get_nowait() == SOURCE
+    assert not known.settled
