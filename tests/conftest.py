@@ -48,7 +48,7 @@ IMPURE_IMPORTS = (
     ),
     *(
         f"tests.support.{name}"
-        for name in ("blocks", "canned", "faults", "fillers", "membership", "processes", "training")
+        for name in ("canned", "faults", "fillers", "membership", "processes", "training")
     ),
 )
 IMPURE_FIXTURES = {"s3_server", "s3_env", "bucket", "proxy", "fake", "source", "no_collection"}

@@ -11,8 +11,7 @@ from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
-from cachesvc.cli import resolve
-from cachesvc.cli.catalog_notes import print_notes
+from cachesvc.cli import output, resolve
 from cachesvc.cli.options import is_dataset_id
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.client.control import Control, answers, find_daemon
@@ -43,7 +42,7 @@ def catalog_file(
     else:
         with _built(name, options, as_json) as found:
             catalog = Catalog.open(found)
-            print_notes(catalog.notes, as_json)
+            output.print_notes(catalog.notes, as_json)
             yield catalog, found
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output, resolve
-from cachesvc.cli.catalog_notes import print_notes
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, TierFailed
 
@@ -49,7 +48,7 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
         control.pin(dataset, True)
         beyond_bytes = sum(reply.unfit_bytes for reply in control.prefetch(dataset, dry_run=True))
     if beyond_bytes:
-        print_notes(
+        output.print_notes(
             [f"{output.size(beyond_bytes)} of it have no room, and are not kept until there is room"], json
         )
     _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)

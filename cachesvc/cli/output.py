@@ -19,6 +19,8 @@ COLUMNS = 1000
 """Width of tables, and of all output that does not go to a terminal: their lines are never folded."""
 LINES = 25
 """Given with the width: with one of the two, rich takes 80 columns on a terminal of type dumb."""
+MAX_NOTES = 8
+"""Notes of one dataset that are printed."""
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -123,3 +125,17 @@ def _plain_value(value: Any) -> Any:
     if isinstance(value, MutableSequence):
         return [_plain_value(item) for item in value]
     return value
+
+
+def print_notes(notes: Sequence[str], as_json: bool) -> None:
+    """Print each note of a catalog as a line on stderr: `warning: ...`, or as JSON `{"warning": ...}`."""
+    printed = list(notes[:MAX_NOTES])
+    if len(notes) > MAX_NOTES:
+        printed.append(f"and {len(notes) - MAX_NOTES:,} notes more, in ds.catalog.notes")
+    for note in printed:
+        line = " ".join(note.split())
+        if as_json:
+            emit({"warning": line}, to_stderr=True)
+        else:
+            sys.stderr.write(f"warning: {printable(line)}\n")
+            sys.stderr.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cachesvc.cli.catalog_notes import print_notes
+from cachesvc.cli import output
 from cachesvc.cli.options import ID_DIGITS, is_dataset_id
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.client.control import Control, DatasetInfo
@@ -52,7 +52,7 @@ def open_uris(
     named = [absolute_uri(each) for uri in uris for each in spelled_uris(uri)]
     with ProgressBar("index", as_json) as progress:
         found = control.open_dataset(named, options, refresh=refresh, progress=progress.update)
-    print_notes(found.notes, as_json)
+    output.print_notes(found.notes, as_json)
     return found
 
 

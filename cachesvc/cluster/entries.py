@@ -1,4 +1,4 @@
-"""What members write about themselves in a key-value store: one JSON object for each."""
+"""The entries that members write about themselves in a key-value store: one JSON object for each."""
 
 from __future__ import annotations
 

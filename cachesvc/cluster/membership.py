@@ -9,8 +9,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a member answers: HOST:PORT. `name` and `zone` are "" where the membership does not know them; the member
-    itself tells them in its greeting."""
+    """The address at which a member answers: HOST:PORT. `name` and `zone` are "" where the membership does not know them;
+    the member itself tells them in its greeting."""
 
     address: str
     name: str = ""
@@ -19,7 +19,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """How this node enters itself where members do so: its name, the address at which peers reach it, and its zone."""
+    """This node's own entry, where members do so: its name, the address at which peers reach it, and its zone."""
 
     name: str
     address: str

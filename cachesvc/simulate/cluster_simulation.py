@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.directory import SOURCE, Directory
+from cachesvc.core.placement.directory import SOURCE, ExtentDirectory
 from cachesvc.core.placement.view import Member, View
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.epochs import Epochs
@@ -46,7 +46,7 @@ class _Peer:
 
     node: SimulatedNode
     view: View
-    directory: Directory
+    directory: ExtentDirectory
     sends: SimulatedLink
     receives: SimulatedLink
     followers: dict[ExtentId, list[Callable[[bool], None]]]
@@ -76,7 +76,9 @@ class ClusterSimulation:
             ranks = range(at * each + 1, min((at + 1) * each, workload.ranks) + 1)
             node = SimulatedNode(member.name, spec, workload, self.clock, self.epochs, self, ranks)
             links = SimulatedLink(link.bytes_per_s), SimulatedLink(link.bytes_per_s)
-            self.peers[member.name] = _Peer(node, View(member.name, members), Directory(), *links, {}, {})
+            self.peers[member.name] = _Peer(
+                node, View(member.name, members), ExtentDirectory(), *links, {}, {}
+            )
 
     @property
     def nodes(self) -> list[SimulatedNode]:

@@ -43,7 +43,7 @@ class NodeSpec:
 
 
 class Origin(Protocol):
-    """Where a node's fills get their bytes. It owes `SimulatedNode.filled` or `failed` for each fetch."""
+    """The place where a node's fills get their bytes. It owes `SimulatedNode.filled` or `failed` for each fetch."""
 
     def fetch(self, node: SimulatedNode, command: cmd.StartFill) -> None:
         """Begin to fetch an extent from outside the node."""

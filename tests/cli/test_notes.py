@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.cli.catalog_notes import MAX_PRINTED, print_notes
+from cachesvc.cli.output import MAX_NOTES, print_notes
 from testbed.node import Daemon
 
 RECORDS = ["--format", "records", "--record-bytes", "4096"]
@@ -58,7 +58,7 @@ def test_a_left_out_tail_is_noted_without_a_daemon(data: Path, capsys: Any) -> N
 
 
 def test_many_notes_are_cut_to_a_few_lines(capsys: Any) -> None:
-    print_notes([f"note\n{n}" for n in range(MAX_PRINTED + 3)], as_json=False)
+    print_notes([f"note\n{n}" for n in range(MAX_NOTES + 3)], as_json=False)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "warning: note 0"
-    assert lines[MAX_PRINTED:] == ["warning: and 3 notes more, in ds.catalog.notes"]
+    assert lines[MAX_NOTES:] == ["warning: and 3 notes more, in ds.catalog.notes"]

@@ -19,7 +19,7 @@ import pytest
 
 from cachesvc.__main__ import run
 from cachesvc.cli import doctor_checks, output
-from cachesvc.cli.catalog_notes import print_notes
+from cachesvc.cli.output import print_notes
 from cachesvc.client.control import Control
 from cachesvc.config import OPEN_FILES, SOCKET_PATH_BYTES, open_files_advised
 from cachesvc.core.errors import CorruptData

@@ -56,7 +56,7 @@ class Keeping:
 
     @property
     def full(self) -> bool:
-        """As many extents wait for a slot as may."""
+        """No more extents may wait for a slot."""
         return len(self._wanted) >= WAITING * self._policy.settings.max_fills
 
     def will_keep(self, extent: ExtentId) -> bool:

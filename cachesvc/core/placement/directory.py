@@ -43,7 +43,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Where a node is to read an extent: from `node`, which may still be `filling` it, or from the source where `node` is
+    """The place to read an extent: from `node`, which may still be `filling` it, or from the source where `node` is
     `SOURCE`. `generation` numbers the lease of the asking node."""
 
     node: str
@@ -51,7 +51,7 @@ class Answer:
     generation: int
 
 
-class Directory:
+class ExtentDirectory:
     """Places by extent. Methods cost O(places of one extent) for each extent, unless they say otherwise."""
 
     def __init__(self, keeper: str = "") -> None:

@@ -68,7 +68,7 @@ class View:
         return self._every.names_of(extents, count)
 
     def askable(self, extents: Sequence[ExtentId], count: int = STAND_INS) -> list[tuple[str, ...]]:
-        """For each extent, the `count` members to ask where it is: the best candidates that are not away, in their rank."""
+        """The `count` members to ask for each extent where it is: the best candidates that are not away, in their rank."""
         return self._present.names_of(extents, count)
 
     def owned(self, extents: Sequence[ExtentId]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Which extents this node owns, by its latest view of the cluster."""
+"""Marks the extents that this node owns, by its latest view of the cluster."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import grpc
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.loop.waiting import CallWaits
-from cachesvc.daemon.peers.cluster_link import NOTHING, Survey
+from cachesvc.daemon.peers.cluster_link import NOTHING, ClusterSurvey
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -46,8 +46,8 @@ class ClusterProgress:
         reply.unfit_bytes = max(0, reply.unfit_bytes - held_bytes)
         reply.done = not coming
 
-    def _ask(self, extents: list[ExtentId], context: grpc.ServicerContext) -> Survey:
-        link, answers = self._runner.cluster, queue.Queue[Survey]()
+    def _ask(self, extents: list[ExtentId], context: grpc.ServicerContext) -> ClusterSurvey:
+        link, answers = self._runner.cluster, queue.Queue[ClusterSurvey]()
         assert link is not None, "no cluster"
         link.survey(extents, answers.put)
         try:

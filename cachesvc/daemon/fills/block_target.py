@@ -1,4 +1,4 @@
-"""Where received blocks go: into a mapping of a memfd, or through one buffer into a file."""
+"""The target of received blocks: written into a mapping of a memfd, or through one buffer into a file."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_NODES = 4
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where to read an extent: from a node at HOST:PORT `address`, or from the source where that is ""."""
+    """The place to read an extent: from a node at HOST:PORT `address`, or from the source where that is ""."""
 
     node: str
     address: str

@@ -39,7 +39,7 @@ MOST = 1 << 17
 
 @dataclass(slots=True)
 class _Batch:
-    """What one node is to be told. The last change of an extent counts."""
+    """News for one node. The last change of an extent counts."""
 
     held: dict[ExtentId, bool] = field(default_factory=dict)
     progressing: dict[ExtentId, int] = field(default_factory=dict)
@@ -200,7 +200,7 @@ def _requests(me: str, batch: _Batch) -> Iterator[pb.ReportRequest]:
 
 
 def _informed(view: View, extents: Sequence[ExtentId]) -> Iterable[tuple[ExtentId, tuple[str, ...]]]:
-    """For each extent the nodes that are to know its holders: its owner, its stand-in, and who stands in for one away."""
+    """The nodes of each extent that are to know its holders: its owner, its stand-in, and who stands in for one away."""
     for start in range(0, len(extents), STEP):
         step = extents[start : start + STEP]
         ranks = view.ranked(step)

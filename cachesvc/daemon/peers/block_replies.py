@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cachesvc.daemon.peers.block_wire import FRAME_BLOCKS, Frame, Kind, Range, Refused, within
+from cachesvc.daemon.peers.block_wire import FRAME_BLOCKS, Frame, Kind, Range, RequestRefused, within
 from cachesvc.daemon.peers.send_rate import SendRate
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
 from cachesvc.tiers.fill_progress import FillProgress, FillState, digest_of_digests
@@ -36,7 +36,7 @@ class Lent:
     progress: FillProgress | None = None
 
 
-class Replies:
+class BlockReplies:
     """Sends the frames of one connection's requests. `closing` ends them early."""
 
     def __init__(self, connection: socket.socket, rate: SendRate, closing: threading.Event) -> None:
@@ -60,11 +60,11 @@ class Replies:
     def answer(self, lent: Lent, ranges: Sequence[Range]) -> None:
         """Send the wanted blocks and the END frame.
 
-        Raises Refused for ranges that the extent does not have and for a fill that failed; OSError, also where the extent
-        cannot be read, since a frame cannot be taken back.
+        Raises RequestRefused for ranges that the extent does not have and for a fill that failed; OSError, also where the
+        extent cannot be read, since a frame cannot be taken back.
         """
         if not within(ranges, block_count(lent.size_bytes)):
-            raise Refused(Kind.INVALID)
+            raise RequestRefused(Kind.INVALID)
         if lent.digests is not None:
             self._send_runs(lent, ranges, lent.digests)
             self.say(Frame(Kind.END), digest_of_digests(lent.digests))
@@ -82,7 +82,7 @@ class Replies:
         while True:
             state = progress.state  # read before the flags: when it is DONE, all blocks are found complete
             if state is FillState.ABORTED:
-                raise Refused(Kind.ABORTED)
+                raise RequestRefused(Kind.ABORTED)
             ready = [run for each in wanted for run in progress.runs(*each)]
             for first, count in _frames(ready):
                 self._send(lent, first, count, progress.digests(first, count))

@@ -19,12 +19,12 @@ from cachesvc.config import Tls
 from cachesvc.core.errors import Busy, CacheError, NotFound
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls_contexts import TlsContexts
-from cachesvc.daemon.peers.block_replies import Lent, Replies
+from cachesvc.daemon.peers.block_replies import BlockReplies, Lent
 from cachesvc.daemon.peers.block_wire import (
     ConnectionEnded,
     Frame,
     Kind,
-    Refused,
+    RequestRefused,
     host_and_port,
     receive_request,
     set_timeout,
@@ -168,20 +168,20 @@ class BlockServer:
             if self._tls is not None:
                 connection.socket = self._tls.accept(connection.socket)
                 connection.socket.do_handshake()
-            replies = Replies(connection.socket, self._rate, self._closing)
+            replies = BlockReplies(connection.socket, self._rate, self._closing)
             self._serve_requests(connection, replies, busy)
         except (OSError, ConnectionEnded) as error:
             log.debug("a peer's connection ended", extra={"error": str(error)})
         finally:
             self._forget(connection)
 
-    def _serve_requests(self, connection: _Connection, replies: Replies, busy: bool) -> None:
+    def _serve_requests(self, connection: _Connection, replies: BlockReplies, busy: bool) -> None:
         try:
             while not self._closing.is_set():
                 request = receive_request(connection.socket, REQUEST_S)
                 connection.idle_since = inf
                 if busy:
-                    raise Refused(Kind.BUSY)
+                    raise RequestRefused(Kind.BUSY)
                 before = replies.sent_bytes
                 try:
                     with self._lend(request.extent) as lent:
@@ -189,15 +189,15 @@ class BlockServer:
                 except NotFound:
                     replies.say(Frame(Kind.NOT_FOUND))
                 except Busy:
-                    raise Refused(Kind.BUSY) from None
+                    raise RequestRefused(Kind.BUSY) from None
                 except CacheError as error:
                     log.warning("an extent cannot be lent", extra={"error": str(error)})
-                    raise Refused(Kind.FAILED) from error
+                    raise RequestRefused(Kind.FAILED) from error
                 finally:
                     if replies.sent_bytes > before:
                         self._on_sent(replies.sent_bytes - before)
                 connection.idle_since = time.monotonic()
-        except Refused as refused:
+        except RequestRefused as refused:
             replies.say(Frame(refused.answer))
             _part(connection.socket)
 

@@ -40,7 +40,7 @@ Range = tuple[int, int]
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """Kinds of frames."""
 
     BLOCKS = 1
     WAIT = 2
@@ -67,7 +67,7 @@ class ConnectionEnded(EOFError):
         self.received_bytes = received_bytes
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request is answered by a frame of the kind `answer`, and the connection is closed."""
 
     def __init__(self, answer: Kind) -> None:
@@ -106,15 +106,15 @@ class Frame:
 def receive_request(connection: socket.socket, timeout_s: float) -> Request:
     """Receive a request. Its beginning may take as long as the connection's own timeout, the rest `timeout_s`.
 
-    Raises Refused, ConnectionEnded, TimeoutError, OSError.
+    Raises RequestRefused, ConnectionEnded, TimeoutError, OSError.
     """
     magic, version, count = _OPENING.unpack(receive(connection, _OPENING.size))
     if magic != MAGIC:
-        raise Refused(Kind.INVALID)
+        raise RequestRefused(Kind.INVALID)
     if version != VERSION:
-        raise Refused(Kind.VERSION)
+        raise RequestRefused(Kind.VERSION)
     if count > MAX_RANGES:
-        raise Refused(Kind.INVALID)
+        raise RequestRefused(Kind.INVALID)
     rest = receive(connection, _ID.size + count * _RANGE.size, time.monotonic() + timeout_s)
     (extent,) = _ID.unpack_from(rest)
     return Request(ExtentId(extent), tuple(_RANGE.iter_unpack(rest[_ID.size :])))

@@ -61,14 +61,14 @@ CHANGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ClusterSurvey:
     """The extents that other nodes hold, and those that their owners are fetching."""
 
     held: frozenset[ExtentId] = frozenset()
     coming: frozenset[ExtentId] = frozenset()
 
 
-NOTHING = Survey()
+NOTHING = ClusterSurvey()
 
 
 class ClusterLink:
@@ -94,7 +94,7 @@ class ClusterLink:
         self._locating: dict[int, tuple[float, Callable[[Located], None]]] = {}
         """The time until which each question may stay open, in order, and the callback for its answer."""
         self._heard_at, self._patience_s = 0.0, START_S
-        self._surveys: dict[int, Callable[[Survey], None]] = {}
+        self._surveys: dict[int, Callable[[ClusterSurvey], None]] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
         self.report = ClusterReport(me=cluster.node_name)
@@ -127,7 +127,7 @@ class ClusterLink:
         if not self._send(messages.LocateExtent(number, extent.hex(), " ".join(failed))):
             self._located(messages.ExtentLocated(number))
 
-    def survey(self, extents: Sequence[ExtentId], then: Callable[[Survey], None]) -> None:
+    def survey(self, extents: Sequence[ExtentId], then: Callable[[ClusterSurvey], None]) -> None:
         """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once.
         Call it on another thread than the loop's: a message about a million extents takes half a second."""
         number, post = next(self._numbers), self._runner.loop.post
@@ -193,7 +193,7 @@ class ClusterLink:
             end_agent(channel)
 
     def next_deadline(self) -> float:
-        """When `tick` is due next, in seconds of the clock."""
+        """The time at which `tick` is due next, in seconds of the clock."""
         return self._tick_at
 
     def wrong_copy(self, node: str, extent: ExtentId) -> None:
@@ -281,7 +281,7 @@ class ClusterLink:
             post(partial(self._located, message))
         elif isinstance(message, messages.ExtentsSurveyed):
             held, coming = messages.unpack_ids(message.held), messages.unpack_ids(message.coming)
-            post(partial(self._surveyed, message.number, Survey(frozenset(held), frozenset(coming))))
+            post(partial(self._surveyed, message.number, ClusterSurvey(frozenset(held), frozenset(coming))))
         elif isinstance(message, messages.KeepExtents):
             post(partial(self._keep, message.number, messages.unpack_ids(message.extents), message.later))
         elif isinstance(message, messages.ClusterState):
@@ -299,7 +299,7 @@ class ClusterLink:
         if then is not None:
             then(Located(message.node, message.address))
 
-    def _surveyed(self, number: int, found: Survey) -> None:
+    def _surveyed(self, number: int, found: ClusterSurvey) -> None:
         then = self._surveys.pop(number, None)
         if then is not None:
             then(found)

@@ -29,8 +29,8 @@ SETTLE_S = 5.0
 
 @dataclass(slots=True)
 class Contact:
-    """What a greeting of an address told beside the roster's business: the release, the extents that the node holds, the
-    seconds that the greeting took, and the error of the last call that failed."""
+    """An address: the release of its node, the extents that the node holds, the seconds that the last greeting took, and
+    the error of the last call that failed."""
 
     release: str = ""
     extents: int = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.directory import SOURCE, Answer, Directory
+from cachesvc.core.placement.directory import SOURCE, Answer, ExtentDirectory
 from cachesvc.core.placement.view import View
 
 YOUNG_S = 60.0
@@ -30,7 +30,7 @@ class OwnedExtents:
     def __init__(self, me: str, keep: Callable[[list[ExtentId], bool], set[ExtentId]]) -> None:
         self._me = me
         self._keep = keep
-        self._directory = Directory(keeper=me)
+        self._directory = ExtentDirectory(keeper=me)
         self._lock = threading.Lock()
         self._away: frozenset[str] = frozenset()
         self._changed_at = time.monotonic()
@@ -40,7 +40,7 @@ class OwnedExtents:
 
     @property
     def young(self) -> bool:
-        """Whether holders may be unknown still."""
+        """True if holders may be unknown still."""
         return time.monotonic() - self._changed_at < YOUNG_S
 
     def view_changed(self, view: View) -> None:

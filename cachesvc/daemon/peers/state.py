@@ -1,4 +1,4 @@
-"""What the agent tells the daemon about the cluster."""
+"""The agent's reports to the daemon about the cluster."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.directory import LEASE_S, SOURCE, Answer, Directory
+from cachesvc.core.placement.directory import LEASE_S, SOURCE, Answer, ExtentDirectory
 
 A, B = (ExtentId(bytes([number]) * 16) for number in (1, 2))
 NODES = ("n0", "n1", "n2", "n3", "n4")
@@ -24,7 +24,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Directory()
+        self.directory = ExtentDirectory()
         self.now = 0.0
         self.holds: set[tuple[str, ExtentId]] = set()
         self.leases: dict[tuple[str, ExtentId], tuple[int, float]] = {}
@@ -144,7 +144,7 @@ TestAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, d
 
 @pytest.mark.parametrize("count", [2, 8, 64, 200])
 def test_nodes_that_ask_at_once_form_a_chain_and_one_is_sent_to_the_source(count: int) -> None:
-    directory = Directory()
+    directory = ExtentDirectory()
     told = [directory.lookup(f"n{at}", A, 0.0).node for at in range(count)]
     assert told == [SOURCE, *(f"n{at}" for at in range(count - 1))]
 
@@ -154,7 +154,7 @@ def test_a_chain_survives_any_nodes_that_die_with_one_new_fetch_at_most(
     order: list[int], data: st.DataObject
 ) -> None:
     """Each node that reads from a dead one asks again and says so, in any order."""
-    directory = Directory()
+    directory = ExtentDirectory()
     reads = {f"n{at}": directory.lookup(f"n{at}", A, 0.0).node for at in order}
     dead = data.draw(st.sets(st.sampled_from(sorted(reads)), max_size=6))
     asking = [node for node in reads if node not in dead and reads[node] in dead]
@@ -176,7 +176,7 @@ def test_a_chain_survives_any_nodes_that_die_with_one_new_fetch_at_most(
 
 
 def test_a_lease_that_is_not_renewed_is_given_to_one_other_node() -> None:
-    directory = Directory()
+    directory = ExtentDirectory()
     first = directory.lookup("n0", A, 0.0)
     assert directory.renew("n0", [(A, first.generation)], 5.0) == []
     assert directory.lookup("n1", A, LEASE_S + 4).node == "n0"
@@ -190,7 +190,7 @@ def test_a_lease_that_is_not_renewed_is_given_to_one_other_node() -> None:
 
 
 def test_a_hot_extent_spreads_from_holder_to_holder() -> None:
-    directory = Directory()
+    directory = ExtentDirectory()
     directory.filled("n0", [A])
     rounds: list[Counter[str]] = []
     asked = 1
@@ -204,7 +204,7 @@ def test_a_hot_extent_spreads_from_holder_to_holder() -> None:
 
 
 def test_nodes_that_ask_one_after_another_are_spread_over_the_holders() -> None:
-    directory = Directory()
+    directory = ExtentDirectory()
     for holder in ("a", "b", "c"):
         directory.filled(holder, [A])
     told = Counter[str]()
@@ -216,7 +216,7 @@ def test_nodes_that_ask_one_after_another_are_spread_over_the_holders() -> None:
 
 def test_a_fill_whose_source_is_gone_is_never_read_by_that_source() -> None:
     """The first node's fill fails while a second one reads from it: it is not sent to the second one."""
-    directory = Directory()
+    directory = ExtentDirectory()
     assert directory.lookup("first", A, 0.0).node == SOURCE
     assert directory.lookup("second", A, 0.0).node == "first"
     directory.dropped("first", [A])
@@ -225,7 +225,7 @@ def test_a_fill_whose_source_is_gone_is_never_read_by_that_source() -> None:
 
 
 def test_a_holder_that_failed_one_node_still_serves_others() -> None:
-    directory = Directory()
+    directory = ExtentDirectory()
     directory.filled("holder", [A])
     assert directory.lookup("n1", A, 0.0, failed=["holder"]).node == SOURCE
     assert directory.lookup("n2", A, 0.0, away=["n1"]).node == "holder"

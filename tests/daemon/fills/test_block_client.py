@@ -35,7 +35,7 @@ from cachesvc.daemon.peers.block_wire import Frame, Kind, receive_request
 from cachesvc.tiers.fill_progress import FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
 from testbed import WAIT_S
-from tests.support.blocks import (
+from tests.support.membership.blocks import (
     BLOCKS,
     DATA,
     SIZE,
@@ -220,7 +220,7 @@ def test_an_abort_is_passed_on_and_another_peer_gives_the_rest() -> None:
 @contextmanager
 def peer_process(*rate: str) -> Iterator[tuple[str, int]]:
     """A process that serves half of a fill, or the whole extent at a rate; its address and process id."""
-    command = [sys.executable, "-m", "tests.support.blocks", *rate]
+    command = [sys.executable, "-m", "tests.support.membership.blocks", *rate]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

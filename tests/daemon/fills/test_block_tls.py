@@ -17,7 +17,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.daemon.fills.block_client import PeerBusy, PeerFailed, PeerLacks, PeerSilent
 from cachesvc.daemon.peers import block_server
 from testbed import WAIT_S
-from tests.support.blocks import BLOCKS, DATA, EXTENT, Copy, client, digests_of, resident, serving
+from tests.support.membership.blocks import BLOCKS, DATA, EXTENT, Copy, client, digests_of, resident, serving
 from tests.support.waiting import wait_until
 
 NAME = "peers.cachesvc.internal"

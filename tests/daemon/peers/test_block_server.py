@@ -32,7 +32,7 @@ from cachesvc.tiers.fill_progress import digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
 from testbed import WAIT_S
 from testbed.servers import free_ports
-from tests.support.blocks import BLOCKS, DATA, EXTENT, SIZE, Copy, digests_of, resident, serving
+from tests.support.membership.blocks import BLOCKS, DATA, EXTENT, SIZE, Copy, digests_of, resident, serving
 
 ROOT = digest_of_digests(digests_of(DATA))
 

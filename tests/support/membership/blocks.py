@@ -119,8 +119,10 @@ def serving(
 
 
 def serve_until_the_parent_ends(bytes_per_s: str = "") -> None:
-    """Serve a fill that stays half complete, or the whole extent at a rate: `python -m tests.support.blocks [RATE]`. Prints
-    the address."""
+    """Serve a fill that stays half complete, or the whole extent at a rate. Print the address.
+
+    `python -m tests.support.membership.blocks [RATE]`
+    """
     with ExitStack() as stack:
         if bytes_per_s:
             lend = stack.enter_context(resident())
