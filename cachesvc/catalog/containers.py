@@ -10,7 +10,7 @@ from cachesvc.core.errors import InvalidInput
 
 HEAD_BYTES = 512
 """The first bytes of an object, enough to recognise every container below by its content."""
-COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br"})
+COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br", "snappy"})
 """Last extensions of names such as `train.jsonl.gz`; the extension before names the compressed format."""
 
 

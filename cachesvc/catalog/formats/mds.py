@@ -1,7 +1,8 @@
 """Compiles MosaicML MDS, version 2, from `index.json`, which describes the shards; their rows are not read.
 
-A shard is one extent; zstd shards are decoded while they are filled. It begins with u32 samples and u32
-offsets[samples + 1]. A sample begins with the u32 sizes of its variable columns.
+A shard is one extent. A compressed one is decoded while it is filled, and its stored bytes are compared with a hash if the
+index states one. A shard begins with u32 samples and u32 offsets[samples + 1], and a sample with the u32 sizes of its
+variable columns.
 """
 
 from __future__ import annotations
@@ -19,23 +20,29 @@ from cachesvc.catalog.formats.json_stream import JsonStream
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.stated_hashes import is_known
 
 _INDEX_BYTES = 512 << 20
 """Limit of an index, about a million shards. It is parsed in windows (`json_stream.py`)."""
 _MAX_HEADS = 1024
 """Number of shards whose first bytes are compared with the index: 64 GiB of data, and about a second."""
 _THREADS = 32
+_CODECS = {"": "", "br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
+"""Our names of the codecs, by those of MosaicML's writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """One entry of `shards`: `file` is the stored object, `stored` its size, `raw` its decoded size."""
+    """One entry of `shards`: `file` is the stored object, `stored` its size, `raw` its decoded size. `hash`: see `Piece`.
+    `unknown`: an algorithm of which it has a hash, where none of them is known."""
 
     file: str
     stored: int
     raw: int
     samples: int
     codec: str
+    hash: str
+    unknown: str
     columns: tuple[tuple[str, str, int], ...]
 
 
@@ -51,6 +58,7 @@ def compile_mds(inputs: Inputs) -> Draft:
     columns: tuple[tuple[str, str, int], ...] | None = None
     heads: list[_Head] = []
     named: set[int] = set()
+    unknown: dict[str, str] = {}
     for index in _indices(inputs):
         root = index.object.uri.rpartition("/")[0]
         for number, shard in enumerate(_shards(inputs, index)):
@@ -68,7 +76,9 @@ def compile_mds(inputs: Inputs) -> Draft:
             if columns is not None and shard.columns != columns:
                 raise InvalidInput(f"{where} has other columns than the shards before it")
             columns = shard.columns
-            space.add([(at, 0, shard.raw)], shard.codec)
+            space.add([(at, 0, shard.raw)], shard.codec, shard.hash)
+            if shard.unknown:
+                unknown.setdefault(shard.unknown, shard.file)
             firsts.append(samples)
             samples += shard.samples
             if not shard.codec and len(heads) < _MAX_HEADS:
@@ -82,6 +92,10 @@ def compile_mds(inputs: Inputs) -> Draft:
         fields=tuple(Field(name, encoding) for name, encoding, _ in columns),
         extent_first=ints([*firsts, samples]),
         head={"sizes": [size for _, _, size in columns]},
+        notes=[
+            f"{name!r} is no known hash, so {file} and others that have no other hash are not checked"
+            for name, file in unknown.items()
+        ],
     )
 
 
@@ -181,9 +195,11 @@ def _shard(record: _Record) -> _Shard:
     raw = record.record("raw_data")
     raw_bytes, samples = raw.take("bytes", int), record.take("samples", int)
     compression = record.value.get("compression") or ""
-    codec = str(compression).partition(":")[0]
-    if codec not in ("", "zstd"):
-        raise InvalidInput(f"{record.where} is compressed with {compression!r}; none and zstd are read")
+    name = str(compression).partition(":")[0]
+    if name not in _CODECS:
+        read = ", ".join(filter(None, _CODECS))
+        raise InvalidInput(f"{record.where} is compressed with {compression!r}; none, {read} are read")
+    codec = _CODECS[name]
     stored = record.record("zip_data") if codec else raw
     if raw_bytes < 4 * (samples + 2):
         raise CorruptData(f"{record.where}.raw_data: field 'bytes' is too small for {samples} samples")
@@ -191,9 +207,28 @@ def _shard(record: _Record) -> _Shard:
         raise CorruptData(
             f"{record.where}.raw_data: field 'bytes' is beyond 4 GiB, which no offset in a shard reaches"
         )
+    hash, unknown = _hash(stored)
     return _Shard(
-        stored.take("basename", str), stored.take("bytes", int), raw_bytes, samples, codec, _columns(record)
+        stored.take("basename", str),
+        stored.take("bytes", int),
+        raw_bytes,
+        samples,
+        codec,
+        hash,
+        unknown,
+        _columns(record),
     )
+
+
+def _hash(stored: _Record) -> tuple[str, str]:
+    """Return the first hash of a known algorithm, as `Piece` holds it, or "" and an algorithm that is not known."""
+    hashes = stored.value.get("hashes") or {}
+    if not isinstance(hashes, dict) or not all(isinstance(digits, str) for digits in hashes.values()):
+        raise CorruptData(f"{stored.where}: field 'hashes' is no object of strings")
+    for name, digits in hashes.items():
+        if is_known(name):
+            return f"{name}:{digits}", ""
+    return "", next(iter(hashes), "")
 
 
 def _columns(record: _Record) -> tuple[tuple[str, str, int], ...]:
