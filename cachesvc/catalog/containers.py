@@ -33,7 +33,7 @@ _UNPACK = f"{_NOT_READ}unpack it, or pack its files as a tar"
 _TOKENS = "which needs format='tokens' and seq_len="
 _NAME = "which needs a name that ends with "
 
-TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
+TFRECORD = Container("TFRecord", (), (), f"{_NAME}.tfrecord, or format='tfrecord'")
 LITDATA = Container("litData", (), (), _TO_SHARDS)
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
 ONE_A_LINE = "write each item on a line of a .jsonl file (jq -c '.[]' x.json > x.jsonl)"

@@ -14,6 +14,7 @@ TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
 """Extensions of tars, including compressed ones."""
 JSON_LINES = ("jsonl", "ndjson", "jsonlines")
 CSV = ("csv", "tsv")
+TFRECORD = ("tfrecord", "tfrecords", "tfrec")
 TABLES = ("csv", "tsv", "jsonl", "ndjson")
 """Extensions of files that may be tables of labels."""
 ASIDE = "aside"
@@ -33,7 +34,7 @@ _SAMPLES = """
 KNOWN = IMAGES.union(_SAMPLES.split())
 """Extensions of files that are one sample each, of any size."""
 
-_COMPRESSED = ("webdataset", "jsonl", "csv")
+_COMPRESSED = ("webdataset", "jsonl", "csv", "tfrecord")
 """Formats whose objects may be compressed by another program."""
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 _CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
@@ -94,7 +95,7 @@ def _kind(extension: str) -> Kind:
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
     formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "jsonl": JSON_LINES, "csv": CSV}
-    formats |= {"arrow": ARROW, "records": ("npy",), ASIDE: ("idx",)}
+    formats |= {"arrow": ARROW, "tfrecord": TFRECORD, "records": ("npy",), ASIDE: ("idx",)}
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 

@@ -127,7 +127,7 @@ def test_a_corpus_of_texts_is_read_as_files(tmp_path: Path) -> None:
             ("1 webdataset (a.tar)", "1 files (b.jpg)", "webdataset, files", "*.tar, *.jpg"),
         ),
         ({"a.tar": TAR, "b.parquet": b"", "c.jpg": b""}, ("1 parquet (b.parquet)", "files", "*.parquet")),
-        ({"a.tar": TAR, "b.tfrecord": b""}, ("1 TFRecord (b.tfrecord)", "format= (webdataset)", "(*.tar)")),
+        ({"a.tar": TAR, "b.h5": b""}, ("1 HDF5 (b.h5)", "format= (webdataset)", "(*.tar)")),
         ({"a.npy": npy(1), "b.jpg": b""}, ("1 records (a.npy)", "1 files (b.jpg)")),
     ],
 )

@@ -34,10 +34,12 @@ from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.plain_text import compile_documents, compile_text
 from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
+from cachesvc.catalog.formats.tfrecord import compile_tfrecord
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
 from cachesvc.catalog.layout import Columns
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.parsing.tf_example import features_of
 from cachesvc.catalog.row_syntax import csv_rows, json_value
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
@@ -52,6 +54,7 @@ from cachesvc.sources.parquet.parquet import Footer, decoding
 from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
+from tests.support.tfrecords import framed
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20
@@ -223,6 +226,14 @@ def _rows(compile_it: Callable[[Inputs], Draft], name: str, body: bytes) -> list
     return [body[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
 
 
+def tfrecord(data: bytes) -> None:
+    """Compile a file of records, and one record with right checksums; parse the bytes as an Example."""
+    options = Options(format="tfrecord", extent_bytes=4096)
+    _compiled(compile_tfrecord, options, a_tfrecord=data, b_tfrecord=framed([data]))
+    with suppress(ValueError):
+        features_of(data)
+
+
 def mds(data: bytes) -> None:
     """Compile an MDS index beside one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
@@ -288,6 +299,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         jsonl,
         csv_file,
         text,
+        tfrecord,
         mds,
         npy,
         megatron,

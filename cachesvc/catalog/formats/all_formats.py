@@ -16,6 +16,7 @@ from cachesvc.catalog.formats import (
     parquet,
     plain_text,
     records,
+    tfrecord,
     tokens,
     webdataset,
 )
@@ -44,6 +45,7 @@ FORMATS = {
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
     "csv": Format(csv_rows.select, csv_rows.compile_csv),
     "text": Format(plain_text.select, plain_text.compile_text),
+    "tfrecord": Format(tfrecord.select, tfrecord.compile_tfrecord),
     "documents": Format(plain_text.select, plain_text.compile_documents),
     "records": Format(
         records.select,

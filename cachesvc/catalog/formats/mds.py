@@ -16,14 +16,14 @@ from typing import Any
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats.json_stream import JsonStream
 from cachesvc.catalog.layout import Field
+from cachesvc.catalog.parsing.json_stream import JsonStream
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.stated_hashes import is_known
 
 _INDEX_BYTES = 512 << 20
-"""Limit of an index, about a million shards. It is parsed in windows (`json_stream.py`)."""
+"""Limit of an index, about a million shards. It is parsed in windows (`parsing/json_stream.py`)."""
 _MAX_HEADS = 1024
 """Number of shards whose first bytes are compared with the index: 64 GiB of data, and about a second."""
 _THREADS = 32
