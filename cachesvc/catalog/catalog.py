@@ -312,7 +312,9 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
         return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape), syntax)
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
-        return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)
+        return Indirect(
+            columns["extent.start"], first, columns["extent.size"], sizes, bool(head.get("packed_rows"))
+        )
     if head["kind"] == "columns":
         return _columns(columns, samples)
     raise CorruptData(f"unknown layout {head['kind']!r}")

@@ -34,7 +34,7 @@ _TOKENS = "which needs format='tokens' and seq_len="
 _NAME = "which needs a name that ends with "
 
 TFRECORD = Container("TFRecord", (), (), f"{_NAME}.tfrecord, or format='tfrecord'")
-LITDATA = Container("litData", (), (), _TO_SHARDS)
+LITDATA = Container("litData", (), (), "which needs its index.json, and names like chunk-0-0.bin")
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
 ONE_A_LINE = "write each item on a line of a .jsonl file (jq -c '.[]' x.json > x.jsonl)"
 JSON_LIST = Container("a JSON list", (), (), f"{_NOT_READ}{ONE_A_LINE}")

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from cachesvc.catalog.compiler import split_name
-from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Container
+from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, Container
 
 ARROW = ("arrow", "feather", "ipc")
 PARQUET = ("parquet", "pq", "parq")
@@ -37,7 +37,7 @@ KNOWN = IMAGES.union(_SAMPLES.split())
 _COMPRESSED = ("webdataset", "jsonl", "csv", "tfrecord")
 """Formats whose objects may be compressed by another program."""
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
-_CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
+_CHUNK = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 _ASIDE_NAMES = frozenset(
     {
         *("index.json", "state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
@@ -69,7 +69,7 @@ def kind_of(name: str) -> Kind:
     if _is_aside(name, stem, extension):
         return ASIDE
     if extension == "bin" and _CHUNK.fullmatch(name):
-        return LITDATA
+        return "litdata"
     if extension not in COMPRESSIONS:
         return _kind(extension)
     inner = split_name(stem)[1]

@@ -25,6 +25,8 @@ from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources import arrow_codecs, decompression
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.decompression import decompressed
+from cachesvc.sources.framed_zstd import CODEC as FRAMED_ZSTD
+from cachesvc.sources.framed_zstd import unpacked_chunk
 from cachesvc.sources.parquet import decoding
 from cachesvc.sources.parquet.recipe import CODEC as PARQUET
 from cachesvc.sources.source import Checker, Source
@@ -45,7 +47,7 @@ _SLACK_BYTES = 64 << 10
 """A compressed piece may be stored in twice its decoded size and this."""
 _MAX_FAILED_FIRST = 32
 """Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
-CODECS = (*decompression.CODECS, *arrow_codecs.CODECS, PARQUET)
+CODECS = (*decompression.CODECS, *arrow_codecs.CODECS, FRAMED_ZSTD, PARQUET)
 
 OnBytes = Callable[[int, memoryview], None]
 
@@ -382,7 +384,11 @@ def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget) -> None
     if piece.codec in arrow_codecs.CODECS:
         into.write(arrow_codecs.unpacked(uri, piece.codec, stored, expected), at)
         return
-    for step in decompressed(uri, piece.codec.partition(":")[0], [stored]):
+    framed = piece.codec == FRAMED_ZSTD
+    steps = (
+        unpacked_chunk(uri, stored) if framed else decompressed(uri, piece.codec.partition(":")[0], [stored])
+    )
+    for step in steps:
         if done + len(step) > expected:
             raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
         into.write(memoryview(step), at + done)

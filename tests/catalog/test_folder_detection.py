@@ -289,7 +289,7 @@ SEVERAL = {
     "stray": IMAGES | {"backup.tar": TAR, "README.md": b"r"},
     "tables": IMAGES | {"rows.csv": b"a,b\n1,2\n"},
     "mixed": {"a.tar": TAR, "b.jpg": b"1"},
-    "records": {"train.tfrecord": b"x"},
+    "records": {"train.h5": b"x"},
     "hdf5": {"x.dat": HDF5},
     "unknown": {"x.weird": b"\0" + BIG},
 }

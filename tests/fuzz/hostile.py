@@ -29,6 +29,7 @@ from cachesvc.catalog.formats.arrow import compile_arrow
 from cachesvc.catalog.formats.csv_rows import compile_csv
 from cachesvc.catalog.formats.files import compile_files
 from cachesvc.catalog.formats.jsonl import compile_jsonl
+from cachesvc.catalog.formats.litdata import compile_litdata
 from cachesvc.catalog.formats.mds import compile_mds
 from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.plain_text import compile_documents, compile_text
@@ -50,6 +51,7 @@ from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.sources.decompression import CODECS, decompressed
+from cachesvc.sources.framed_zstd import unpacked_chunk
 from cachesvc.sources.parquet.parquet import Footer, decoding
 from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
@@ -60,6 +62,12 @@ CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20
 """No parser may ask for more than this of a file of a few KB."""
 ALLOWED = allowlist(["s3://b/"])
+LITDATA_INDEX = (
+    b'{"chunks": [{"chunk_bytes": 9, "chunk_size": 4, "filename": "chunk-0-0.bin"}], "config": {"compression": "zstd", '
+    b'"compression_level": "batch", "data_format": ["int"], '
+    b'"data_spec": "[1, {\\"type\\": null, \\"children_spec\\": []}]"}}'
+)
+"""An index of one chunk of zstd frames."""
 SETTINGS = Settings(0, (), (), "/s", "/t")
 
 
@@ -234,6 +242,22 @@ def tfrecord(data: bytes) -> None:
         features_of(data)
 
 
+def litdata(data: bytes) -> None:
+    """Compile an index of litData beside one chunk, and compile and decode a chunk of zstd frames."""
+    options = Options(format="litdata", extent_bytes=4096)
+    chunk = {"chunk-0-0.bin": struct.pack("<4I", 2, 16, 24, 32) + bytes(64)}
+    _compiled(compile_litdata, options, index_json=data, **chunk)
+    frames = {"chunk-0-0.bin": data}
+    for extent in _compiled(compile_litdata, options, index_json=LITDATA_INDEX, **frames):
+        (piece,) = extent.pieces
+        with suppress(CacheError):
+            done = 0
+            for step in unpacked_chunk(piece.object.uri, memoryview(data)):
+                done += len(step)
+                if done > piece.length:
+                    break
+
+
 def mds(data: bytes) -> None:
     """Compile an MDS index beside one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
@@ -300,6 +324,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         csv_file,
         text,
         tfrecord,
+        litdata,
         mds,
         npy,
         megatron,

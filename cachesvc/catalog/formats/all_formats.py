@@ -12,6 +12,7 @@ from cachesvc.catalog.formats import (
     files,
     images,
     jsonl,
+    litdata,
     mds,
     parquet,
     plain_text,
@@ -40,6 +41,12 @@ FORMATS = {
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
     ),
     "mds": Format(mds.select, mds.compile_mds),
+    "litdata": Format(
+        litdata.select,
+        litdata.compile_litdata,
+        ("seq_len", "overlap"),
+        "; give a smaller seq_len or overlap",
+    ),
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "arrow": Format(arrow.select, arrow.compile_arrow),
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),

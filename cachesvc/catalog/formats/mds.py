@@ -11,19 +11,16 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.parsing.json_stream import JsonStream
+from cachesvc.catalog.parsing.json_index import JsonRecord, indices, stream_of
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.stated_hashes import is_known
 
-_INDEX_BYTES = 512 << 20
-"""Limit of an index, about a million shards. It is parsed in windows (`parsing/json_stream.py`)."""
 _MAX_HEADS = 1024
 """Number of shards whose first bytes are compared with the index: 64 GiB of data, and about a second."""
 _THREADS = 32
@@ -59,7 +56,7 @@ def compile_mds(inputs: Inputs) -> Draft:
     heads: list[_Head] = []
     named: set[int] = set()
     unknown: dict[str, str] = {}
-    for index in _indices(inputs):
+    for index in indices(inputs, "MDS"):
         root = index.object.uri.rpartition("/")[0]
         for number, shard in enumerate(_shards(inputs, index)):
             where = f"{index.object.uri}: shards[{number}]"
@@ -117,30 +114,9 @@ def _check_heads(inputs: Inputs, heads: Sequence[_Head]) -> None:
                 )
 
 
-def _indices(inputs: Inputs) -> list[ListedObject]:
-    """Return the index of each URI: the one directly below it, which may list its subfolders' shards, else its only one."""
-    below: dict[str, list[ListedObject]] = {}
-    for entry in inputs.entries:
-        if entry.name == "index.json":
-            below.setdefault(entry.object.uri.removesuffix(entry.path), []).append(entry)
-    if not below:
-        raise InvalidInput(f"{inputs.uri} has MDS shards but no index.json")
-    chosen = []
-    for root, found in below.items():
-        top = [entry for entry in found if entry.path == "index.json"]
-        if not top and len(found) > 1:
-            paths = ", ".join(entry.path for entry in found[:4])
-            raise InvalidInput(f"{root} holds {len(found)} MDS datasets ({paths}): open one of them")
-        chosen += top or found
-    return chosen
-
-
 def _shards(inputs: Inputs, index: ListedObject) -> Iterator[_Shard]:
     """Yield the shards of an index while it is parsed."""
-    uri, size = index.object.uri, index.object.size_bytes
-    if size > _INDEX_BYTES:
-        raise CorruptData(f"{uri} has {size} bytes; an index of more than {_INDEX_BYTES} is not read")
-    stream = JsonStream(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
+    uri, stream = index.object.uri, stream_of(inputs, index)
     version, listed = None, False
     for name in stream.fields():
         if name != "shards":
@@ -151,9 +127,9 @@ def _shards(inputs: Inputs, index: ListedObject) -> Iterator[_Shard]:
             raise CorruptData(f"{uri} lists its shards twice")
         listed = True
         for number, value in enumerate(stream.items()):
-            yield _shard(_Record(f"{uri}: shards[{number}]", value))
+            yield _shard(JsonRecord(f"{uri}: shards[{number}]", value))
     if (
-        _Record(uri, {"version": version}).take("version", int) != 2
+        JsonRecord(uri, {"version": version}).take("version", int) != 2
     ):  # checked last: writers sort it behind the shards
         raise InvalidInput(f"{uri} is MDS version {version}; version 2 is read")
     if not listed:
@@ -169,27 +145,7 @@ class _Head:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """A JSON object with checked access to its fields."""
-
-    where: str
-    value: Any
-
-    def take(self, name: str, kind: type) -> Any:
-        """Return a field of a type; integers may not be negative. Raises CorruptData naming it."""
-        found = self.value.get(name) if isinstance(self.value, dict) else None
-        negative = isinstance(found, int) and found < 0
-        if not isinstance(found, kind) or isinstance(found, bool) or negative:
-            raise CorruptData(f"{self.where}: field {name!r} is missing or no {kind.__name__}")
-        return found
-
-    def record(self, name: str) -> _Record:
-        """Return a nested object."""
-        return _Record(f"{self.where}.{name}", self.take(name, dict))
-
-
-def _shard(record: _Record) -> _Shard:
+def _shard(record: JsonRecord) -> _Shard:
     if record.take("format", str) != "mds":
         raise InvalidInput(f"{record.where} has format {record.value['format']!r}; mds is read")
     raw = record.record("raw_data")
@@ -220,7 +176,7 @@ def _shard(record: _Record) -> _Shard:
     )
 
 
-def _hash(stored: _Record) -> tuple[str, str]:
+def _hash(stored: JsonRecord) -> tuple[str, str]:
     """Return the first hash of a known algorithm, as `Piece` holds it, or "" and an algorithm that is not known."""
     hashes = stored.value.get("hashes") or {}
     if not isinstance(hashes, dict) or not all(isinstance(digits, str) for digits in hashes.values()):
@@ -231,7 +187,7 @@ def _hash(stored: _Record) -> tuple[str, str]:
     return "", next(iter(hashes), "")
 
 
-def _columns(record: _Record) -> tuple[tuple[str, str, int], ...]:
+def _columns(record: JsonRecord) -> tuple[tuple[str, str, int], ...]:
     names, encodings = record.take("column_names", list), record.take("column_encodings", list)
     sizes = record.take("column_sizes", list)
     if not len(names) == len(encodings) == len(sizes) or not names:
