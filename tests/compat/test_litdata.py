@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,8 +82,6 @@ def optimized(root: Path, function: str, arguments: str) -> Path:
 
 
 def _environment(root: Path) -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(root.parent)}
 
 
@@ -95,7 +95,7 @@ def as_text(value: Any) -> str:
         return f"{value.mode} {value.size} {value.tobytes()!r}"
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{value.dtype} {tuple(value.shape)} {value.tolist()}"
-    return repr(value)
+    return repr(bytes(value) if isinstance(value, memoryview) else value)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,8 @@ def as_text(value: Any) -> str:
 )
 def test_items_in_every_compression_are_those_of_litdata(tmp_path: Path, arguments: str) -> None:
     root = optimized(tmp_path / "d", "row", arguments)
-    theirs = litdata.StreamingDataset(str(root))
+    copied = shutil.copytree(root, tmp_path / "theirs")  # whose reader replaces compressed chunks
+    theirs = litdata.StreamingDataset(str(copied))
     wanted = [as_text(theirs[n]) for n in range(len(theirs))]
     ours = open_dataset(root, image_mode=None)
     assert [as_text(each) for each in ours] == wanted

@@ -18,7 +18,7 @@ ROWS: list[dict[str, Any]] = [
     {
         "n": n,
         "text": f"ü{n} " * n,
-        "array": np.arange(n, dtype=np.float32),
+        "array": np.arange(n + 1, dtype=np.float32),
         "raw": bytes([n]) * n,
         "row": {"n": [n]},
     }

@@ -50,5 +50,5 @@ def test_examples_are_those_of_the_tfrecord_package(tmp_path: Path, indexed: boo
 
         index = str(path.with_suffix(".index"))
         create_index(str(path), index)
-    theirs = tfrecord.tfrecord_loader(str(path), index)
-    assert [as_text(row) for row in open_dataset(path.parent)] == [as_text(row) for row in theirs]
+    theirs = tfrecord.tfrecord_loader(str(path), index)  # with an index it begins at a random record
+    assert sorted(map(as_text, open_dataset(path.parent))) == sorted(map(as_text, theirs))
