@@ -45,13 +45,20 @@ chaos: $(VENV)/.ready
 COMPAT_trainers := pytorch-lightning transformers torchdata trl webdataset
 COMPAT_deepspeed := deepspeed
 COMPAT_ray := 'ray[train]'
-COMPAT_streaming := mosaicml-streaming
 COMPAT_litdata := litdata zstd
 COMPAT_tfrecord := tfrecord
 .venv-compat-%/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
 	python3 -m venv .venv-compat-$*
 	.venv-compat-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check \
 		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' $(COMPAT_$*)
+	touch $@
+
+# Streaming's requirements contradict constraints.txt. It has its own versions, with a torch that fits its torchvision.
+.venv-compat-streaming/.ready: pyproject.toml
+	python3 -m venv .venv-compat-streaming
+	.venv-compat-streaming/bin/python -m pip install -q --no-compile --disable-pip-version-check \
+		-e '.[torch,server,parquet,tfrecord]' mosaicml-streaming==0.13.0 torch==2.14.1 torchvision==0.29.1 \
+		hypothesis psutil pytest pytest-timeout trustme
 	touch $@
 
 compat: $(foreach one,trainers deepspeed ray streaming litdata tfrecord,.venv-compat-$(one)/.ready)
