@@ -40,20 +40,34 @@ chaos: $(VENV)/.ready
 	$(PY) -m pytest -m 'slow and not alone' -n 3 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
-# Other projects' trainers over our loader, in environments of their own. DeepSpeed compiles with the C++ compiler.
+# Other projects' trainers over our loader, and writers of formats that it reads, in environments of their own. DeepSpeed
+# compiles with the C++ compiler.
 COMPAT_trainers := pytorch-lightning transformers torchdata trl webdataset
 COMPAT_deepspeed := deepspeed
 COMPAT_ray := 'ray[train]'
+COMPAT_litdata := litdata zstd
+COMPAT_tfrecord := tfrecord
 .venv-compat-%/.ready: pyproject.toml constraints.txt tests/compat/constraints.txt
 	python3 -m venv .venv-compat-$*
 	.venv-compat-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check \
 		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' $(COMPAT_$*)
 	touch $@
 
-compat: .venv-compat-trainers/.ready .venv-compat-deepspeed/.ready .venv-compat-ray/.ready
+# Streaming's requirements contradict constraints.txt. It has its own versions, with a torch that fits its torchvision.
+.venv-compat-streaming/.ready: pyproject.toml
+	python3 -m venv .venv-compat-streaming
+	.venv-compat-streaming/bin/python -m pip install -q --no-compile --disable-pip-version-check \
+		-e '.[torch,server,parquet,tfrecord]' mosaicml-streaming==0.13.0 torch==2.14.1 torchvision==0.29.1 \
+		hypothesis psutil pytest pytest-timeout trustme
+	touch $@
+
+compat: $(foreach one,trainers deepspeed ray streaming litdata tfrecord,.venv-compat-$(one)/.ready)
 	.venv-compat-trainers/bin/python -m pytest tests/compat $(LONGER)
 	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py -k deepspeed $(LONGER)
 	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py -k ray $(LONGER)
+	for one in streaming litdata tfrecord; do \
+		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py $(LONGER) || exit 1; \
+	done
 
 # The loaders that `make bench` compares with, in an environment of their own. A loader that does not install gets a row
 # that says so.

@@ -8,7 +8,7 @@ from math import lcm
 
 import numpy as np
 
-from cachesvc.catalog.columns import Array, ints
+from cachesvc.catalog.columns import Array, TextColumn, ints
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import (
     HUGE_BYTES,
@@ -49,20 +49,24 @@ class AddressSpace:
         self._piece_object, self._piece_offset = array("q"), array("q")
         self._piece_length, self._piece_codec = array("q"), array("B")
         self._piece_stored, self._piece_tail = array("q"), array("q")
+        self._hashes = TextColumn()  # of the first pieces; those behind the last hash have none
         self._extent_piece, self.sizes, self.starts = array("q", [0]), array("q"), array("q")
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def add(self, pieces: Iterable[tuple[int, int, int]], codec: str = "") -> int:
+    def add(self, pieces: Iterable[tuple[int, int, int]], codec: str = "", hash: str = "") -> int:
         """Add one extent of (object index, offset, length) pieces and return its start address.
 
-        It starts at a huge page where it fills one, else at a page.
+        It starts at a huge page where it fills one, else at a page. `hash`: of the last piece (see `Piece`).
         """
         size = 0
         for index, offset, length in pieces:
             self._piece(index, offset, length, codec)
             size += length
+        if hash:
+            self._hashes.extend([""] * (len(self._piece_object) - 1 - len(self._hashes)))
+            self._hashes.append(hash)
         self.end = aligned(self.end, unit(1, size))
         return self._extent(size)
 
@@ -138,6 +142,7 @@ class AddressSpace:
                     self.codecs[self._piece_codec[at]],
                     self._piece_stored[at],
                     self._piece_tail[at],
+                    self._hashes[at] if at < len(self._hashes) else "",
                 )
                 for at in range(self._extent_piece[index], self._extent_piece[index + 1])
             )
@@ -148,9 +153,12 @@ class AddressSpace:
         for extent in self.extents():
             ids += extent.id
             stored.append(extent.stored_bytes)
+        if len(self._hashes):
+            self._hashes.extend([""] * (len(self._piece_object) - len(self._hashes)))
         parts = {"piece.stored": ints(self._piece_stored), "piece.tail": ints(self._piece_tail)}
         return {
             **(parts if any(self._piece_stored) else {}),
+            **(self._hashes.columns("piece.hash") if len(self._hashes) else {}),
             "piece.object": ints(self._piece_object),
             "piece.offset": ints(self._piece_offset),
             "piece.length": ints(self._piece_length),

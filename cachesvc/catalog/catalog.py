@@ -19,8 +19,9 @@ from cachesvc.core.safe_text import redacted
 from cachesvc.sources.columnar.column import Column
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
+HASHES = "piece.hash"
 """Columns of catalogs whose pieces are decoded from parts of objects."""
-BUILDER_VERSION = 13
+BUILDER_VERSION = 14
 """Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 
 
@@ -92,12 +93,15 @@ class Catalog:
 
     def _piece(self, at: int) -> Piece:
         columns = self.columns
+        stored, tail = (int(columns[name][at]) if name in columns else 0 for name in PART_COLUMNS)
         return Piece(
             self.object(int(columns["piece.object"][at])),
             int(columns["piece.offset"][at]),
             int(columns["piece.length"][at]),
             str(columns.head["codecs"][int(columns["piece.codec"][at])]),
-            *(int(columns[name][at]) for name in PART_COLUMNS if name in columns),
+            stored,
+            tail,
+            MappedTexts(columns, HASHES)[at] if f"{HASHES}.end" in columns else "",
         )
 
     def object(self, index: int) -> ObjectVersion:
@@ -308,7 +312,9 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
         return Rows(columns["row.address"].reshape(shape), columns["row.length"].reshape(shape), syntax)
     if head["kind"] == "indirect":
         first, sizes = columns["extent.first"], tuple(int(size) for size in head["sizes"])
-        return Indirect(columns["extent.start"], first, columns["extent.size"], sizes)
+        return Indirect(
+            columns["extent.start"], first, columns["extent.size"], sizes, bool(head.get("packed_rows"))
+        )
     if head["kind"] == "columns":
         return _columns(columns, samples)
     raise CorruptData(f"unknown layout {head['kind']!r}")

@@ -23,8 +23,7 @@ class TextColumn:
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.text = bytearray()
         self.ends = array("q")
-        for text in texts:
-            self.append(text)
+        self.extend(texts)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -37,6 +36,11 @@ class TextColumn:
         """Add a row."""
         self.text += text.encode("utf-8", "surrogateescape")
         self.ends.append(len(self.text))
+
+    def extend(self, texts: Iterable[str]) -> None:
+        """Add several rows."""
+        for text in texts:
+            self.append(text)
 
     def truncate(self, rows: int) -> None:
         """Drop all but the first rows."""

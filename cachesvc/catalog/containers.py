@@ -10,7 +10,7 @@ from cachesvc.core.errors import InvalidInput
 
 HEAD_BYTES = 512
 """The first bytes of an object, enough to recognise every container below by its content."""
-COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br"})
+COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br", "snappy"})
 """Last extensions of names such as `train.jsonl.gz`; the extension before names the compressed format."""
 
 
@@ -33,8 +33,8 @@ _UNPACK = f"{_NOT_READ}unpack it, or pack its files as a tar"
 _TOKENS = "which needs format='tokens' and seq_len="
 _NAME = "which needs a name that ends with "
 
-TFRECORD = Container("TFRecord", ("tfrecord", "tfrecords", "tfrec"), (), _TO_SHARDS)
-LITDATA = Container("litData", (), (), _TO_SHARDS)
+TFRECORD = Container("TFRecord", (), (), f"{_NAME}.tfrecord, or format='tfrecord'")
+LITDATA = Container("litData", (), (), "which needs its index.json, and names like chunk-0-0.bin")
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
 ONE_A_LINE = "write each item on a line of a .jsonl file (jq -c '.[]' x.json > x.jsonl)"
 JSON_LIST = Container("a JSON list", (), (), f"{_NOT_READ}{ONE_A_LINE}")

@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import ListedObject
-from cachesvc.catalog.containers import LITDATA, Container, refusal
+from cachesvc.catalog.containers import Container, refusal
 from cachesvc.catalog.format_votes import FormatVotes
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.kinds import Kind, kind_of
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotFound
 
-_INDEXED: tuple[Kind, ...] = ("mds", LITDATA)
+_INDEXED: tuple[Kind, ...] = ("mds", "litdata")
 """Kinds whose shards are listed by an `index.json`."""
 _SHOWN = 4
 """Number of kinds that an error names."""
@@ -50,7 +50,7 @@ def _stated(entries: Sequence[ListedObject], options: Options) -> str:
     """Return the format implied by an option, where there are arrays that it applies to; else ""."""
     if not (options.seq_len or options.record_bytes or options.dtype or options.header_bytes):
         return ""
-    found = {entry.extension for entry in entries if kind_of(entry.name) is not LITDATA}
+    found = {entry.extension for entry in entries if kind_of(entry.name) != "litdata"}
     if found.isdisjoint(("bin", "npy")):
         return ""
     return "tokens" if options.seq_len or "idx" in found else "records"

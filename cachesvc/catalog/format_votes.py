@@ -15,7 +15,7 @@ from cachesvc.catalog.containers import ZARR
 from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
 from cachesvc.catalog.options import Options
 
-_SHARDS = ("webdataset", "mds", "parquet")
+_SHARDS = ("webdataset", "mds", "parquet", "tfrecord")
 """The formats of shards, in order of precedence where several share a stem."""
 _TEXTS = frozenset({"json", "txt", "cls", "yaml", "yml", "toml", "xml", "ini", "cfg", "csv", "tsv", "jsonl"})
 """Extensions of files that may describe others."""

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from cachesvc.catalog.compiler import split_name
-from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, LITDATA, Container
+from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, Container
 
 ARROW = ("arrow", "feather", "ipc")
 PARQUET = ("parquet", "pq", "parq")
@@ -14,6 +14,7 @@ TAR = ("tar", "tgz", "tbz2", "txz", "tzst")
 """Extensions of tars, including compressed ones."""
 JSON_LINES = ("jsonl", "ndjson", "jsonlines")
 CSV = ("csv", "tsv")
+TFRECORD = ("tfrecord", "tfrecords", "tfrec")
 TABLES = ("csv", "tsv", "jsonl", "ndjson")
 """Extensions of files that may be tables of labels."""
 ASIDE = "aside"
@@ -33,10 +34,10 @@ _SAMPLES = """
 KNOWN = IMAGES.union(_SAMPLES.split())
 """Extensions of files that are one sample each, of any size."""
 
-_COMPRESSED = ("webdataset", "jsonl", "csv")
+_COMPRESSED = ("webdataset", "jsonl", "csv", "tfrecord")
 """Formats whose objects may be compressed by another program."""
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
-_CHUNK = re.compile(r"chunk-\d+-\d+(\.\w+)?\.bin")
+_CHUNK = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 _ASIDE_NAMES = frozenset(
     {
         *("index.json", "state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
@@ -68,7 +69,7 @@ def kind_of(name: str) -> Kind:
     if _is_aside(name, stem, extension):
         return ASIDE
     if extension == "bin" and _CHUNK.fullmatch(name):
-        return LITDATA
+        return "litdata"
     if extension not in COMPRESSIONS:
         return _kind(extension)
     inner = split_name(stem)[1]
@@ -94,7 +95,7 @@ def _kind(extension: str) -> Kind:
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
     formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "jsonl": JSON_LINES, "csv": CSV}
-    formats |= {"arrow": ARROW, "records": ("npy",), ASIDE: ("idx",)}
+    formats |= {"arrow": ARROW, "tfrecord": TFRECORD, "records": ("npy",), ASIDE: ("idx",)}
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 

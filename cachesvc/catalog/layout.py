@@ -15,12 +15,18 @@ import numpy as np
 from cachesvc.catalog.columns import Ints, MappedTexts
 from cachesvc.core.errors import CorruptData
 from cachesvc.sources.columnar.column import Column
+from cachesvc.sources.framed_zstd import unframed
+
+LITDATA = "litdata:"
+"""Begins the encoding of a field of litData, whose name of the type follows."""
+MAX_ROW_BYTES = 1 << 30
+"""Limit of a row that is decompressed alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One named part of a sample. `encoding`: a file extension without dot (with `.gz` behind it for a member of a tar in
-    gzip), an MDS encoding, for records and tokens a numpy dtype string, for columns Arrow's type."""
+    gzip), an MDS encoding, a type of litData, for records and tokens a numpy dtype string, for columns Arrow's type."""
 
     name: str
     encoding: str
@@ -79,15 +85,17 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Indirect:
-    """MDS shards: an extent starts with u32 count and u32 offsets[count + 1].
+    """Shards of MDS and litData: an extent starts with u32 count and u32 offsets[count + 1].
 
-    `sizes[c]` is the length of column c of a row, -1 where each row states it. Head: `sizes`.
+    `sizes[c]` is the length of column c of a row, -1 where each row states it. `packed_rows`: each row is a zstd frame.
+    Head: `sizes`, and `packed_rows` where it is true.
     """
 
     starts: Ints
     first: Ints
     extent_sizes: Ints
     sizes: tuple[int, ...]
+    packed_rows: bool = False
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return the addresses of each sample's two u32 offsets, and length 8, int64[n, 1]."""
@@ -114,9 +122,11 @@ class Indirect:
 
     def split(self, row: bytes) -> tuple[bytes | None, ...]:
         """Split a row into its columns. Raises CorruptData where the sizes in the row do not add up."""
+        if self.packed_rows:
+            row = b"".join(unframed("a row", row, MAX_ROW_BYTES))
         stated = sum(size < 0 for size in self.sizes)
         if len(row) < 4 * stated:
-            raise CorruptData(f"an MDS row of {len(row)} bytes is shorter than its own sizes")
+            raise CorruptData(f"a row of {len(row)} bytes is shorter than its own sizes")
         variable = iter(struct.unpack_from(f"<{stated}I", row))
         at, columns = 4 * stated, []
         for size in self.sizes:
@@ -124,7 +134,7 @@ class Indirect:
             columns.append(row[at : at + length])
             at += length
         if at != len(row):
-            raise CorruptData(f"an MDS row of {len(row)} bytes states columns of {at}")
+            raise CorruptData(f"a row of {len(row)} bytes states columns of {at}")
         return tuple(columns)
 
 

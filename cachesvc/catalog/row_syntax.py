@@ -1,4 +1,7 @@
-"""Parses one row of text: a line of JSON, a row of CSV, a line of plain text. Compilers and loaders share it."""
+"""Parses one row: a line of JSON, a row of CSV, a line of plain text. Compilers and loaders share it.
+
+A row of the syntax `EXAMPLE` is a `tf.train.Example` (`parsing/tf_example.py`), and one of `RECORD` is bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-JSON, CSV, TEXT = SYNTAXES = ("json", "csv", "text")
+JSON, CSV, TEXT, EXAMPLE, RECORD = SYNTAXES = ("json", "csv", "text", "example", "record")
 MAX_ROW_BYTES = 64 << 20
 """Limit of a row: a parsed one takes up to 27 times as much memory."""
 

@@ -58,6 +58,8 @@ class Piece:
 
     With a `codec`, a fill decodes them from the `stored` bytes at `offset`, or, where `stored` is 0, from the whole object.
     With a `tail`, these bytes lie somewhere from `offset` on, where the last `tail` bytes of the object say.
+    `hash`: of a piece that is a whole object, the hash of its stored bytes that the dataset's index states, as
+    `algorithm:hex digits`.
     """
 
     object: ObjectVersion
@@ -66,6 +68,7 @@ class Piece:
     codec: str = ""
     stored: int = 0
     tail: int = 0
+    hash: str = ""
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -105,6 +108,8 @@ def extent_of(pieces: Iterable[Piece]) -> Extent:
         digest.update(struct.pack("<QQQ", piece.object.size_bytes, piece.offset, piece.length))
         if piece.stored:
             digest.update(struct.pack("<QQ", piece.stored, piece.tail))
+        if piece.hash:
+            digest.update(f"hash {piece.hash}\n".encode("utf-8", "surrogateescape"))
     return Extent(
         ExtentId(digest.digest()), run, sum(p.length for p in run), sum(p.stored_bytes for p in run)
     )

@@ -21,7 +21,7 @@ ENDINGS = {
     **dict.fromkeys(("zst", "zstd", "tzst"), "zstd"),
 }
 """The codec by the last extension of a name, in lower case."""
-UNREAD_ENDINGS = frozenset({"xz", "txz", "lz4", "br"})
+UNREAD_ENDINGS = frozenset({"xz", "txz", "lz4", "br", "snappy"})
 WINDOW_BYTES = 128 << 20
 """The most memory that a zstd frame may ask for."""
 

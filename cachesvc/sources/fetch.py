@@ -22,12 +22,15 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
-from cachesvc.sources import decompression
+from cachesvc.sources import arrow_codecs, decompression
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.decompression import decompressed
+from cachesvc.sources.framed_zstd import CODEC as FRAMED_ZSTD
+from cachesvc.sources.framed_zstd import unpacked_chunk
 from cachesvc.sources.parquet import decoding
 from cachesvc.sources.parquet.recipe import CODEC as PARQUET
 from cachesvc.sources.source import Checker, Source
+from cachesvc.sources.stated_hashes import hash_checker
 
 PART_BYTES = 8 << 20
 """The size of a ranged read. At 20 ms a request and 90 MB/s a connection, latency is 18 % of the time of 8 MiB."""
@@ -44,7 +47,7 @@ _SLACK_BYTES = 64 << 10
 """A compressed piece may be stored in twice its decoded size and this."""
 _MAX_FAILED_FIRST = 32
 """Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
-CODECS = (*decompression.CODECS, "lz4", PARQUET)
+CODECS = (*decompression.CODECS, *arrow_codecs.CODECS, FRAMED_ZSTD, PARQUET)
 
 OnBytes = Callable[[int, memoryview], None]
 
@@ -125,7 +128,9 @@ class _WholePiece:
                     _RangeRead(self.piece.object, start, size, self.at + start, self.piece_index, self)
                 )
         requests: list[_RangeRead | _WholePiece] = [*self.parts]
-        if len(self.parts) > 1 and not self.piece.stored:
+        if self.piece.hash:
+            self.check = hash_checker(self.piece.object.uri, self.piece.hash)
+        elif len(self.parts) > 1 and not self.piece.stored:
             requests.insert(0, self)
         self.pending = len(requests)
         return requests
@@ -344,7 +349,11 @@ def _parts(
             how = decoding.prepare(piece, source_of(version.uri)) if piece.tail else None
             whole = _WholePiece(piece, at, piece_index, _sparse(version.size_bytes), how)
             yield from whole.split(part_bytes)
-        elif piece.offset == 0 and part_bytes < piece.length == version.size_bytes:
+        elif (
+            piece.offset == 0
+            and piece.length == version.size_bytes
+            and (piece.hash or piece.length > part_bytes)
+        ):
             yield from _WholePiece(piece, at, piece_index, None).split(part_bytes)
         else:
             for start in range(0, piece.length, part_bytes):
@@ -372,10 +381,14 @@ def _sparse(size: int) -> memoryview:
 def _decode(piece: Piece, stored: memoryview, at: int, into: FillTarget) -> None:
     """Decompress an object and write it. Raises CorruptData at the first byte beyond the announced length."""
     uri, expected, done = piece.object.uri, piece.length, 0
-    if piece.codec == "lz4":
-        into.write(decoding.lz4(uri, stored, expected), at)
+    if piece.codec in arrow_codecs.CODECS:
+        into.write(arrow_codecs.unpacked(uri, piece.codec, stored, expected), at)
         return
-    for step in decompressed(uri, piece.codec.partition(":")[0], [stored]):
+    framed = piece.codec == FRAMED_ZSTD
+    steps = (
+        unpacked_chunk(uri, stored) if framed else decompressed(uri, piece.codec.partition(":")[0], [stored])
+    )
+    for step in steps:
         if done + len(step) > expected:
             raise CorruptData(f"{uri} decodes to more than the {expected} bytes that its index says")
         into.write(memoryview(step), at + done)

@@ -64,8 +64,8 @@ def open_dataset(
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
-    - `format`: "files" | "webdataset" | "mds" | "parquet" | "jsonl" | "csv" | "text" | "documents" | "records"
-      | "tokens"; None detects it from the data, but never "text" and "documents".
+    - `format`: "files" | "webdataset" | "mds" | "litdata" | "parquet" | "arrow" | "jsonl" | "csv" | "text"
+      | "documents" | "tfrecord" | "records" | "tokens"; None detects it from the data, but never "text" and "documents".
     - `fields`: names of the fields that make a sample, which is then a tuple of their values; or one name, and a sample
       is that field's value. Besides stored fields: "label", "key", and columns of a table beside the data.
       None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.

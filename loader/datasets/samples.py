@@ -93,7 +93,9 @@ class SampleReader:
         """A batch is made a column at a time."""
         if spec.targets is not None:
             plain = self.gathered and spec.fields is None and not self._with_label
-            check_rows(spec.targets, self._layout, plain, catalog.format == "tokens", catalog.uri)
+            check_rows(
+                spec.targets, self._layout, plain, catalog.format in ("tokens", "litdata"), catalog.uri
+            )
 
     @property
     def sample_kind(self) -> str:

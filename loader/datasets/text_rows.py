@@ -1,4 +1,4 @@
-"""Makes samples of rows of text: JSON, CSV and plain lines, as the catalog's `row_syntax` parses them."""
+"""Makes samples of rows: JSON, CSV, plain lines and Examples of TFRecord, as the catalog's `row_syntax` parses them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Rows
-from cachesvc.catalog.row_syntax import JSON, TEXT, CsvHeader, csv_rows, json_value
+from cachesvc.catalog.row_syntax import EXAMPLE, JSON, RECORD, TEXT, CsvHeader, csv_rows, json_value
 from cachesvc.core.errors import CorruptData
+from loader.datasets.decoding.examples import ExampleDecoder
 from loader.reading.reader import Ints
 
 _NUMBERS: dict[str, Callable[[str], int | float]] = {"int": int, "float": float}
@@ -26,13 +27,14 @@ class RowParser:
         self._syntax = catalog.layout.syntax
         self._headers = catalog.csv_headers
         self._names = [field.name for field in catalog.fields]
+        self._examples = ExampleDecoder(catalog.fields, fields) if self._syntax == EXAMPLE else None
 
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words. JSON rows may have any keys."""
         if self._fields is not None:
             return f"a tuple of {', '.join(self._fields)}"
-        return {JSON: "a value of JSON", TEXT: "text"}.get(
+        return {JSON: "a value of JSON", TEXT: "text", RECORD: "bytes"}.get(
             self._syntax, f"a dict of {', '.join(self._names)}"
         )
 
@@ -43,6 +45,10 @@ class RowParser:
             return
         if self._syntax == JSON:
             yield from (self._json(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True))
+        elif self._examples is not None:
+            yield from self._decoded(self._examples, samples, rows)
+        elif self._syntax == RECORD:
+            yield from rows if self._fields is None else ((row,) * len(self._fields) for row in rows)
         elif self._syntax == TEXT:
             for sample, row in zip(samples.tolist(), rows, strict=True):
                 text = self._text(sample, row)
@@ -60,6 +66,18 @@ class RowParser:
         if not isinstance(value, dict):
             raise self._malformed(sample, f"is {type(value).__name__} and no object, which fields= needs")
         return tuple(value.get(name) for name in self._fields)
+
+    def _decoded(
+        self, examples: ExampleDecoder, samples: Ints, rows: Sequence[bytes]
+    ) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
+        for sample, row in zip(samples.tolist(), rows, strict=True):
+            try:
+                yield examples.decode(row)
+            except ValueError as error:
+                uri, record = self._catalog.line_of(sample)
+                raise CorruptData(
+                    f"{uri} record {record}: {error}; write it anew, or leave it out by on_error='skip'"
+                ) from error
 
     def _text(self, sample: int, row: bytes) -> str:
         try:

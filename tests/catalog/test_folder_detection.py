@@ -127,7 +127,7 @@ def test_a_corpus_of_texts_is_read_as_files(tmp_path: Path) -> None:
             ("1 webdataset (a.tar)", "1 files (b.jpg)", "webdataset, files", "*.tar, *.jpg"),
         ),
         ({"a.tar": TAR, "b.parquet": b"", "c.jpg": b""}, ("1 parquet (b.parquet)", "files", "*.parquet")),
-        ({"a.tar": TAR, "b.tfrecord": b""}, ("1 TFRecord (b.tfrecord)", "format= (webdataset)", "(*.tar)")),
+        ({"a.tar": TAR, "b.h5": b""}, ("1 HDF5 (b.h5)", "format= (webdataset)", "(*.tar)")),
         ({"a.npy": npy(1), "b.jpg": b""}, ("1 records (a.npy)", "1 files (b.jpg)")),
     ],
 )
@@ -289,7 +289,7 @@ SEVERAL = {
     "stray": IMAGES | {"backup.tar": TAR, "README.md": b"r"},
     "tables": IMAGES | {"rows.csv": b"a,b\n1,2\n"},
     "mixed": {"a.tar": TAR, "b.jpg": b"1"},
-    "records": {"train.tfrecord": b"x"},
+    "records": {"train.h5": b"x"},
     "hdf5": {"x.dat": HDF5},
     "unknown": {"x.weird": b"\0" + BIG},
 }

@@ -29,15 +29,18 @@ from cachesvc.catalog.formats.arrow import compile_arrow
 from cachesvc.catalog.formats.csv_rows import compile_csv
 from cachesvc.catalog.formats.files import compile_files
 from cachesvc.catalog.formats.jsonl import compile_jsonl
+from cachesvc.catalog.formats.litdata import compile_litdata
 from cachesvc.catalog.formats.mds import compile_mds
 from cachesvc.catalog.formats.parquet import compile_parquet
 from cachesvc.catalog.formats.plain_text import compile_documents, compile_text
 from cachesvc.catalog.formats.records import compile_records
 from cachesvc.catalog.formats.tar import members
+from cachesvc.catalog.formats.tfrecord import compile_tfrecord
 from cachesvc.catalog.formats.tokens import compile_tokens
 from cachesvc.catalog.formats.webdataset import compile_webdataset
 from cachesvc.catalog.layout import Columns
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.parsing.tf_example import features_of
 from cachesvc.catalog.row_syntax import csv_rows, json_value
 from cachesvc.catalog.validation import check_catalog
 from cachesvc.client import plan_memory as plans
@@ -48,15 +51,23 @@ from cachesvc.core.model import Extent, ExtentId, ObjectVersion
 from cachesvc.daemon.control.messages import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.sources.decompression import CODECS, decompressed
+from cachesvc.sources.framed_zstd import unpacked_chunk
 from cachesvc.sources.parquet.parquet import Footer, decoding
 from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
+from tests.support.tfrecords import framed
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20
 """No parser may ask for more than this of a file of a few KB."""
 ALLOWED = allowlist(["s3://b/"])
+LITDATA_INDEX = (
+    b'{"chunks": [{"chunk_bytes": 9, "chunk_size": 4, "filename": "chunk-0-0.bin"}], "config": {"compression": "zstd", '
+    b'"compression_level": "batch", "data_format": ["int"], '
+    b'"data_spec": "[1, {\\"type\\": null, \\"children_spec\\": []}]"}}'
+)
+"""An index of one chunk of zstd frames."""
 SETTINGS = Settings(0, (), (), "/s", "/t")
 
 
@@ -223,6 +234,30 @@ def _rows(compile_it: Callable[[Inputs], Draft], name: str, body: bytes) -> list
     return [body[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
 
 
+def tfrecord(data: bytes) -> None:
+    """Compile a file of records, and one record with right checksums; parse the bytes as an Example."""
+    options = Options(format="tfrecord", extent_bytes=4096)
+    _compiled(compile_tfrecord, options, a_tfrecord=data, b_tfrecord=framed([data]))
+    with suppress(ValueError):
+        features_of(data)
+
+
+def litdata(data: bytes) -> None:
+    """Compile an index of litData beside one chunk, and compile and decode a chunk of zstd frames."""
+    options = Options(format="litdata", extent_bytes=4096)
+    chunk = {"chunk-0-0.bin": struct.pack("<4I", 2, 16, 24, 32) + bytes(64)}
+    _compiled(compile_litdata, options, index_json=data, **chunk)
+    frames = {"chunk-0-0.bin": data}
+    for extent in _compiled(compile_litdata, options, index_json=LITDATA_INDEX, **frames):
+        (piece,) = extent.pieces
+        with suppress(CacheError):
+            done = 0
+            for step in unpacked_chunk(piece.object.uri, memoryview(data)):
+                done += len(step)
+                if done > piece.length:
+                    break
+
+
 def mds(data: bytes) -> None:
     """Compile an MDS index beside one shard."""
     shard = {"shard.0.mds": bytes([2]).ljust(64, b"\0")}
@@ -288,6 +323,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         jsonl,
         csv_file,
         text,
+        tfrecord,
+        litdata,
         mds,
         npy,
         megatron,

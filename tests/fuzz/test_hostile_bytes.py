@@ -120,6 +120,13 @@ BOMBS = {
         "mds",
         lambda: b'{"version": 2, "shards": [' + b"[]," * 1_000_000 + b"[]]}",
     ),
+    "a litData index of deep brackets": ("litdata", lambda: b"[" * 200_000),
+    "litData frames of 2**32 items": (
+        "litdata",
+        lambda: struct.pack("<8sHHIII", b"LDFZ01", 1, 0, 2**32 - 1, 3, 9) * 40,
+    ),
+    "a TFRecord of 2**63 bytes": ("tfrecord", lambda: b"\xff" * 7 + b"\x7f" + bytes(100)),
+    "an Example of deep nesting": ("tfrecord", lambda: b"\x0a" * 20_000),
     "an MDS shard outside its folder": ("mds", lambda: _shard("../../etc/passwd")),
     "an MDS shard that unfolds to 10**30 bytes": ("mds", lambda: _packed(10**30)),
     "an MDS row count beyond its bytes": ("mds", lambda: _shard("shard.0.mds", 2**62)),

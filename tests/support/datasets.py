@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import hashlib
 import io
 import json
 import struct
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import xxhash
 import zstandard
 
 Sample = dict[str, bytes]
@@ -86,8 +91,12 @@ def mds_shards(
     samples: Sequence[Mapping[str, bytes]],
     per_shard: int,
     compression: str = "",
+    hashes: Sequence[str] = (),
 ) -> None:
-    """Write MDS version 2 with variable-size columns, plain or zstd, in the layout of MosaicML's writer."""
+    """Write MDS version 2 with variable-size columns, in the layout of MosaicML's writer.
+
+    `compression`: one of `MDS_PACKERS`. `hashes`: names of hashlib's algorithms and of xxhash's.
+    """
     root.mkdir(parents=True, exist_ok=True)
     shards = []
     for number in range(0, len(samples), per_shard):
@@ -101,20 +110,40 @@ def mds_shards(
             "column_sizes": [None] * len(columns),
             "compression": compression or None,
             "format": "mds",
-            "hashes": [],
-            "raw_data": {"basename": name, "bytes": len(raw), "hashes": {}},
+            "hashes": list(hashes),
+            "raw_data": {"basename": name, "bytes": len(raw), "hashes": hashed(raw, hashes)},
             "samples": len(samples[number : number + per_shard]),
             "size_limit": 1 << 26,
             "version": 2,
             "zip_data": None,
         }
         if compression:
-            raw = zstandard.compress(raw)
-            name += ".zstd"
-            shard["zip_data"] = {"basename": name, "bytes": len(raw), "hashes": {}}
+            raw = MDS_PACKERS[compression](raw)
+            name += f".{compression}"
+            shard["zip_data"] = {"basename": name, "bytes": len(raw), "hashes": hashed(raw, hashes)}
         (root / name).write_bytes(raw)
         shards.append(shard)
     (root / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+
+def hashed(data: bytes, names: Sequence[str]) -> dict[str, str]:
+    """Return the hashes of data by the names of their algorithms, in hex digits."""
+    return {
+        name: getattr(xxhash, name)(data).hexdigest()
+        if name.startswith("xx")
+        else hashlib.new(name, data).hexdigest()
+        for name in names
+    }
+
+
+MDS_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "br": lambda data: pyarrow.compress(data, "brotli", asbytes=True),
+    "bz2": bz2.compress,
+    "gz": gzip.compress,
+    "snappy": lambda data: pyarrow.compress(data, "snappy", asbytes=True),
+    "zstd": zstandard.compress,
+}
+"""What MDS's compressions do to a shard."""
 
 
 def mds_bytes(rows: Sequence[Sequence[bytes]]) -> bytes:

@@ -12,10 +12,12 @@ from cachesvc.catalog.formats import (
     files,
     images,
     jsonl,
+    litdata,
     mds,
     parquet,
     plain_text,
     records,
+    tfrecord,
     tokens,
     webdataset,
 )
@@ -39,11 +41,18 @@ FORMATS = {
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
     ),
     "mds": Format(mds.select, mds.compile_mds),
+    "litdata": Format(
+        litdata.select,
+        litdata.compile_litdata,
+        ("seq_len", "overlap"),
+        "; give a smaller seq_len or overlap",
+    ),
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "arrow": Format(arrow.select, arrow.compile_arrow),
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
     "csv": Format(csv_rows.select, csv_rows.compile_csv),
     "text": Format(plain_text.select, plain_text.compile_text),
+    "tfrecord": Format(tfrecord.select, tfrecord.compile_tfrecord),
     "documents": Format(plain_text.select, plain_text.compile_documents),
     "records": Format(
         records.select,

@@ -23,7 +23,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
 
 
 class TextRows:
-    """The rows found so far. For each object: `lines` or `document`, then `add` for each row, then `end_object`."""
+    """The rows found so far. For each object: `lines`, `document` or `windows`, `add` for each row, `end_object`."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -75,12 +75,16 @@ class TextRows:
 
     def _begin(self, at: int) -> tuple[int, Iterator[bytes]]:
         """Begin an object. Return the size of its byte order mark, and the bytes behind it."""
-        self._begun_rows, self._begun_malformed, self._next_line = len(self), self._malformed, 0
-        windows, version = self._windows(at), self._inputs.entries[at].object
+        windows, version = self.windows(at), self._inputs.entries[at].object
         first = next(windows, b"")
         _check_text(version.uri, first, version.size_bytes)
         mark = len(BOM_UTF8) if first.startswith(BOM_UTF8) else 0
         return mark, chain([first[mark:]], windows)
+
+    def windows(self, at: int) -> Iterator[bytes]:
+        """Begin an object, and yield its decoded bytes."""
+        self._begun_rows, self._begun_malformed, self._next_line = len(self), self._malformed, 0
+        return self._windows(at)
 
     def _windows(self, at: int) -> Iterator[bytes]:
         """Yield the bytes of an object, counted."""

@@ -1,4 +1,4 @@
-"""Decodes what was fetched of a piece: row groups, by the footer of their file, and buffers packed with LZ4."""
+"""Decodes what was fetched of a piece: row groups, by the footer of their file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cachesvc.core.model import Piece
 from cachesvc.sources.columnar.extent import Values
 from cachesvc.sources.parquet.footers import FOOTERS
 from cachesvc.sources.parquet.parquet import FOOTER_BYTES, Ranges, decoding
-from cachesvc.sources.parquet.recipe import pyarrow_for, recipe_of
+from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.source import Source
 
 
@@ -38,15 +38,3 @@ def prepare(piece: Piece, source: Source) -> Decoding:
     footer = FOOTERS.of(version, lambda: read(size - piece.tail, size))
     run, recipe = decoding(piece, footer, read), recipe_of(piece.codec)
     return Decoding(run.ranges, lambda stored: footer.decode(run, recipe, stored))
-
-
-def lz4(uri: str, packed: memoryview, size: int) -> memoryview:
-    """Decode one LZ4 frame to exactly `size` bytes. Raises CorruptData."""
-    arrow = pyarrow_for(uri)
-    try:
-        found = arrow.decompress(arrow.py_buffer(packed), size, "lz4")
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise CorruptData(f"{uri} is not valid LZ4: {error}") from error
-    if found.size != size:
-        raise CorruptData(f"{uri} decodes to {found.size} bytes, not the {size} that its index says")
-    return memoryview(found)

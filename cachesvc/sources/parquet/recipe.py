@@ -44,13 +44,13 @@ def recipe_of(codec: str) -> Recipe:
         raise CorruptData(f"a catalog names columns that cannot be read: {error}; build it again") from error
 
 
-def pyarrow_for(uri: str) -> Any:
-    """Import pyarrow. Raises InvalidInput where it is not installed."""
+def pyarrow_for(uri: str, what: str = "Parquet") -> Any:
+    """Import pyarrow, which reads objects that are `what`. Raises InvalidInput where it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise InvalidInput(
-            f"{uri} is Parquet and pyarrow is not installed: pip install 'cachesvc[parquet]'"
+            f"{uri} is {what} and pyarrow is not installed: pip install 'cachesvc[parquet]'"
         ) from None
     return pyarrow

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cachesvc.catalog.layout import LITDATA
 from cachesvc.core.errors import CorruptData, InvalidInput
+from loader.datasets.decoding.litdata_values import value_decoder
 from loader.datasets.decoding.packed_values import array_of, arrays_of, gunzipped
 
 Decoder = Callable[[bytes], Any]
@@ -38,6 +40,8 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
+    if encoding.startswith(LITDATA):
+        return _litdata(name, encoding.removeprefix(LITDATA), image_mode)
     kind = _kind(encoding)
     if encoding.endswith(PACKED):
         return gunzipped(decoder(name, encoding.removesuffix(PACKED), image_mode))
@@ -59,9 +63,22 @@ def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
     return _PLAIN.get(kind, bytes)
 
 
+def _litdata(name: str, kind: str, image_mode: ImageMode) -> Decoder:
+    """Return the decoder of a type of litData: its own ones, then images and pickles as in other formats."""
+    base = kind.partition(":")[0]
+    if base in ("jpeg", "image"):
+        return image_decoder(name, image_mode)
+    if base in ("pil", "jpeg_array", "pickle"):
+        return decoder(name, base, image_mode)
+    if base == "graph":
+        return decoder(name, "pickle")
+    return value_decoder(name, kind) or bytes
+
+
 def is_image(encoding: str) -> bool:
     """Return whether a field of this encoding holds image files."""
-    return _kind(encoding) in IMAGES
+    kind = encoding.removeprefix(LITDATA).partition(":")[0] if encoding.startswith(LITDATA) else ""
+    return kind in ("jpeg", "image") or _kind(encoding) in IMAGES
 
 
 def _kind(encoding: str) -> str:

@@ -17,9 +17,10 @@ from cachesvc.catalog.formats.mds import compile_mds
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
+from loader import open_dataset
 from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
-from tests.support.datasets import mds_shards
+from tests.support.datasets import MDS_PACKERS, mds_shards
 
 
 def shards(root: Path, compression: str = "", told: int = 41) -> Path:
@@ -156,3 +157,46 @@ def test_an_index_lists_its_shards_once(tmp_path: Path, index: str, said: str) -
     path.write_text(index)
     with pytest.raises(CorruptData, match=said):
         compiled(path.parent)
+
+
+ROWS = [{"x": f"row {number}, ".encode() * number} for number in range(60)]
+
+
+@pytest.mark.parametrize("compression", ["", *MDS_PACKERS])
+def test_shards_are_read_in_every_compression_of_the_writer(tmp_path: Path, compression: str) -> None:
+    mds_shards(tmp_path / "d", {"x": "bytes"}, ROWS, 25, compression, ["sha1", "xxh64"])
+    catalog = compiled(tmp_path / "d")
+    assert [catalog.extent(at).pieces[0].hash[:5] for at in range(3)] == ["sha1:"] * 3
+    assert list(open_dataset(tmp_path / "d")) == [row["x"] for row in ROWS]
+
+
+@pytest.mark.parametrize("compression", MDS_PACKERS)
+def test_a_shard_that_differs_from_its_hash_is_named(tmp_path: Path, compression: str) -> None:
+    mds_shards(tmp_path / "d", {"x": "bytes"}, ROWS, 25, compression, ["xxh3_128", "sha1"])
+    path = tmp_path / "d" / f"shard.00001.mds.{compression}"
+    stored = bytearray(path.read_bytes())
+    stored[len(stored) // 2] ^= 1
+    path.write_bytes(stored)
+    samples = open_dataset(tmp_path / "d")
+    assert samples[0] == b""
+    with pytest.raises(
+        CorruptData, match=rf"shard\.00001\.mds\.{compression} has the xxh3_128 .*two reads agree"
+    ):
+        samples[30]
+
+
+def test_hashes_of_unknown_algorithms_are_noted(tmp_path: Path) -> None:
+    mds_shards(tmp_path / "d", {"x": "bytes"}, ROWS, 25, "gz")
+    path = tmp_path / "d" / "index.json"
+    path.write_text(path.read_text().replace('"hashes": {}', '"hashes": {"blake9": "00"}'))
+    catalog = compiled(tmp_path / "d")
+    assert catalog.notes[0].startswith("'blake9' is no known hash, so shard.00000.mds.gz and others")
+    assert not catalog.extent(0).pieces[0].hash
+
+
+def test_a_wrong_type_of_hashes_is_named(tmp_path: Path) -> None:
+    mds_shards(tmp_path / "d", {"x": "bytes"}, ROWS, 25)
+    path = tmp_path / "d" / "index.json"
+    path.write_text(path.read_text().replace('"hashes": {}', '"hashes": [1]'))
+    with pytest.raises(CorruptData, match=r"shards\[0\]\.raw_data: field 'hashes' is no object of strings"):
+        compiled(tmp_path / "d")
