@@ -56,7 +56,7 @@ from cachesvc.sources.parquet.parquet import Footer, decoding
 from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
-from tests.support.tfrecords import framed
+from tests.support.formats.tfrecords import framed
 
 CORPUS = Path(__file__).parent / "corpus"
 MAX_READ_BYTES = 8 << 20

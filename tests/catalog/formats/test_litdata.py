@@ -17,7 +17,7 @@ from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
 from tests.support.datasets import write_files
-from tests.support.litdata_chunks import FORMS, LEAF, litdata, plain
+from tests.support.formats.litdata_chunks import FORMS, LEAF, litdata, plain
 
 TYPES = {
     "i": "int",
@@ -230,5 +230,5 @@ def test_pickles_are_refused_and_other_fields_are_read(tmp_path: Path) -> None:
     root = litdata(tmp_path / "d", {"i": "int", "p": "pickle"}, [[bytes(8), b"cos\nsystem\n"]] * 4, 2)
     with pytest.raises(InvalidInput, match="field 'p' is a pickle"):
         open_dataset(root)
-    assert open_dataset(root, fields="i")[0] == (0,)
+    assert open_dataset(root, fields="i")[0] == 0
     assert open_dataset(root, decode=None)[0]["p"] == b"cos\nsystem\n"

@@ -17,7 +17,7 @@ from cachesvc.core.errors import CacheError, CorruptData, InvalidInput
 from loader import DataLoader, open_dataset
 from tests.support.catalog_reader import compiled, samples_of
 from tests.support.datasets import write_files
-from tests.support.tfrecords import Values, example, framed
+from tests.support.formats.tfrecords import Values, example, framed
 
 ROWS: list[dict[str, Values]] = [
     {
