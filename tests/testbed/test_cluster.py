@@ -90,7 +90,7 @@ def test_a_paused_node_answers_again_after_it(cluster: Cluster) -> None:
     node = cluster.nodes[0]
     pid = node.status().pid
     node.pause()
-    assert Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "T"
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "T")
     node.resume()
     assert node.status().pid == pid
 

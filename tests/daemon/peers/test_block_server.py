@@ -33,6 +33,7 @@ from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
 from testbed import WAIT_S
 from testbed.servers import free_ports
 from tests.support.membership.blocks import BLOCKS, DATA, EXTENT, SIZE, Copy, digests_of, resident, serving
+from tests.support.waiting import wait_until
 
 ROOT = digest_of_digests(digests_of(DATA))
 
@@ -226,7 +227,7 @@ def test_sent_bytes_are_counted_also_of_a_reader_that_leaves() -> None:
             ask(connection, (0, BLOCKS))
             assert receive_frame(connection) == Frame(Kind.BLOCKS, 0, 3)
             receive(connection, 3 * (8 + BLOCK))
-    assert sent == [3 * BLOCK]
+        wait_until(lambda: sent == [3 * BLOCK])
 
 
 def test_closing_ends_connections_and_leaves_no_descriptor() -> None:
