@@ -73,6 +73,7 @@ def resume(holes: Path, share: float, workers: int) -> float:
     return took_s
 
 
+@pytest.mark.slow
 def test_the_first_batch_after_a_resume_is_right(holes: Path) -> None:
     resume(holes, 0.99, workers=2)
 

@@ -192,6 +192,7 @@ def test_a_batch_is_retried_after_its_source_was_unavailable(
 
 
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.slow
 def test_batches_of_hanging_workers_are_not_lost(link: MemoryLink, persistent: bool) -> None:
     def slow(record: torch.Tensor) -> int:
         number = int(record[0]) // 4

@@ -69,6 +69,7 @@ def serving(
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_an_epoch_through_every_fault_at_once_holds_no_wrong_sample(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -79,6 +79,7 @@ def test_offsets_outside_a_shard_are_an_error_that_names_it(tmp_path: Path) -> N
         catalog.settle(np.array([0, 80]), pairs)
 
 
+@pytest.mark.slow
 def test_a_long_index_costs_a_window_of_memory() -> None:
     """Parsed as a whole, the index took 53 MB."""
     count = 20_000

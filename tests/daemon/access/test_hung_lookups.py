@@ -36,6 +36,7 @@ def opened(daemon: Daemon, uri: str) -> str:
 
 
 @needs_fuse
+@pytest.mark.slow
 def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Path) -> None:
     data = [random.Random(seed).randbytes(EXTENT) for seed in range(4)]
     for number in (0, 1):

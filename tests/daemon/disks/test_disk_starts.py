@@ -180,6 +180,7 @@ def waits_for_a_disk(pid: int) -> bool:
 
 
 @pytest.mark.skipif(bool(FaultyMount.why_not()), reason=f"NOT TESTED: {FaultyMount.why_not()}")
+@pytest.mark.slow
 def test_a_daemon_starts_while_lookups_of_a_cache_directory_hang(tmp_path: Path, data: bytes) -> None:
     with FaultyMount(tmp_path / "hung") as disk:
         disk.lookups_hang = True

@@ -311,6 +311,7 @@ def test_an_eviction_on_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, data
         disk.behave("")
 
 
+@pytest.mark.slow
 def test_what_a_lost_tier_holds_is_not_called_evicted(
     tmp_path: Path, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

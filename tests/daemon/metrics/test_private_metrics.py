@@ -70,6 +70,7 @@ def test_private_datasets_share_one_label_in_the_metrics_and_have_their_own_stat
     assert whole - sums == NO_SUMS  # rates and quantiles do not add up
 
 
+@pytest.mark.slow
 def test_counters_of_forgotten_datasets_keep_their_value_and_label(tmp_path: Path) -> None:
     (port,), data = free_ports(1), tmp_path / "data"
     options = ["--ram", "4MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]

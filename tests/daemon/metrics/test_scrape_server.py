@@ -49,6 +49,7 @@ def test_only_the_metrics_path_is_answered_with_metrics(daemon: Daemon) -> None:
     refused.value.close()
 
 
+@pytest.mark.slow
 def test_idle_connections_delay_no_scrape_and_are_closed(daemon: Daemon) -> None:
     assert daemon.process is not None
     pid = daemon.process.pid

@@ -310,6 +310,7 @@ def agent_of(daemon: Daemon) -> int:
     return next((each for each in children if b"peers.agent" in cmdline(each)), 0)
 
 
+@pytest.mark.slow
 def test_the_agent_has_no_credentials_keeps_no_descriptors_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

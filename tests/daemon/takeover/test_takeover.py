@@ -186,6 +186,7 @@ def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
+@pytest.mark.slow
 def test_a_new_daemon_keeps_nothing_below_an_unmounted_disk(
     tmp_path: Path, s3_server: SeaweedFS, proxy: Proxy, known: bool
 ) -> None:

@@ -324,6 +324,7 @@ def test_a_worker_that_dies_during_a_request_raises_torchs_error(
 
 
 @pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.slow
 def test_a_worker_that_dies_holding_torchs_lock_raises_torchs_error(
     link: MemoryLink, tmp_path: Path, persistent: bool
 ) -> None:
@@ -418,6 +419,7 @@ def test_workers_that_die_within_a_message_are_noticed_at_once(link: MemoryLink,
     assert sum(map(len, batches)) == COUNT
 
 
+@pytest.mark.slow
 def test_a_loader_works_after_persistent_workers_time_out(link: MemoryLink, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
 

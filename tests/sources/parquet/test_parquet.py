@@ -213,6 +213,7 @@ def test_a_footer_larger_than_the_first_read(tmp_path: Path) -> None:
     assert dataset[199] == {f"column {n}": 199 for n in range(60)}
 
 
+@pytest.mark.slow
 def test_row_groups_are_not_joined_beyond_32_bit_offsets(tmp_path: Path) -> None:
     """Eight row groups of 600 MB each, and extents of up to 8 GiB."""
     wide = pa.DictionaryArray.from_arrays(
