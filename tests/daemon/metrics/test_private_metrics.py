@@ -7,6 +7,8 @@ import re
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
