@@ -45,6 +45,8 @@ READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection, and as many again for control connections."""
 PEER_PORT = 7070
+REJOIN_GRACE_S = 600.0
+"""A node that restarts, or is replaced in a rolling update, is back within ten minutes."""
 MAX_UNPLANNED_SHARE = 0.5
 """The largest part of a tier for readers without a plan; the cache is for the datasets that jobs declare."""
 
@@ -91,8 +93,8 @@ class ClusterSettings:
     zone: str = ""
     by_zone: bool = True
     """Each zone owns every extent, so that no extent crosses zones."""
-    rejoin_grace_s: float = 600.0
-    """How long a member that is away keeps its share: longer than a node takes to start again."""
+    rejoin_grace_s: float = REJOIN_GRACE_S
+    """How long a member that is away keeps its share."""
     bytes_per_s: int = 0
     """The most bytes that this node sends to others, each second; 0: no limit."""
     tls_name: str = ""

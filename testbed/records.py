@@ -35,7 +35,7 @@ class Records:
 
     @property
     def options(self) -> Options:
-        """How to open it."""
+        """The options to open it with."""
         return Options(format="records", record_bytes=self.extent_bytes, extent_bytes=self.extent_bytes)
 
 
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def counts(self) -> Counts:
-        """What passed since the start or the last `reset`. Uploads of `fill` do not pass."""
+        """The requests and bytes since the start or the last `reset`, without the uploads of `fill`."""
         return self.proxy.counts
 
     def reset(self) -> None:

@@ -1,1 +1,1 @@
-"""What clusters of real daemons fetch, hit and move."""
+"""Measures what clusters of real daemons fetch, hit and move."""

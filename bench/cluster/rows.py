@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all rows share. `extents`: of D."""
+    """The settings of all rows. `extents`: the number of extents of D."""
 
     root: Path
     server: SeaweedFS
@@ -76,7 +76,7 @@ class Bench:
         return self.extents * SMALL_BYTES
 
     def ran(self, what: str) -> str:
-        """What was run, with the size of D."""
+        """The text of a row that says what was run, with the size of D."""
         return f"{what}; D = {self.extents:,} extents of 64 KiB"
 
 

@@ -125,7 +125,7 @@ def settings_of(
             advertise=advertise or f"{name}:{config.PEER_PORT}",
             zone=zone or "",
             by_zone=domain != "none",
-            rejoin_grace_s=600.0 if rejoin_grace is None else rejoin_grace,
+            rejoin_grace_s=config.REJOIN_GRACE_S if rejoin_grace is None else rejoin_grace,
             bytes_per_s=peer_bandwidth or 0,
             tls_name=tls_name or "",
         )

@@ -10,7 +10,7 @@ from cachesvc.cluster.membership import Changed
 
 
 class MemberSource(Protocol):
-    """What is asked for members."""
+    """A source that is asked for its members again and again."""
 
     def ask(self, last: LastList, closed: threading.Event) -> float:
         """Tell `last` the members or the failure; return the seconds until the next question. It returns within 2 s after

@@ -15,7 +15,7 @@ DAEMON_BYTES = 112 << 20
 FILLER_BYTES = 28 << 20
 """A filler, without the memory of its fills."""
 AGENT_BYTES = 48 << 20
-"""The process that serves peers."""
+"""The peer agent."""
 FILLS = 2
 """Concurrent fills of a filler, which hide each other's first and last round trips. More would delay the first one, unless
 the extents are small (`fill_bytes` in core/tiering/policy.py)."""
@@ -38,7 +38,7 @@ def work_bytes(fillers: int, extent_bytes: int) -> int:
 
 
 def footprint_bytes(fillers: int, extent_bytes: int, shares: bool = False) -> int:
-    """Peak memory in bytes of the daemon and its processes, without the RAM tier. `shares`: a process serves peers."""
+    """Peak memory in bytes of the daemon and its processes, without the RAM tier. `shares`: in a cluster."""
     processes_bytes = DAEMON_BYTES + fillers * FILLER_BYTES + shares * AGENT_BYTES
     return processes_bytes + work_bytes(fillers, extent_bytes)
 

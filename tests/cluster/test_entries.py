@@ -1,4 +1,4 @@
-"""What members write about themselves."""
+"""The entries that members write about themselves."""
 
 from __future__ import annotations
 

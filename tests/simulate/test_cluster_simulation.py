@@ -38,7 +38,7 @@ def cluster(work: Workload, f: float, check_every: int = 0, faults: float = 0.0)
 
 
 def reserved(simulation: ClusterSimulation) -> float:
-    """What all windows together take, as a part of the data."""
+    """The room that all windows together take, as a part of the data."""
     tiers = (tier for node in simulation.nodes for tier in node.core.policy.tiers.values())
     return sum(tier.reserve_bytes for tier in tiers) / simulation.workload.size_bytes
 

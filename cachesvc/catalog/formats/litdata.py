@@ -64,7 +64,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """What `config` says of all chunks. `form`: the granularity of compression, one of chunk, batch and sample."""
+    """The part of `config` about all chunks. `form`: the granularity of compression, one of chunk, batch and sample."""
 
     form: str
     loader: str

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from cachesvc.core.events import PeerWants, ViewChanged
 from cachesvc.core.model import ExtentId
 from cachesvc.core.node.prefetch import in_progress
-from cachesvc.core.records.cache_entry import CacheEntry
 from cachesvc.core.records.dataset_state import DatasetState
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.copies import Copies
@@ -107,9 +106,5 @@ class Keeping:
             entries = [entry for entry in found if entry is not None and dataset in entry.datasets]
             self._policy.ownership.mark(entries)
             for entry in entries:
-                self._reassess(entry)
+                self._roles.reassess(entry)
             yield
-
-    def _reassess(self, entry: CacheEntry) -> None:
-        if entry.copies:
-            self._roles.reassess(entry)

@@ -18,8 +18,6 @@ PROTOCOL_VERSION = 1
 """The version of the messages between nodes. It rises by one with each change."""
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 """Nodes that speak an older one are refused."""
-GRACE_S = 600.0
-"""A node that restarts, or is replaced in a rolling update, is back within ten minutes."""
 GREET_S = 10.0
 """Between greetings of a member that answers."""
 RETRY_S = 1.0
@@ -98,7 +96,7 @@ class _Known:
 class Roster:
     """Members by name, and contacts by address. Times are seconds of any clock that does not go back."""
 
-    def __init__(self, me: Greeting, grace_s: float = GRACE_S, by_zone: bool = True) -> None:
+    def __init__(self, me: Greeting, grace_s: float, by_zone: bool = True) -> None:
         self._me = me
         self._grace_s = grace_s
         self._by_zone = by_zone

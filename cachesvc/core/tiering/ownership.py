@@ -40,4 +40,5 @@ class Ownership:
         ones."""
         if self._view is None:
             return 0
-        return count * self._view.names.index(self._view.me) // len(self._view.members)
+        names = self._view.names
+        return count * names.index(self._view.me) // len(names)

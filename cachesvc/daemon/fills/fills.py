@@ -216,7 +216,7 @@ class Fills:
         if self._filling.get((command.extent, command.tier)) is not command:
             return  # already answered: its tier was lost
         if not found.node:
-            self._fetch(command, dataset, index, os.dup(fill.target), fill)
+            self._fetch(command, dataset, index, fill.target, fill)
             return
         began = time.monotonic()
         pull = partial(
@@ -228,13 +228,11 @@ class Fills:
             self.received_bytes += answer.peer_bytes
             self.receive_s += time.monotonic() - began
             self.peer_reads += 1
-            self._count(dataset.id, answer)
             current = self._filling.get((command.extent, command.tier)) is command
             if not current or answer.code in (0, OutOfSpace.code, TierFailed.code):
-                self._filled(
-                    command, dataset.id, fill.size_bytes, replace(answer, source_bytes=0, peer_bytes=0)
-                )
+                self._filled(command, dataset.id, fill.size_bytes, answer)
                 return
+            self._count(dataset.id, answer)
             log.info("a peer did not give an extent", extra={"peer": found.node, "error": answer.message})
             if answer.code == CorruptData.code:
                 self.wrong_copy(found.node, command.extent)
@@ -282,7 +280,8 @@ class Fills:
             self._fillers.submit(job, (target, dataset.catalog_fd, *progress), filled, (command.tier,))
         else:  # already answered: its tier was lost
             self._memory.end(needed_bytes)
-        os.close(target)
+        if fill is None:  # otherwise the target is the fill's
+            os.close(target)
 
     def _filled(
         self, command: commands.StartFill, dataset: DatasetId, size_bytes: int, answer: jobs.Answer

@@ -105,7 +105,7 @@ class BlockServer:
                 if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL) or self._closing.is_set():
                     raise
             if not logged:
-                log.warning("an address for peers cannot be bound yet", extra={"share": address})
+                log.warning("an address for peers cannot be bound yet", extra={"advertise": address})
             logged = True
             time.sleep(BIND_S)
 

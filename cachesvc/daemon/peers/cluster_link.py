@@ -200,12 +200,13 @@ class ClusterLink:
         """Tell a node that the bytes which it sent of an extent are wrong."""
         self._send(messages.WrongCopy(extent.hex(), node))
 
-    def _send(self, message: jobs.Message, descriptors: tuple[int, ...] = ()) -> bool:
+    def _send(self, message: jobs.Message) -> bool:
+        """Send a message to the agent; return whether it went out."""
         channel = self._channel
         if channel is None:
             return False
         try:
-            jobs.send(channel, message, descriptors)
+            jobs.send(channel, message)
         except TimeoutError:  # the next message would stop the loop as long
             end_agent(channel)
             return False

@@ -62,9 +62,8 @@ class OwnedExtents:
         with self._lock:
             self.lookups += len(questions)
             for each in questions:
-                for node in (
-                    each.failed
-                ):  # it forgot the extent, or does not answer: it announces what it holds again
+                # A node that failed has no copy any more, or does not answer: it announces what it holds again.
+                for node in each.failed:
                     self._directory.dropped(node, [each.extent])
                 if each.extent in kept and not self._directory.wanted(each.extent, now):
                     self._directory.lookup(self._me, each.extent, now)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cachesvc.core.placement.roster import (
-    GRACE_S,
     GREET_S,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
@@ -33,6 +32,7 @@ class Listing:
 
 
 ME = Greeting("me", "instance-me", PROTOCOL_VERSION, 100)
+GRACE_S = 600.0
 MY_ADDRESS = "10.0.0.1:7070"
 A, B, C = "10.0.0.2:7070", "10.0.0.3:7070", "10.0.0.4:7070"
 
@@ -44,7 +44,7 @@ def node(name: str, start: int = 1, weight: int = 100) -> Greeting:
 
 def roster(*addresses: str) -> Roster:
     """A roster to which these addresses were listed at 0 s."""
-    found = Roster(ME)
+    found = Roster(ME, GRACE_S)
     found.listed([Listing(address) for address in addresses], 0.0)
     return found
 
@@ -61,8 +61,8 @@ def row_of(found: Roster, address: str) -> Row:
 def test_a_node_without_other_members_is_alone() -> None:
     assert roster().view().alone
     assert roster().settled
-    assert not Roster(ME).settled, "nothing was listed yet"
-    assert Roster(ME).next_deadline() == math.inf
+    assert not Roster(ME, GRACE_S).settled, "nothing was listed yet"
+    assert Roster(ME, GRACE_S).next_deadline() == math.inf
 
 
 def test_a_listed_address_joins_by_its_answer_with_the_name_that_it_tells() -> None:
@@ -207,7 +207,7 @@ def test_a_node_with_two_addresses_is_one_member() -> None:
 
 
 def test_zones_come_from_the_greeting_or_else_from_the_list() -> None:
-    found = Roster(replace(ME, zone="z1"))
+    found = Roster(replace(ME, zone="z1"), GRACE_S)
     found.listed([Listing(A, zone="z1"), Listing(B, zone="z1"), Listing(C, "late", "z3")], 0.0)
     found.greeted(A, node("b"), 0.0)
     found.greeted(B, replace(node("c"), zone="z2"), 0.0)
@@ -218,7 +218,7 @@ def test_zones_come_from_the_greeting_or_else_from_the_list() -> None:
     ]
     assert found.view().names == ("b", "me"), "the other zone owns nothing here"
     assert (row_of(found, C).name, row_of(found, C).zone) == ("late", "z3")
-    everywhere = Roster(ME, by_zone=False)
+    everywhere = Roster(ME, GRACE_S, by_zone=False)
     everywhere.listed([Listing(A, zone="z2")], 0.0)
     everywhere.greeted(A, node("b"), 0.0)
     assert everywhere.view().names == ("b", "me")
@@ -246,7 +246,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = Roster(ME)
+        self.roster = Roster(ME, GRACE_S)
         self.now = 0.0
         self.seen_away: dict[str, float] = {}
         self.before: frozenset[str] = frozenset({"me"})

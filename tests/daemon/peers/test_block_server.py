@@ -1,4 +1,4 @@
-"""What a server of blocks answers, spoken to through bare sockets."""
+"""The answers of a block server, spoken to through bare sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon lends its peer agent, and that each request is answered."""
+"""The extents that the daemon lends its peer agent, and that each request is answered."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def located() -> tuple[Members, Locator]:
     """The parts of a peer agent that find extents."""
     calls = PeerCalls(None, "")
     hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=ME, instance="0")
-    roster = Roster(Greeting(ME, "0", PROTOCOL_VERSION, 1000))
+    roster = Roster(Greeting(ME, "0", PROTOCOL_VERSION, 1000), grace_s=600.0)
     found = Members(roster, calls, hello, lambda _: None, lambda _: None, lambda _: None)
     return found, Locator(ME, found, OwnedExtents(ME, lambda extents, later: set()), calls)
 

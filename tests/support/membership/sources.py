@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 
 
 class OperatorSource(Protocol):
-    """What an operator does: list members, take the source away, end it."""
+    """The actions of an operator: list members, take the source away, end it."""
 
     spec: str
 
