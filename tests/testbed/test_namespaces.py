@@ -104,8 +104,8 @@ def test_a_cut_link_passes_nothing_until_it_is_healed(link: Link, way: Way) -> N
 def test_a_link_cut_one_way_still_passes_the_other_way(link: Link) -> None:
     with closing(connected(link)) as sock:
         assert echoed(sock, LONG_S)
-        (into, out) = link.passed_bytes()
         link.cut("out")
+        (into, out) = link.passed_bytes()
         assert not echoed(sock, SHORT_S)
         (into_later, out_later) = link.passed_bytes()
     assert into_later > into
