@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,15 +14,14 @@ from cachesvc.core.errors import (
     CacheError,
     CorruptData,
     InvalidInput,
-    OutOfSpace,
     SourceUnavailable,
-    TierFailed,
 )
 from cachesvc.core.holes import Hole
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources import arrow_codecs, decompression
 from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.decompression import decompressed
+from cachesvc.sources.fill_target import FillTarget, OnBytes, RangeWriter, ignore_bytes
 from cachesvc.sources.framed_zstd import CODEC as FRAMED_ZSTD
 from cachesvc.sources.framed_zstd import unpacked_chunk
 from cachesvc.sources.parquet import decoding
@@ -48,45 +45,6 @@ _SLACK_BYTES = 64 << 10
 _MAX_FAILED_FIRST = 32
 """Objects of an extent that may fail before one was read. More of them show that the source fails, not the objects."""
 CODECS = (*decompression.CODECS, *arrow_codecs.CODECS, FRAMED_ZSTD, PARQUET)
-
-OnBytes = Callable[[int, memoryview], None]
-
-
-def _ignore_bytes(at: int, data: memoryview) -> None:
-    """Ignore the bytes; the default of `fetch`."""
-
-
-@dataclass(frozen=True, slots=True)
-class FillTarget:
-    """The descriptor that an extent is written to. `passing` sees all bytes once they are written: peers may then be sent
-    the blocks that it marks as complete."""
-
-    fd: int
-    passing: OnBytes
-
-    def write(self, data: memoryview, at: int) -> None:
-        """Write all of `data` at offset `at`. Raises OutOfSpace, TierFailed."""
-        begin, whole = at, data
-        try:
-            while len(data):
-                done = os.pwrite(self.fd, data, at)
-                data, at = data[done:], at + done
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfSpace("no space left for the extent; lower the budget") from error
-            raise TierFailed(f"cannot write the extent being filled: {error.strerror}") from error
-        self.passing(begin, whole)
-
-    def read(self, data: memoryview, at: int) -> None:
-        """Fill all of `data` with the bytes written at offset `at`. Raises TierFailed."""
-        try:
-            while len(data):
-                done = os.preadv(self.fd, [data], at)
-                if not done:
-                    raise TierFailed("the extent being filled ends before what was written to it")
-                data, at = data[done:], at + done
-        except OSError as error:
-            raise TierFailed(f"cannot read the extent being filled: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +138,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._under_way = 0
 
-    def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = _ignore_bytes) -> dict[int, CacheError]:
+    def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = ignore_bytes) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
         `passing(at, data)` is called after each write, from many threads, while `data` is in the processor's cache.
 
@@ -301,8 +259,9 @@ class Fetcher:
             source.read_into(part.version, part.offset, part.whole.stored[part.offset :][: part.size])
             return
         with self._buffers.borrowed(part.size) as view:
-            source.read_into(part.version, part.offset, view)
-            into.write(view, part.at)
+            passing = RangeWriter(into, part.at, view)
+            source.read_into(part.version, part.offset, view, passing.received)
+            passing.finish()
 
     def _complete(self, whole: _WholePiece, into: FillTarget) -> None:
         """Compare, decode and write a piece that has been read. Read it once more when it differs from its checksum."""

@@ -30,6 +30,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import Attributes, stat_from_server
 from cachesvc.sources.ignored import is_ignored_folder, is_litter_folder
+from cachesvc.sources.source import OnReceived, ignore_received
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -89,7 +90,13 @@ class FilesSource:
             raise NotFound(f"{uri} is not a regular file")
         return _version(path, found)
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Read a range; check the version on the open file before and after."""
         try:
             try:

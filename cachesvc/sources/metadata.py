@@ -23,7 +23,7 @@ from xxhash import xxh3_64_hexdigest
 
 from cachesvc.core.errors import CorruptData, NotFound, OutOfSpace, SourceChanged
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Checker, Source
+from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
 
 log = logging.getLogger(__name__)
 EXPIRY_S = 600.0
@@ -110,10 +110,16 @@ class CachedMetadata:
         self._store(key, [version.uri, version.size_bytes, version.etag], uri)
         return version
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Read a range of the source. After SourceChanged or NotFound the next opening lists anew."""
         with self._forgetting(version):
-            self._source.read_into(version, offset, into)
+            self._source.read_into(version, offset, into, received)
 
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return the source's checker. After SourceChanged or NotFound the next opening lists anew."""

@@ -23,6 +23,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
+from cachesvc.sources.source import OnReceived, ignore_received
 
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
@@ -86,7 +87,13 @@ class FsspecSource:
             raise NotFound(f"{uri} is not a file")
         return _version(uri, found)
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Read a range, then check that the object is still that version."""
         if not len(into):
             return

@@ -23,7 +23,7 @@ from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
 from cachesvc.sources.paces import SharedPace
-from cachesvc.sources.source import Checker, Source
+from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
 
 T = TypeVar("T")
 HEDGE_THREADS = 4
@@ -128,9 +128,15 @@ class Resilient:
         """Return the object's version, with retries."""
         return self._with_retries(lambda: self._source.head(uri))
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Read a range with retries, hedged when the source is `Interruptible`."""
-        self._with_retries(lambda: self._timed(version, offset, into))
+        self._with_retries(lambda: self._timed(version, offset, into, received))
 
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return the source's checker, requested with retries. An object that it finds damaged counts as a retry."""
@@ -236,7 +242,7 @@ class Resilient:
                 raise SourceUnavailable(f"the source throttles beyond the deadline: {self._last_error}")
             self._sleep(min(wait_s, RATE_POLL_S))
 
-    def _timed(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def _timed(self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived) -> None:
         started = self._clock()
         with self._lock:
             self._counters.requests += 1
@@ -245,9 +251,9 @@ class Resilient:
         received_bytes = len(into)
         try:
             if tail_s is not None and isinstance(self._source, Interruptible):
-                received_bytes = self._raced(version, offset, into, started + tail_s)
+                received_bytes = self._raced(version, offset, into, received, started + tail_s)
             else:
-                self._source.read_into(version, offset, into)
+                self._source.read_into(version, offset, into, received)
         except CacheError as error:
             with self._lock:
                 self._counters.bytes += error.received_bytes
@@ -256,18 +262,21 @@ class Resilient:
             self._counters.bytes += received_bytes
             self._latencies.add(len(into), self._clock() - started)
 
-    def _raced(self, version: ObjectVersion, offset: int, into: memoryview, due: float) -> int:
+    def _raced(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived, due: float
+    ) -> int:
         """Read while the hedger may send a second request. Return the bytes that the first one received."""
         read = _Read(version, offset, len(into))
         self._hedger.watch(due, read)
         try:
-            self._source.read_into(version, offset, into)
+            self._source.read_into(version, offset, into, received)
             return len(into)
         except SourceUnavailable as error:
             with self._lock:
                 read.running = False
             if read.answer is None:
                 raise
+            received(0)
             into[:] = read.answer
             return error.received_bytes
         finally:

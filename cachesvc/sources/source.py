@@ -12,6 +12,15 @@ Checker = Callable[[Iterable[memoryview]], None]
 bring the right ones, and `CorruptData` when the same wrong bytes came twice."""
 
 
+OnReceived = Callable[[int], None]
+"""Told by a read, on its thread, how many bytes of `into` have come; 0 when a try begins. They are verified only when the
+read has returned."""
+
+
+def ignore_received(count: int) -> None:
+    """Do nothing; the default of `Source.read_into`."""
+
+
 class Source(Protocol):
     """One storage backend. Implementations are thread-safe, and translate all errors of their libraries: to `NotFound`,
     `NotAllowed`, `SourceChanged`, `SourceUnavailable`, `InvalidInput`.
@@ -28,11 +37,17 @@ class Source(Protocol):
         """Return the object's current version. Raises `NotFound`."""
         ...
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Fill `into` with exactly the bytes [offset, offset + len(into)) of that version.
 
-        Raises `SourceChanged` when the object is no longer that version, and a typed error for a response that is short or
-        cannot be verified.
+        A source that receives over a network may tell `received` how far it is. Raises `SourceChanged` when the object is
+        no longer that version, and a typed error for a response that is short or cannot be verified.
         """
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Checker, Source
+from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
 
 HUNG_S = 30.0
 """A call without progress for this long hangs. A disk spins up in 10 s; retries, not one call, wait for a server's
@@ -80,10 +80,16 @@ class WatchedSource:
         with self._calls.watching(uri):
             return self._source.head(uri)
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Read a range of the source."""
         with self._calls.watching(version.uri):
-            self._source.read_into(version, offset, into)
+            self._source.read_into(version, offset, into, received)
 
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return the source's checker."""

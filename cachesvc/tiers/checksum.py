@@ -47,6 +47,9 @@ class StreamedChecksums:
         the other blocks back."""
         end = at + len(data)
         found: list[bytes] = []
+        for partial in (at, end):
+            if partial % CHECKSUM_BLOCK_BYTES:  # its digest may be of bytes that came in an earlier try
+                self._digests.pop(partial // CHECKSUM_BLOCK_BYTES, None)
         for index in range(block_count(at), block_count(end)):
             start = index * CHECKSUM_BLOCK_BYTES
             stop = min(start + CHECKSUM_BLOCK_BYTES, self._size_bytes)

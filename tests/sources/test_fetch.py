@@ -19,6 +19,7 @@ from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.source import OnReceived, ignore_received
 from testbed import WAIT_S
 from testbed.servers import Proxy, SeaweedFS
 
@@ -124,7 +125,9 @@ class Slow:
 
     reading = 0
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         self.reading += 1
         time.sleep(0.02)
         into[:] = bytes([offset // len(into)]) * len(into)
@@ -140,7 +143,9 @@ class Talkative(Slow):
     def __init__(self, parts: int) -> None:
         self._left, self._asked = parts, threading.Event()
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         self._left -= 1
         assert self._left or self._asked.wait(WAIT_S), "asked only once everything was there"
         super().read_into(version, offset, into)

@@ -18,6 +18,7 @@ from cachesvc.core.errors import CacheError, CorruptData, NotFound, OutOfSpace, 
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.metadata import CachedMetadata
 from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.source import OnReceived, ignore_received
 from testbed.servers import SeaweedFS
 
 
@@ -38,7 +39,9 @@ class CountingSource:
             raise NotFound(uri)
         return ObjectVersion(uri, 1, "e")
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         if self.error is not None:
             raise self.error
         into[:] = b"x" * len(into)

@@ -19,6 +19,7 @@ from cachesvc.core.rates.backoff import (
     hedge_allowed,
 )
 from cachesvc.sources.resilient import Resilience, Resilient
+from cachesvc.sources.source import OnReceived, ignore_received
 from tests.support.clock import Clock
 
 X = ObjectVersion("fake://x", 4, "v")
@@ -51,7 +52,9 @@ class FlakySource:
             raise NotFound(uri)
         return ObjectVersion(uri, 1, "v")
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         self._maybe()
         into[:] = b"data"[offset : offset + len(into)]
 

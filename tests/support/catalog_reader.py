@@ -15,6 +15,7 @@ from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.decompression import decompressed
+from cachesvc.sources.source import OnReceived, ignore_received
 
 DEFAULT = Options()
 
@@ -35,7 +36,9 @@ class Folder:
         found = Path(uri).stat()
         return ObjectVersion(uri, found.st_size, f"{found.st_mtime_ns}-{found.st_ctime_ns}")
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         if self.head(version.uri) != version:
             raise SourceChanged(f"{version.uri} changed")
         self.reads.append(version.uri)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import HUGE_BYTES
-from cachesvc.sources.fetch import FillTarget
+from cachesvc.sources.fill_target import FillTarget, ignore_bytes
 from cachesvc.system import mapping
 from cachesvc.tiers.huge_pages import is_memfd
 from cachesvc.tiers.os_errors import translated
@@ -78,7 +78,7 @@ class _Buffered:
     """A file is written with `pwrite`, since a disk error in a mapping would be SIGBUS."""
 
     def __init__(self, fd: int) -> None:
-        self._into = FillTarget(fd, lambda at, data: None)
+        self._into = FillTarget(fd, ignore_bytes)
         self._buffer = memoryview(bytearray(PART_BYTES))
 
     def room(self, at: int, size_bytes: int) -> memoryview:

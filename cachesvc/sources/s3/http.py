@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
 from cachesvc.sources.s3.proxies import Proxy
+from cachesvc.sources.source import OnReceived, ignore_received
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -33,6 +34,8 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
 _RECV_BYTES = 4096
+_STEP_BYTES = 1 << 20
+"""Bytes of a body after which the caller is told that they came."""
 _T = TypeVar("_T")
 _NUMBER = re.compile("[0-9]{1,18}")
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
@@ -88,11 +91,14 @@ class HttpConnection:
             raise self._unavailable(error) from error
         return self._parse(received)
 
-    def read_into(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes of the body, or with all of a chunked body. Raises SourceUnavailable for a body
-        that ends early, UnexpectedResponse for a complete chunked body of another length."""
+    def read_into(self, into: memoryview, received: OnReceived = ignore_received) -> None:
+        """Fill `into` with the next bytes of the body, or with all of a chunked body; tell `received` how many have come.
+
+        Raises SourceUnavailable for a body that ends early, UnexpectedResponse for a complete chunked body of another
+        length."""
+        received(0)
         if not self._chunked:
-            return self._read(into)
+            return self._read(into, received)
         done = 0
         try:
             for size in self._chunk_sizes():
@@ -100,6 +106,7 @@ class HttpConnection:
                     raise UnexpectedResponse(f"{self._name} sent more than the {len(into)} bytes asked for")
                 self._read(into[done : done + size])
                 done += size
+                received(done)
         except (ValueError, ConnectionClosed) as error:
             raise SourceUnavailable(f"{self._name} cut the response, or sent malformed chunks") from error
         except CacheError:
@@ -110,7 +117,7 @@ class HttpConnection:
             self._keep_alive = False
             raise UnexpectedResponse(f"{self._name} ended the response after {done} of {len(into)} bytes")
 
-    def _read(self, into: memoryview) -> None:
+    def _read(self, into: memoryview, received: OnReceived = ignore_received) -> None:
         done = min(len(self._buffered), len(into))
         into[:done] = self._buffered[:done]
         self._buffered = self._buffered[done:]
@@ -123,13 +130,14 @@ class HttpConnection:
                     f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
                 )
             try:
-                got = _retried(partial(self._sock.recv_into, into[done:], 0, flags))
+                got = _retried(partial(self._sock.recv_into, into[done : done + _STEP_BYTES], 0, flags))
             except OSError as error:
                 raise self._unavailable(error) from error
             if not got:
                 raise SourceUnavailable(f"{self._name} cut the response after {done} of {len(into)} bytes")
             done += got
             self.received_bytes += got
+            received(done)
         self._remaining -= done
 
     def read_error(self, response: Response) -> bytes:

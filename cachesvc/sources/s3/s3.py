@@ -44,7 +44,7 @@ from cachesvc.sources.s3.mismatches import MismatchJudge
 from cachesvc.sources.s3.proxies import proxy_of
 from cachesvc.sources.s3.responses import OtherVersion, verify
 from cachesvc.sources.s3.stated_checksums import StatedChecksums
-from cachesvc.sources.source import Checker
+from cachesvc.sources.source import Checker, OnReceived, ignore_received
 
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -141,7 +141,13 @@ class S3Source:
             except FAILED as error:
                 raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Send one ranged GET with If-Match; check status, Content-Range, length and ETag.
 
         A response of another form is requested again with Accept-Encoding, for the stored bytes: the server may decode
@@ -151,7 +157,7 @@ class S3Source:
         stored = self._ask_for_stored
         for _ in range(5):  # at most another region, new credentials, no If-Match, and stored bytes
             try:
-                if self._read(version, offset, into, stored):
+                if self._read(version, offset, into, received, stored):
                     return self._mismatches.succeeded(version, offset)
             except UnexpectedResponse as error:
                 if stored:
@@ -181,7 +187,9 @@ class S3Source:
         self._pool.close()
         self._identity.client.close()
 
-    def _read(self, version: ObjectVersion, offset: int, into: memoryview, stored: bool) -> bool:
+    def _read(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived, stored: bool
+    ) -> bool:
         """Send one GET, and again when a kept connection was stale. Return False to send it anew with another region or new
         credentials, known by then. `stored`: request stored bytes from a server that decodes."""
         bucket, key = split_uri(version.uri)
@@ -195,7 +203,7 @@ class S3Source:
         signer, target = _Signer(keys, address.region), address.target(key)
         connection = self._pool.take(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into)
+            return self._exchange(connection, request, signer, version, offset, into, received)
         except ConnectionClosed:
             if not connection.reused or connection.interrupted:
                 raise
@@ -203,7 +211,7 @@ class S3Source:
             self._pool.put_back(target.host, target.port, connection)
         connection = self._pool.connect(target.host, target.port)
         try:
-            return self._exchange(connection, request, signer, version, offset, into)
+            return self._exchange(connection, request, signer, version, offset, into, received)
         finally:
             self._pool.put_back(target.host, target.port, connection)
 
@@ -215,6 +223,7 @@ class S3Source:
         version: ObjectVersion,
         offset: int,
         into: memoryview,
+        received: OnReceived,
     ) -> bool:
         thread, before = threading.get_ident(), connection.received_bytes
         self._active[thread] = connection
@@ -224,7 +233,7 @@ class S3Source:
                 conditional = b"\r\nIf-Match: " in request
                 return self._refused(version, signer, response, connection.read_error(response), conditional)
             verify(version, offset, len(into), response)
-            connection.read_into(into)
+            connection.read_into(into, received)
             if b"Accept-Encoding" in request and "content-encoding" in response.headers:
                 self._ask_for_stored = True
             if len(into) == version.size_bytes and not _in_directory_bucket(version):

@@ -30,6 +30,7 @@ from cachesvc.sources.s3.http import (
 from cachesvc.sources.s3.proxies import Proxy, proxy_of
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
 from cachesvc.sources.s3.responses import OtherVersion, verify
+from cachesvc.sources.source import OnReceived
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
@@ -156,6 +157,7 @@ def receive(
     version: ObjectVersion,
     offset: int,
     into: memoryview,
+    received: OnReceived,
     response: Response,
     connection: HttpConnection,
     repeated: RepeatedFaults,
@@ -170,5 +172,5 @@ def receive(
         if repeated.failed(version.uri, offset):
             raise CorruptData(f"{error}, twice") from error
         raise
-    connection.read_into(into)
+    connection.read_into(into, received)
     repeated.succeeded(version.uri, offset)

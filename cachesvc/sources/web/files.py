@@ -9,6 +9,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.http import HttpConnection, Response, parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
+from cachesvc.sources.source import OnReceived, ignore_received
 from cachesvc.sources.web.client import WebClient, receive, refusal
 
 MAX_SKIPPED_BYTES = 64 << 20
@@ -45,7 +46,13 @@ class WebSource:
                 raise InvalidInput(f"{uri}: the server does not say how long it is, so it cannot be cached")
             return ObjectVersion(uri, size, _tag(response).strip('"'))
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Send one ranged GET, and check that the answer is of that version. From a server without ranges the bytes before
         are received in vain, up to `MAX_SKIPPED_BYTES`."""
         if not len(into):
@@ -61,8 +68,8 @@ class WebSource:
                 raise refusal(version.uri, response)
             response.headers["etag"] = _tag(response)
             if response.status == 200 and headers.get("Range"):
-                return self._read_behind(version, offset, into, response, connection)
-            receive(version, offset, into, response, connection, self._repeated)
+                return self._read_behind(version, offset, into, received, response, connection)
+            receive(version, offset, into, received, response, connection, self._repeated)
 
     def checker(self, version: ObjectVersion) -> None:
         """Return None: web servers state no checksums."""
@@ -76,6 +83,7 @@ class WebSource:
         version: ObjectVersion,
         offset: int,
         into: memoryview,
+        received: OnReceived,
         response: Response,
         connection: HttpConnection,
     ) -> None:
@@ -94,7 +102,7 @@ class WebSource:
         while left:
             connection.read_into(scrap[:left])
             left -= min(left, len(scrap))
-        connection.read_into(into)
+        connection.read_into(into, received)
 
 
 def _tag(response: Response) -> str:

@@ -28,7 +28,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.http import HttpConnection, Response
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.source import Checker
+from cachesvc.sources.source import Checker, OnReceived, ignore_received
 from cachesvc.sources.web.client import REDIRECTS, WebClient, receive, redirected, refusal
 
 _URI = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.DOTALL)
@@ -68,7 +68,13 @@ class HubSource:
                 return version
         raise NotFound(f"{uri}: no such file in this dataset")
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self,
+        version: ObjectVersion,
+        offset: int,
+        into: memoryview,
+        received: OnReceived = ignore_received,
+    ) -> None:
         """Read a range of the object at the commit of its version; compare an object that is read whole with its
         SHA-256."""
         if not len(into):
@@ -84,11 +90,11 @@ class HubSource:
                         connection.read_error(response)
                         self._forget(sha, path)
                         continue
-                    self._receive(version, offset, into, response, connection, "")
+                    self._receive(version, offset, into, received, response, connection, "")
             else:
                 resolve = self._resolve_url(repository, sha, path)
                 with self._client.get(resolve, headers | self._headers) as (response, connection):
-                    self._receive(version, offset, into, response, connection, oid)
+                    self._receive(version, offset, into, received, response, connection, oid)
             break
         if len(into) == version.size_bytes and (check := self.checker(version)):
             check([into])
@@ -156,6 +162,7 @@ class HubSource:
         version: ObjectVersion,
         offset: int,
         into: memoryview,
+        received: OnReceived,
         response: Response,
         connection: HttpConnection,
         oid: str,
@@ -165,7 +172,7 @@ class HubSource:
             connection.read_error(response)
             raise self._refusal(version.uri, response)
         asked = ObjectVersion(version.uri, version.size_bytes, oid)
-        receive(asked, offset, into, response, connection, self._repeated)
+        receive(asked, offset, into, received, response, connection, self._repeated)
 
     def _commit(self, repository: str, revision: str, uri: str) -> str:
         """Return the commit that a revision names now."""

@@ -13,6 +13,7 @@ from cachesvc.catalog.labels.file_tables import FILE_COLUMNS, LABEL_COLUMNS
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.source import OnReceived, ignore_received
 from loader import open_dataset
 from testbed import ROOT
 from tests.support.catalog_reader import Folder, compiled
@@ -303,7 +304,13 @@ def test_only_the_first_line_of_other_jsonl_is_read(tmp_path: Path) -> None:
     reads: list[int] = []
 
     class Counted(Folder):
-        def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+        def read_into(
+            self,
+            version: ObjectVersion,
+            offset: int,
+            into: memoryview,
+            received: OnReceived = ignore_received,
+        ) -> None:
             reads.append(len(into))
             super().read_into(version, offset, into)
 

@@ -18,6 +18,7 @@ from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import Pace, SourceBreaker, full_jitter_s
 from cachesvc.sources.resilient import RATE_POLL_S, Resilience, Resilient
+from cachesvc.sources.source import OnReceived, ignore_received
 from tests.support.clock import Clock
 
 LATE_S = 0.005
@@ -409,7 +410,9 @@ class Dead:
             raise SourceUnavailable("cannot connect to 10.0.0.1:80")
         return ObjectVersion(uri, 1, "v")
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         self.head(version.uri)
 
     def checker(self, version: ObjectVersion) -> None:

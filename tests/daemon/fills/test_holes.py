@@ -31,6 +31,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.fills.holes import REFILL_S, CopyHoles, HoleRecords
 from cachesvc.sources.fetch import Fetcher, encode_missing
+from cachesvc.sources.source import OnReceived, ignore_received
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.nvme import open_nvme
@@ -86,7 +87,9 @@ class Store:
     def checker(self, version: ObjectVersion) -> None:
         return None
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         self.reads += 1
         if version.uri in self.errors or (self.gone and len(into) == 1):
             raise self.errors.get(version.uri, NotFound(f"{version.uri}: the mount is gone"))

@@ -20,6 +20,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.parquet.footers import FOOTERS
+from cachesvc.sources.source import OnReceived, ignore_received
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
@@ -132,7 +133,9 @@ class Counting(Folder):
         super().__init__()
         self.bytes = 0
 
-    def read_into(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
         self.bytes += len(into)
         super().read_into(version, offset, into)
 
