@@ -1,4 +1,5 @@
-"""Seeded faults of a cluster while ranks read: kills, pauses, cuts, slow links, nodes that join, leave and are renamed.
+"""Seeded faults of a cluster while ranks read: kills, pauses, cuts, slow links, nodes that join, leave and are renamed, and
+a list of members that is empty.
 
 Events come one after another, each when the ranks have read so many extents, and the ranks wait for an event that is
 late, so that a seed gives the same events at the same places of a run. Each event is undone before the next, but for
@@ -23,9 +24,9 @@ from testbed.records import Records
 SLOW_RATE = 1e6
 """Bytes/s of a slow link."""
 LONGEST_S = 2.0
-"""The longest that a pause, a cut or a slow link lasts."""
+"""The longest that a pause, a cut, a slow link or an empty list of members lasts."""
 LEAST_MEMBERS = 2
-ANYWHERE = ("kill", "empty", "stop", "leave or join", "rename")
+ANYWHERE = ("kill", "empty", "stop", "leave or join", "rename", "no list")
 BY_LINK = ("cut in", "cut out", "cut both", "slow")
 
 
@@ -125,12 +126,14 @@ class Chaos:
     def _for_a_while(self, event: Event, node: Node) -> None:
         begin: dict[str, Callable[[], None]] = {
             "stop": node.pause,
+            "no list": partial(self._cluster.list_members, []),
             "cut in": partial(self._cluster.cut, event.node, "in"),
             "cut out": partial(self._cluster.cut, event.node, "out"),
             "cut both": partial(self._cluster.cut, event.node, "both"),
             "slow": partial(self._cluster.slow, event.node, SLOW_RATE),
         }
-        end = node.resume if event.kind == "stop" else partial(self._cluster.heal, event.node)
+        ends: dict[str, Callable[[], None]] = {"stop": node.resume, "no list": self._cluster.list_members}
+        end = ends.get(event.kind, partial(self._cluster.heal, event.node))
         if event.kind in begin:
             begin[event.kind]()
             try:

@@ -201,13 +201,19 @@ class Cluster:
         """Make a node a member."""
         if self.nodes[at] not in self.members:
             self.members.append(self.nodes[at])
-            self._write_members()
+            self.list_members()
 
     def leave(self, at: int) -> None:
         """Remove a node from the members. Its daemon runs on."""
         if self.nodes[at] in self.members:
             self.members.remove(self.nodes[at])
-            self._write_members()
+            self.list_members()
+
+    def list_members(self, listed: Sequence[Node] | None = None) -> None:
+        """Write the file of members; `listed` instead of those that are."""
+        new = self.members_file.with_suffix(".new")
+        new.write_text("".join(f"{node.address}\n" for node in (self.members if listed is None else listed)))
+        new.rename(self.members_file)
 
     def slow(self, at: int, rate: float, delay_s: float = 0.0, loss: float = 0.0) -> None:
         """Limit a node's link to `rate` bytes/s each way. Raises Unavailable, as `Link.shape`."""
@@ -253,7 +259,7 @@ class Cluster:
         made = [self._make(len(self.nodes) + each) for each in range(count)]
         self.nodes += made
         self.members += made
-        self._write_members()
+        self.list_members()
         for node in made:
             node.root.mkdir(parents=True, exist_ok=True)
             node.launch()
@@ -279,11 +285,6 @@ class Cluster:
             given += ["--nvme", f"{folder}={self._nvme}"]
         allowed = f"{self.source.prefix}={self._rule}" if self._rule else self.source.prefix
         return [*given, "--allow", allowed, *self._tls, *self._options(self, node)]
-
-    def _write_members(self) -> None:
-        new = self.members_file.with_suffix(".new")
-        new.write_text("".join(f"{node.address}\n" for node in self.members))
-        new.rename(self.members_file)
 
 
 def alone(cluster: Cluster, node: Node) -> list[str]:

@@ -35,21 +35,18 @@ class Lending:
         return None if tier is None or self._runner.hole_records.of(extent, tier).ranges else tier
 
     def lend(self, channel: socket.socket, request: messages.BorrowExtent) -> None:
-        """Answer with an extent of a loaded dataset that is resident, is being filled, or will be soon.
+        """Answer with an extent that is resident, is being filled, or will be soon.
 
-        Other resident extents may have been cached under a wider allowlist. Which users may read a dataset is for the
-        asking node to enforce: members trust each other.
+        Its dataset may be one that no job here has opened since this daemon began. Which sources and users are allowed is
+        for the asking node to enforce: members trust each other.
         """
         if self._pending >= MAX_PENDING:
             _send(channel, messages.LentExtent(request.number))
             return
         self._pending += 1
-        node, checks, datasets = self._runner.node, self._runner.checks, self._runner.datasets
+        node, checks = self._runner.node, self._runner.checks
         extent = ExtentId(bytes.fromhex(request.extent))
-        known = datasets.dataset_with(extent) is not None
-        tier = self.complete_in(extent) if known else None
-        if tier is not None and node.policy.tiers[tier].stalled:
-            known, tier = False, None  # the peer gives up before the disk answers
+        tier = self.complete_in(extent)
 
         def found(fd: int, checksums: Checksums | None) -> None:
             if checksums is None:  # its commit is pending
@@ -81,10 +78,12 @@ class Lending:
                 self._reply(channel, lent, fill.readable, fill.progress_fd)
 
         if tier is None:
-            if known and node.will_keep(extent) and node.where(extent) is None:
+            if node.will_keep(extent) and node.where(extent) is None:
                 self._runner.shared_fills.when_begun(extent, begun)
             else:
                 absent()
+        elif node.policy.tiers[tier].stalled:  # the peer gives up before the disk answers
+            absent()
         elif (checksums := checks.committing.get((extent, tier))) is not None:
             checks.open(extent, tier, lambda fd, _: found(fd, checksums), failed)
         elif extent in checks.unverified[tier]:

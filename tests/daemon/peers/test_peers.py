@@ -174,9 +174,7 @@ def test_a_node_checks_copies_from_before_its_start_before_it_lends_them(
         fill(other, data)
         other.stop()
         flip(copies(tmp_path / "a")[0])
-        other.start()
-        with Control(other.socket_dir) as control:
-            control.open_dataset([f"{data}/"], OPTIONS)
+        other.start()  # and no job opens the dataset there again
         meet(other, node)
         _, here = fill(node, data)
         found, _ = read(node, data, monkeypatch)
