@@ -65,7 +65,7 @@ class Snapshot:
                 except (DaemonUnavailable, OutOfSpace, TierFailed) as error:
                     if not self._direct:
                         raise
-                    _log.warning("%s: reading %s directly from the source", error, file.version.uri)
+                    _log.warning("%s: reading %s directly from the source", str(error), file.version.uri)
             try:
                 return self._sources(file.version.uri).read_into(file.version, offset, into)
             except NotAllowed:
@@ -106,8 +106,8 @@ def _by_path(root: str, versions: Iterable[tuple[ObjectVersion, int]]) -> dict[s
     for version, address in versions:
         if version.uri == root:
             found[""] = SnapshotFile(version, address)
-        elif version.uri.startswith(f"{root}/"):
-            found[version.uri[len(root) + 1 :]] = SnapshotFile(version, address)
+        elif version.uri.startswith(f"{root}/") and (path := version.uri[len(root) + 1 :]):
+            found[path] = SnapshotFile(version, address)
     return found
 
 

@@ -75,7 +75,7 @@ class Snapshots:
         return snapshot, path
 
     def forget(self) -> None:
-        """Open every snapshot anew from now on, and have the daemon list the source anew."""
+        """Open every snapshot anew at its next use, and have the daemon list the source anew for it."""
         with self._lock:
             self._kept.clear()
             self._refresh = True
@@ -105,7 +105,7 @@ class Snapshots:
     def _open(self, uri: str) -> Snapshot:
         """Open a snapshot and keep it. Threads open side by side, so two may open the same one."""
         before = self._kept.get(uri)
-        opened = open_by_policy([uri], _OPTIONS, "", 1, self._refresh)
+        opened = open_by_policy([uri], _OPTIONS, "", 1, self._refresh and before is None)
         if opened is None:
             snapshot = self._list(uri)
         elif before is not None and before.snapshot.id == opened.id:
