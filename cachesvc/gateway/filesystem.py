@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from fsspec import AbstractFileSystem
 
 from cachesvc.core.errors import NotAllowed, NotFound
+from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.cached_file import CachedFile
 from cachesvc.gateway.snapshot import Snapshot, SnapshotFile
 from cachesvc.gateway.snapshots import Snapshots
@@ -70,7 +71,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         raises."""
         snapshot, below = self._snapshots.of(self._uri(path))
         if below not in snapshot.files:
-            raise IsADirectoryError(f"{path} is a folder")
+            raise IsADirectoryError(redacted(f"{path} is a folder"))
         return snapshot, snapshot.files[below]
 
     # ---- reading

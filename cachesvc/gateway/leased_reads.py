@@ -1,8 +1,8 @@
 """Reads ranges of a dataset's address space out of extents that the daemon leases to this process.
 
 Descriptors are read with `preadv`, RAM and NVMe alike, so nothing is mapped and no more than the range is copied. An
-extent stays leased while reads need it, and until it was not read for a second. A connection that was not used for a minute
-is closed, which ends the claim on the dataset.
+extent stays leased while reads need it, and until it was not read for a second. A connection that was not used for ten
+seconds is closed, which ends the claim on the dataset.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cachesvc.system.fork_hooks import abandon_in_children
 
 MAX_LEASED = 16
 """Extents leased while no read needs them: 1 GiB of the node's cache for a second."""
-IDLE_POLLS = 60
+IDLE_POLLS = 10
 """Polls, one a second, after which an unused connection is closed."""
 ROOM_S = 120.0
 """How long a read waits for room, as the loader does: a RAM tier that shrank grows again after a minute."""

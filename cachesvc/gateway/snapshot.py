@@ -11,6 +11,7 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import DaemonUnavailable, NotAllowed, OutOfSpace, TierFailed
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.leased_reads import LeasedReads
 from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.source import Source
@@ -65,7 +66,9 @@ class Snapshot:
                 except (DaemonUnavailable, OutOfSpace, TierFailed) as error:
                     if not self._direct:
                         raise
-                    _log.warning("%s: reading %s directly from the source", str(error), file.version.uri)
+                    _log.warning(
+                        "%s: reading %s directly from the source", str(error), redacted(file.version.uri)
+                    )
             try:
                 return self._sources(file.version.uri).read_into(file.version, offset, into)
             except NotAllowed:

@@ -16,11 +16,13 @@ from cachesvc.client.control import Control
 from cachesvc.core.errors import DaemonUnavailable, NotAllowed, SourceChanged
 from cachesvc.core.model import DatasetId
 from cachesvc.gateway.filesystem import CachedFileSystem
+from cachesvc.gateway.leased_reads import IDLE_POLLS
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
-from tests.gateway.conftest import EXTENT_BYTES
 from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
+
+EXTENT_BYTES = 64 << 10
 
 
 @dataclass
@@ -155,6 +157,23 @@ def test_leases_end_with_the_reading(node: Daemon, folder: Folder, fs: CachedFil
     wait_until(evicted)
     file.seek(0)
     assert len(file.read()) == 150_000, "and begin again with the next read"
+
+
+def test_an_idle_file_leaves_the_daemon_and_comes_back(
+    node: Daemon, folder: Folder, fs: CachedFileSystem
+) -> None:
+    body = folder.put("x.bin", b"a" * 150_000)
+    file = fs.open(f"{folder.path}/x.bin")
+    assert file.read() == body
+    assert opened()
+    snapshot, _ = fs.file(f"{folder.path}/x.bin")
+    assert snapshot.leased is not None
+    for _ in range(IDLE_POLLS + 2):  # the first ones release its extents
+        snapshot.leased.poll()
+    wait_until(lambda: not opened())
+    file.seek(0)
+    assert file.read() == body
+    assert opened()
 
 
 def test_without_credentials_a_read_waits_for_the_daemon(
