@@ -88,6 +88,8 @@ class LeasedReads:
         self._lock = threading.RLock()
         self._leased: OrderedDict[int, LeasedExtent] = OrderedDict()
         self._idle_polls = 0
+        self._reading = 0
+        """Reads in progress, which may wait for longer than an idle connection lives."""
         self._connected: _Connected | None = None
         self._connect(daemon)
 
@@ -97,6 +99,15 @@ class LeasedReads:
         Raises DaemonUnavailable, DeadlineExceeded, OutOfSpace, TierFailed where a tier cannot be read, and the errors of
         fills.
         """
+        with self._lock:
+            self._reading, self._idle_polls = self._reading + 1, 0
+        try:
+            self._read_parts(address, into, wait)
+        finally:
+            with self._lock:
+                self._reading -= 1
+
+    def _read_parts(self, address: int, into: memoryview, wait: bool) -> None:
         starts, sizes = self.catalog.extent_starts, self.catalog.extent_sizes
         while len(into):
             extent = int(np.searchsorted(starts, address, "right")) - 1
@@ -120,7 +131,7 @@ class LeasedReads:
                 leased.read = False
             self._release_ended()
             self._idle_polls += 1
-            if self._idle_polls >= IDLE_POLLS and not self._leased:
+            if self._idle_polls >= IDLE_POLLS and not (self._leased or self._reading):
                 self.close()
 
     def close(self) -> None:
@@ -143,7 +154,7 @@ class LeasedReads:
         for leased in self._leased.values():
             os.close(leased.fd)
         self._leased.clear()
-        self._lock, self._connected = threading.RLock(), None
+        self._lock, self._connected, self._reading = threading.RLock(), None, 0
 
     # ---- inside
 
@@ -160,7 +171,6 @@ class LeasedReads:
     @contextmanager
     def _lease(self, extent: int, wait: bool) -> Iterator[LeasedExtent]:
         with self._lock:
-            self._idle_polls = 0
             leased = self._leased.get(extent)
             if leased is not None and leased.ends:
                 leased = None

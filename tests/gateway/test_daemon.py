@@ -185,6 +185,11 @@ def test_without_credentials_a_read_waits_for_the_daemon(
     found: list[bytes] = []
     reading = threading.Thread(target=lambda: found.append(file.read()))
     reading.start()
+    leased = fs.file(f"{folder.path}/x.bin")[0].leased
+    assert leased is not None
+    wait_until(lambda: leased._reading)
+    for _ in range(IDLE_POLLS + 2):  # a connection that a read waits for is not idle
+        leased.poll()
     node.start()
     reading.join(60)
     assert found == [body]
