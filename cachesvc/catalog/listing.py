@@ -34,7 +34,7 @@ class Listing:
 
 
 def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
-    """List the objects below each URI, without the paths that `is_ignored` matches.
+    """List the objects below each URI, without the paths that `is_ignored` matches unless a URI names them exactly.
 
     Raises NotFound where nothing is left below one of the URIs.
     """
@@ -53,7 +53,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
                 zarrs.add(found.uri.rpartition("/")[0])
             if path == BESIDE and len(uris) == 1:
                 beside = found
-            if not is_ignored(path):
+            if found.uri == root or not is_ignored(path):
                 entries.setdefault(found.uri, ListedObject(found, path))
                 found_uris.append(found.uri)
             else:

@@ -63,6 +63,13 @@ def canonical(uri: str) -> str:
     return f"{scheme}://{rest}"
 
 
+def local_path(uri: str) -> str | None:
+    """Return the path of a local URI, None for any other."""
+    if uri.startswith("file://"):
+        return uri.removeprefix("file://")
+    return None if "://" in uri else uri
+
+
 @dataclass(frozen=True, slots=True)
 class Allowlist:
     """The prefixes that may be served, made by `allowlist`; None for all that the daemon's user may read."""

@@ -9,7 +9,8 @@ import time
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.model import ObjectVersion
-from loader.reading.direct.local_files import changed, local_path, written_to
+from cachesvc.sources.uri import local_path
+from loader.reading.direct.local_files import changed, written_to
 from loader.reading.held_extents import ORIGINS
 from loader.reading.lease_table import Leases
 

@@ -8,30 +8,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_args
+
+from torch.utils.data import get_worker_info
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
+from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed, NotFound, StateMismatch
+from cachesvc.client.opening import PROBE_EVERY_S, open_by_policy, policy, read_timeout_s
+from cachesvc.client.reopen import ReopeningGrants
+from cachesvc.core.errors import DaemonUnavailable, NotFound, StateMismatch
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
+from cachesvc.sources.uri import local_path
+from cachesvc.system.fork_hooks import abandon_in_children
 from loader.job.job_id import job_number
-from loader.process.fork_hooks import abandon_in_children
 from loader.reading.direct.direct_access import Access, compile_locally, direct_access
-from loader.reading.direct.local_files import local_path
-from loader.reading.failover import FailoverGrants
-from loader.reading.reader import ACQUIRE_TIMEOUT_S
-from loader.reading.reopen import ReopeningGrants
 from loader.reading.thrash_warning import ThrashWarning, check_extents_fit
 
-Policy = Literal["auto", "require", "off"]
-PROBE_EVERY_S = 0.1
-"""The pause between two connects: a daemon that starts does not announce itself."""
-REQUIRE_S = 5.0
-"""How long `require` waits for a daemon: long enough for a node that starts both at once, too short to hide a forgotten
-daemon."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -128,74 +123,21 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
             check_extents_fit(catalog, first.tier_budgets)
         thrash_warning.check(plan, first.tier_budgets)
 
-    daemon = ReopeningGrants(first, partial(link.open_again, catalog.extent_bytes))
+    daemon = ReopeningGrants(
+        first, partial(link.open_again, catalog.extent_bytes), lambda: get_worker_info() is None
+    )
     grants = FailoverGrants(daemon, direct.grants if direct is not None else None)
     return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
-
-
-def policy(world_size: int) -> tuple[Policy, bool]:
-    """CACHESVC, or its default, and whether it was set. Raises InvalidInput."""
-    given: Any = os.environ.get("CACHESVC", "")
-    if given in get_args(Policy):
-        return given, True
-    if given:
-        raise InvalidInput(f"CACHESVC={given!r} is none of auto, require, off")
-    return ("require" if world_size > 1 else "auto"), False
-
-
-def read_timeout_s() -> float:
-    """CACHESVC_TIMEOUT_S, or its default: how long a read waits for its bytes, a daemon's restart included, before it
-    raises DaemonUnavailable or DeadlineExceeded. Raises InvalidInput."""
-    given = os.environ.get("CACHESVC_TIMEOUT_S") or str(ACQUIRE_TIMEOUT_S)
-    if not given.replace(".", "", 1).isdigit() or not float(given):
-        raise InvalidInput(f"CACHESVC_TIMEOUT_S={given!r} is not a number of seconds above 0")
-    return float(given)
 
 
 def connect(uris: Sequence[str], options: Options, version: str, world_size: int) -> DatasetLink:
     """Open a dataset in the daemon, or compile its catalog here. Raises DaemonUnavailable when a daemon is required and
     none answers in 5 s, SourceChanged when the source does not hold `version`, and what opening a dataset raises."""
-    wanted, explicit = policy(world_size)
-    local = all(local_path(uri) is not None for uri in uris)
-    required = wanted == "require" and (explicit or not local)
-    if wanted != "off":
-        try:
-            link = _open_in_daemon(
-                uris, options, version, required, local and not explicit, wanted != "require"
-            )
-        except DaemonUnavailable as error:
-            if explicit or isinstance(error, Busy):
-                raise
-            raise DaemonUnavailable(
-                f"{error} (a job of {world_size} ranks needs one; CACHESVC=auto has each rank read the source itself)"
-            ) from None
-        if link is not None:
-            return link
-        if not local:
-            _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
+    opened = open_by_policy(uris, options, version, world_size)
+    if opened is not None:
+        job = job_number(os.environ)
+        return DatasetLink(opened.id, opened.directory, "", opened.direct, job, tuple(uris), options)
+    if policy(world_size)[0] != "off" and any(local_path(uri) is None for uri in uris):
+        _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
     found, path = compile_locally(uris, options, version)
     return DatasetLink(found, path=path, direct=True)
-
-
-def _open_in_daemon(
-    uris: Sequence[str], options: Options, version: str, required: bool, optional: bool, direct: bool
-) -> DatasetLink | None:
-    """Open the dataset in a daemon. Returns None without one, unless it is `required`. `optional`: also return None where
-    the daemon may not read the data."""
-    deadline = time.monotonic() + (REQUIRE_S if required else 0.0)
-    while True:
-        try:
-            with Control() as control:
-                found = control.open_dataset(uris, options, version)
-                job = job_number(os.environ)
-                return DatasetLink(found.id, control.directory, "", direct, job, tuple(uris), options)
-        except DaemonUnavailable:
-            if time.monotonic() >= deadline:
-                if required:
-                    raise
-                return None
-            time.sleep(PROBE_EVERY_S)
-        except NotAllowed:
-            if not optional:
-                raise
-            return None

@@ -9,10 +9,11 @@ from weakref import WeakKeyDictionary
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.opening import read_timeout_s
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
-from loader.process.fork_hooks import abandon_in_children
-from loader.reading.connect import DatasetLink, read_timeout_s
+from cachesvc.system.fork_hooks import abandon_in_children
+from loader.reading.connect import DatasetLink
 from loader.reading.direct.direct_access import Access
 from loader.reading.reader import ORIGINS, ExtentReader
 from loader.reading.recalls import Recalls

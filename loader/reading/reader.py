@@ -15,10 +15,11 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
+from cachesvc.client.opening import ACQUIRE_TIMEOUT_S
 from cachesvc.client.protocol import Grants
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.order.intervals import Intervals
-from loader.process.fork_hooks import abandon_in_children
+from cachesvc.system.fork_hooks import abandon_in_children
 from loader.process.malloc import keep_freed_memory
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
@@ -34,8 +35,6 @@ Records = np.ndarray[Any, np.dtype[np.void]]
 
 MAPPED_BYTES = 1 << 40
 """Mapping costs page tables (2 MiB a GiB), not memory: the tier holds the bytes once for all processes."""
-ACQUIRE_TIMEOUT_S = 300.0
-"""A cold extent behind a throttled source takes minutes at worst; a longer wait is an error."""
 MAX_GROUP = 64
 """Extents requested at once; a read that touches more proceeds in groups."""
 

@@ -7,10 +7,14 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, SourceUnavailable
-from loader.process.fork_hooks import abandon_in_children
+from cachesvc.system.fork_hooks import abandon_in_children
 
 _TRANSIENT = (DaemonUnavailable, DeadlineExceeded, SourceUnavailable)
 """Errors after which the same batch is tried again."""
+CHILD_SAYS = (
+    "this iteration of the DataLoader began in the process that forked this one, and its workers serve that process; "
+    "begin one of its own here"
+)
 ENDED = "this iteration has ended with an error: begin another one, after load_state_dict() to continue from a saved state"
 
 

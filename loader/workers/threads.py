@@ -17,7 +17,7 @@ from torch._utils import ExceptionWrapper
 
 from cachesvc.core.errors import CacheError, InvalidInput
 from loader.batches.feed import BatchKey
-from loader.process.fork_hooks import CHILD_SAYS
+from loader.workers.iteration import CHILD_SAYS
 
 Make = Callable[[BatchKey], Any]
 

@@ -20,12 +20,12 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.order.permute import mix
+from cachesvc.system.fork_hooks import abandon_in_children, forks_workers
 from loader.batches.feed import BatchKey
 from loader.batches.maker import BatchMaker, MadeBatch
-from loader.process.fork_hooks import CHILD_SAYS, abandon_in_children, forks_workers
 from loader.process.parent_watch import EndsWithTrainerOnUnpickle
 from loader.workers.index_pipe import index_pipe_context
-from loader.workers.iteration import is_batch_error
+from loader.workers.iteration import CHILD_SAYS, is_batch_error
 from loader.workers.shared_batches import Arena, SharedBatch, pack_into_slot
 
 PASSED_EVERY_S = 1.0

@@ -27,10 +27,10 @@ from torch.utils.data.distributed import DistributedSampler
 from cachesvc.core.arguments import places_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Plan
+from cachesvc.system.fork_hooks import forks_workers
 from loader.datasets.dataset import Dataset, key_transforms
 from loader.datasets.wrapped import as_view, hidden_leaves_in, leaves_in
 from loader.job.topology import rank_hint
-from loader.process.fork_hooks import forks_workers
 from loader.samplers import RankBatchSampler
 from loader.workers.engines import WorkerSettings
 

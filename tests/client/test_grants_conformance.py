@@ -14,14 +14,14 @@ import pytest
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.control import Control
+from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Grants, Refused
+from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, NotFound, SourceUnavailable
 from cachesvc.core.model import DatasetId, Extent
 from loader.reading.direct.direct_fills import DirectGrants
 from loader.reading.direct.local_files import LocalGrants
-from loader.reading.failover import FailoverGrants
-from loader.reading.reopen import ReopeningGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.descriptors import descriptors
@@ -75,7 +75,7 @@ class Setting:
         return DaemonGrants(self.daemon.socket_dir, self.open())
 
     def reopening(self) -> ReopeningGrants:
-        return ReopeningGrants(self.daemons(), lambda: None)
+        return ReopeningGrants(self.daemons(), lambda: None, lambda: True)
 
     def failover(self) -> FailoverGrants:
         return FailoverGrants(self.daemons(), self.fills.grants())

@@ -20,6 +20,7 @@ import pytest
 
 from cachesvc.client import caller_token as identity
 from cachesvc.client.control import Control
+from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core import wire
@@ -34,7 +35,6 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control.service import MAX_URIS
 from loader.reading.connect import DatasetLink
-from loader.reading.failover import FailoverGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
+from cachesvc.system.fork_hooks import abandon_in_children
 from cachesvc.tiers.huge_pages import use_huge_pages
 from cachesvc.tiers.os_errors import translated
-from loader.process.fork_hooks import abandon_in_children
 
 DIRECT_BYTES = 2 << 30
 """Private memory of one process: eight windows of 256 MiB. A daemon shares memory; this does not."""

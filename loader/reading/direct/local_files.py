@@ -9,13 +9,7 @@ from cachesvc.client.protocol import CLOSED, Granted, Grants, Refused
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.files import etag_of
-
-
-def local_path(uri: str) -> str | None:
-    """The path of a local URI, None for any other."""
-    if uri.startswith("file://"):
-        return uri.removeprefix("file://")
-    return None if "://" in uri else uri
+from cachesvc.sources.uri import local_path
 
 
 class LocalGrants:

@@ -34,7 +34,7 @@ def test_ranks_without_a_daemon_and_a_policy_are_told_both_options(
     for name, value in {"CACHESVC_SOCKET": str(tmp_path), "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CACHESVC", raising=False)
-    monkeypatch.setattr("loader.reading.connect.REQUIRE_S", 0.0)
+    monkeypatch.setattr("cachesvc.client.opening.REQUIRE_S", 0.0)
     with pytest.raises(DaemonUnavailable, match=r"cachesvc serve \(a job of 2 ranks .*CACHESVC=auto"):
         open_dataset("s3://bucket/prefix/")
 

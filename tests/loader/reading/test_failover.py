@@ -7,12 +7,12 @@ import os
 import numpy as np
 import pytest
 
+from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import (
     DaemonUnavailable,
     NotAllowed,
 )
-from loader.reading.failover import FailoverGrants
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink
 
 

@@ -11,11 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-CHILD_SAYS = (
-    "this iteration of the DataLoader began in the process that forked this one, and its workers serve that process; "
-    "begin one of its own here"
-)
-
 
 class Abandoned(Protocol):
     """An object with descriptors that a forked child must not keep."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from torch.utils.data import get_worker_info
-
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import Granted, Refused
@@ -20,9 +18,11 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotF
 class ReopeningGrants:
     """The grants of a daemon that may have forgotten the dataset. Safe to share between threads."""
 
-    def __init__(self, daemon: DaemonGrants, open_again: Callable[[], None]) -> None:
-        """`open_again()` has the daemon compile the same version once more."""
-        self._daemon, self._open_again = daemon, open_again
+    def __init__(
+        self, daemon: DaemonGrants, open_again: Callable[[], None], may_open: Callable[[], bool]
+    ) -> None:
+        """`open_again()` has the daemon compile the same version once more; `may_open()` says whether this process may."""
+        self._daemon, self._open_again, self._may_open = daemon, open_again, may_open
         self._opening = threading.Lock()
         self._refusal: CacheError | None = None
         start_polling(self)
@@ -34,7 +34,7 @@ class ReopeningGrants:
             try:
                 return self._daemon.connect()
             except NotFound as error:
-                if get_worker_info() is not None:
+                if not self._may_open():
                     raise DaemonUnavailable(f"{error}: the trainer does that for its workers") from None
             if self._refusal is not None:  # do not list the source again at each poll
                 raise self._refusal.with_traceback(None)

@@ -1,0 +1,106 @@
+"""Opens datasets in the daemon, and decides by CACHESVC what a missing daemon means."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from cachesvc.catalog.options import Options
+from cachesvc.client.control import Control
+from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed
+from cachesvc.core.model import DatasetId
+from cachesvc.sources.uri import local_path
+
+Policy = Literal["auto", "require", "off"]
+PROBE_EVERY_S = 0.1
+"""The pause between two connects: a daemon that starts does not announce itself."""
+REQUIRE_S = 5.0
+"""How long `require` waits for a daemon: long enough for a node that starts both at once, too short to hide a forgotten
+daemon."""
+ACQUIRE_TIMEOUT_S = 300.0
+"""A cold extent behind a throttled source takes minutes at worst; a longer wait is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A dataset that a daemon has open: its id, the directory of the daemon's sockets, and whether the source may be read
+    directly while the daemon is gone."""
+
+    id: DatasetId
+    directory: str
+    direct: bool
+
+
+def policy(world_size: int) -> tuple[Policy, bool]:
+    """CACHESVC, or its default, and whether it was set. Raises InvalidInput."""
+    given: Any = os.environ.get("CACHESVC", "")
+    if given in get_args(Policy):
+        return given, True
+    if given:
+        raise InvalidInput(f"CACHESVC={given!r} is none of auto, require, off")
+    return ("require" if world_size > 1 else "auto"), False
+
+
+def read_timeout_s() -> float:
+    """CACHESVC_TIMEOUT_S, or its default: how long a read waits for its bytes, a daemon's restart included, before it
+    raises DaemonUnavailable or DeadlineExceeded. Raises InvalidInput."""
+    given = os.environ.get("CACHESVC_TIMEOUT_S") or str(ACQUIRE_TIMEOUT_S)
+    if not given.replace(".", "", 1).isdigit() or not float(given):
+        raise InvalidInput(f"CACHESVC_TIMEOUT_S={given!r} is not a number of seconds above 0")
+    return float(given)
+
+
+def open_by_policy(
+    uris: Sequence[str], options: Options, version: str, world_size: int, refresh: bool = False
+) -> Opened | None:
+    """Open a dataset in the daemon; None where this process reads the source itself. `refresh`: list the source anew.
+
+    Raises DaemonUnavailable when a daemon is required and none answers in 5 s, and what opening a dataset raises.
+    """
+    wanted, explicit = policy(world_size)
+    local = all(local_path(uri) is not None for uri in uris)
+    required = wanted == "require" and (explicit or not local)
+    if wanted == "off":
+        return None
+    try:
+        return _open_in_daemon(
+            uris, options, version, refresh, required, local and not explicit, wanted != "require"
+        )
+    except DaemonUnavailable as error:
+        if explicit or isinstance(error, Busy):
+            raise
+        raise DaemonUnavailable(
+            f"{error} (a job of {world_size} ranks needs one; CACHESVC=auto has each rank read the source itself)"
+        ) from None
+
+
+def _open_in_daemon(
+    uris: Sequence[str],
+    options: Options,
+    version: str,
+    refresh: bool,
+    required: bool,
+    optional: bool,
+    direct: bool,
+) -> Opened | None:
+    """Open the dataset in a daemon. Returns None without one, unless it is `required`. `optional`: also return None where
+    the daemon may not read the data."""
+    deadline = time.monotonic() + (REQUIRE_S if required else 0.0)
+    while True:
+        try:
+            with Control() as control:
+                found = control.open_dataset(uris, options, version, refresh)
+                return Opened(found.id, control.directory, direct)
+        except DaemonUnavailable:
+            if time.monotonic() >= deadline:
+                if required:
+                    raise
+                return None
+            time.sleep(PROBE_EVERY_S)
+        except NotAllowed:
+            if not optional:
+                raise
+            return None

@@ -1,0 +1,252 @@
+"""Reads ranges of a dataset's address space out of extents that the daemon leases to this process.
+
+Descriptors are read with `preadv`, RAM and NVMe alike, so nothing is mapped and no more than the range is copied. An
+extent stays leased while reads need it, and until it was not read for a second. A connection that was not used for ten
+seconds is closed, which ends the claim on the dataset.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.failover import FailoverGrants
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.keepalive import start_polling, stop_polling
+from cachesvc.client.protocol import Granted, Grants
+from cachesvc.client.reopen import ReopeningGrants
+from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.core.holes import Holes
+from cachesvc.core.model import DatasetId
+from cachesvc.system.fork_hooks import abandon_in_children
+
+MAX_LEASED = 16
+"""Extents leased while no read needs them: 1 GiB of the node's cache for a second."""
+IDLE_POLLS = 10
+"""Polls, one a second, after which an unused connection is closed."""
+ROOM_S = 120.0
+"""How long a read waits for room, as the loader does: a RAM tier that shrank grows again after a minute."""
+PAUSE_S = 0.02
+"""The daemon does not announce free room."""
+
+
+class LeasedExtent:
+    """A leased extent. `users`: the reads that need it. `read`: it was read since the last poll. `ends`: it is released
+    after the last of its reads. `brief`: see `Granted`."""
+
+    __slots__ = ("brief", "ends", "extent", "fd", "grants", "holes", "offset", "read", "users")
+
+    def __init__(self, granted: Granted, grants: Grants, holes: Holes | None) -> None:
+        self.extent, self.fd, self.offset, self.grants = granted.extent, granted.fd, granted.offset, grants
+        self.holes, self.users, self.read = holes, 1, True
+        self.ends, self.brief = granted.once, granted.brief
+
+
+class _Connected:
+    """The grants of one connection: `at_once` fails without a daemon, `waiting` waits for one."""
+
+    def __init__(self, daemon: DaemonGrants, open_again: Callable[[], None]) -> None:
+        self.daemon = daemon
+        self.at_once = ReopeningGrants(daemon, open_again, lambda: True)
+        self.waiting = FailoverGrants(self.at_once, None)
+        abandon_in_children(daemon)
+
+
+class LeasedReads:
+    """The reads of one dataset in this process. Safe to share between threads; a forked child connects by itself."""
+
+    def __init__(
+        self,
+        directory: str,
+        dataset: DatasetId,
+        open_again: Callable[[int], None],
+        timeout_s: float,
+    ) -> None:
+        """Connect, and map the catalog. `directory` holds the daemon's sockets. `open_again(extent_bytes)` has the daemon
+        compile the same version once more. `timeout_s`: how long a read waits for an extent. Raises what connecting
+        raises."""
+        self.dataset, self._directory, self._open_again, self._timeout_s = (
+            dataset,
+            directory,
+            open_again,
+            timeout_s,
+        )
+        daemon = DaemonGrants(directory, dataset)
+        fd = daemon.catalog()
+        try:
+            self.catalog = Catalog.open(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+        self._lock = threading.RLock()
+        self._leased: OrderedDict[int, LeasedExtent] = OrderedDict()
+        self._idle_polls = 0
+        self._reading = 0
+        """Reads in progress, which may wait for longer than an idle connection lives."""
+        self._connected: _Connected | None = None
+        self._connect(daemon)
+
+    def read_into(self, address: int, into: memoryview, wait: bool) -> None:
+        """Fill `into` with the bytes from `address` on. `wait`: for a daemon that is gone, and for room.
+
+        Raises DaemonUnavailable, DeadlineExceeded, OutOfSpace, TierFailed where a tier cannot be read, and the errors of
+        fills.
+        """
+        with self._lock:
+            self._reading, self._idle_polls = self._reading + 1, 0
+        try:
+            self._read_parts(address, into, wait)
+        finally:
+            with self._lock:
+                self._reading -= 1
+
+    def _read_parts(self, address: int, into: memoryview, wait: bool) -> None:
+        starts, sizes = self.catalog.extent_starts, self.catalog.extent_sizes
+        while len(into):
+            extent = int(np.searchsorted(starts, address, "right")) - 1
+            offset = address - int(starts[extent])
+            part = into[: int(sizes[extent]) - offset]
+            with self._lease(extent, wait) as leased:
+                if leased.holes is not None:
+                    leased.holes.check(offset, len(part))
+                self._read(leased, leased.offset + offset, part)
+            address, into = address + len(part), into[len(part) :]
+
+    def poll(self) -> None:
+        """Release extents that the daemon recalls or that no read needed since the last poll. See `Polled`."""
+        connected = self._connected
+        if connected is None:
+            return
+        recalled = connected.daemon.recalled()
+        with self._lock:
+            for leased in list(self._leased.values()):
+                leased.ends |= leased.extent in recalled or not leased.read
+                leased.read = False
+            self._release_ended()
+            self._idle_polls += 1
+            if self._idle_polls >= IDLE_POLLS and not (self._leased or self._reading):
+                self.close()
+
+    def close(self) -> None:
+        """Release every extent and end the connection. A later read connects again."""
+        with self._lock:
+            connected, self._connected = self._connected, None
+            for leased in self._leased.values():
+                leased.ends = True
+            self._release_ended()
+            stop_polling(self)
+        if connected is not None:
+            connected.waiting.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connected"):
+            self.close()
+
+    def abandon(self) -> None:
+        """Close inherited descriptors in a forked child, and send nothing."""
+        for leased in self._leased.values():
+            os.close(leased.fd)
+        self._leased.clear()
+        self._lock, self._connected, self._reading = threading.RLock(), None, 0
+
+    # ---- inside
+
+    def _connect(self, daemon: DaemonGrants | None = None) -> _Connected:
+        with self._lock:
+            if self._connected is None:
+                found = daemon or DaemonGrants(self._directory, self.dataset)
+                self._connected = _Connected(found, partial(self._open_again, self.catalog.extent_bytes))
+                self._idle_polls = 0
+                start_polling(self)
+                abandon_in_children(self)
+            return self._connected
+
+    @contextmanager
+    def _lease(self, extent: int, wait: bool) -> Iterator[LeasedExtent]:
+        with self._lock:
+            leased = self._leased.get(extent)
+            if leased is not None and leased.ends:
+                leased = None
+            if leased is not None:
+                self._leased.move_to_end(extent)
+                leased.users, leased.read = leased.users + 1, True
+        if leased is None:
+            leased = self._acquire(extent, wait)
+        try:
+            yield leased
+        finally:
+            with self._lock:
+                leased.users -= 1
+                self._release_if_ended(leased)
+
+    def _acquire(self, extent: int, wait: bool) -> LeasedExtent:
+        """Lease an extent; another thread may lease it meanwhile, too. Raises OutOfSpace where there is no room."""
+        connected = self._connect()
+        grants: Grants = connected.waiting if wait else connected.at_once
+        deadline = time.monotonic() + min(self._timeout_s, ROOM_S) * wait
+        self._make_room(MAX_LEASED - 1)
+        while True:
+            [answer] = grants.acquire([extent], self._timeout_s)
+            if isinstance(answer, Granted):
+                return self._add(answer, grants)
+            self._make_room(0)
+            if time.monotonic() >= deadline:
+                raise OutOfSpace(
+                    f"the daemon has no room for an extent of {self.catalog.uri}; give it more --ram or --nvme"
+                )
+            time.sleep(PAUSE_S)
+
+    def _add(self, granted: Granted, grants: Grants) -> LeasedExtent:
+        holes = Holes(self.catalog.extent(granted.extent), granted.holes) if granted.holes else None
+        made = LeasedExtent(granted, grants, holes)
+        with self._lock:
+            for before in self._leased.values():
+                before.ends |= before.brief and not before.users
+            self._release_ended()
+            if granted.extent in self._leased:  # by another thread: this lease ends with its read
+                made.ends = True
+            else:
+                self._leased[granted.extent] = made
+        return made
+
+    def _read(self, leased: LeasedExtent, offset: int, into: memoryview) -> None:
+        try:
+            while len(into):
+                done = os.preadv(leased.fd, [into], offset)
+                if not done:
+                    raise TierFailed(
+                        f"the cached copy of extent {leased.extent} of {self.catalog.uri} is too short"
+                    )
+                offset, into = offset + done, into[done:]
+        except OSError as error:
+            leased.ends = True
+            raise TierFailed(
+                f"cannot read the cached copy of {self.catalog.uri}: {error.strerror}"
+            ) from error
+
+    def _make_room(self, keep: int) -> None:
+        """Release the least recently read extents that no read needs, down to `keep`."""
+        with self._lock:
+            for leased in list(self._leased.values())[: max(0, len(self._leased) - keep)]:
+                leased.ends |= not leased.users
+            self._release_ended()
+
+    def _release_ended(self) -> None:
+        for leased in list(self._leased.values()):
+            self._release_if_ended(leased)
+
+    def _release_if_ended(self, leased: LeasedExtent) -> None:
+        """The caller holds the lock, so that the release of an extent precedes its next lease."""
+        if leased.ends and not leased.users and leased.fd >= 0:
+            os.close(leased.fd)
+            leased.fd = -1
+            if self._leased.get(leased.extent) is leased:
+                del self._leased[leased.extent]
+            leased.grants.release([leased.extent])

@@ -1,0 +1,143 @@
+"""Finds the snapshot that a file is read from, and keeps those that were used last.
+
+A file that is opened by its name is a dataset of its own. A folder that was listed is one dataset: its small files lie
+together in extents, and a later read of them asks the daemon for extents alone. Both are datasets of `format="files"`, so
+the daemon's allowlist, tenants, quotas and pins apply as they do for `open_dataset`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cachesvc.catalog.options import Options
+from cachesvc.client.control import Control
+from cachesvc.client.opening import Opened, open_by_policy, policy, read_timeout_s
+from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.gateway.leased_reads import LeasedReads
+from cachesvc.gateway.snapshot import Snapshot, files_listed, files_of
+from cachesvc.gateway.urls import is_pattern
+from cachesvc.sources.ignored import is_ignored
+from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.uri import local_path
+from cachesvc.system.fork_hooks import abandon_in_children
+
+FRESH_S = 10.0
+"""Time after which a snapshot is compared with the source again. The daemon answers from a listing of up to ten minutes."""
+MAX_SNAPSHOTS = 32
+"""Each may have a connection to the daemon."""
+_OPTIONS = Options(format="files", labels="none")
+_log = logging.getLogger("cachesvc")
+
+
+@dataclass(slots=True)
+class _Kept:
+    snapshot: Snapshot
+    checked_at: float
+
+
+class Snapshots:
+    """The snapshots of a file system. Safe to share between threads; a forked child opens its own."""
+
+    def __init__(self, folder: str = "") -> None:
+        """`folder`: the URI of a folder whose files are read from one snapshot, listed or not; "" for none."""
+        self._folder = folder
+        self._sources = Sources(SourceSettings())
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._refresh = False
+        self._said = False
+        self._lock = threading.RLock()
+        abandon_in_children(self)
+
+    def of(self, uri: str) -> tuple[Snapshot, str]:
+        """Return a snapshot that holds the file or the folder `uri`, and its path there. Raises NotFound, and what opening
+        a dataset raises."""
+        if self._folder and self._folder not in self._kept and uri.startswith(f"{self._folder}/"):
+            self._open(self._folder)
+        for root in _and_parents(uri):
+            snapshot, path = self._fresh(root), uri[len(root) + 1 :]
+            if snapshot is not None and snapshot.has(path):
+                return snapshot, path
+            if snapshot is not None and not is_ignored(path):
+                raise NotFound(f"{uri} does not exist")
+        if not is_pattern(uri):
+            return self._open(uri), ""
+        folder, _, path = uri.rpartition("/")
+        if is_pattern(folder):
+            raise InvalidInput(f"{uri} holds marks of patterns in the name of a folder: rename it")
+        snapshot = self._open(folder)
+        if not snapshot.has(path):
+            raise NotFound(f"{uri} does not exist")
+        return snapshot, path
+
+    def forget(self) -> None:
+        """Open every snapshot anew at its next use, and have the daemon list the source anew for it."""
+        with self._lock:
+            self._kept.clear()
+            self._refresh = True
+
+    def abandon(self) -> None:
+        """Forget the parent's state in a forked child. See `Abandoned`; the snapshots abandon theirs."""
+        self._lock = threading.RLock()
+        self._sources = Sources(SourceSettings())
+        self._kept.clear()
+
+    def _fresh(self, root: str) -> Snapshot | None:
+        """Return the kept snapshot, or the next one if the source has changed; None for none, or where nothing is left."""
+        with self._lock:
+            kept = self._kept.get(root)
+            if kept is None:
+                return None
+            self._kept.move_to_end(root)
+            if time.monotonic() - kept.checked_at < FRESH_S:
+                return kept.snapshot
+        try:
+            return self._open(root)
+        except NotFound:
+            with self._lock:
+                self._kept.pop(root, None)
+            return None
+
+    def _open(self, uri: str) -> Snapshot:
+        """Open a snapshot and keep it. Threads open side by side, so two may open the same one."""
+        before = self._kept.get(uri)
+        opened = open_by_policy([uri], _OPTIONS, "", 1, self._refresh and before is None)
+        if opened is None:
+            snapshot = self._list(uri)
+        elif before is not None and before.snapshot.id == opened.id:
+            snapshot = before.snapshot
+        else:
+            snapshot = self._leased(uri, opened)
+        with self._lock:
+            self._kept[uri] = _Kept(snapshot, time.monotonic())
+            while len(self._kept) > MAX_SNAPSHOTS:
+                self._kept.popitem(last=False)
+        return snapshot
+
+    def _list(self, uri: str) -> Snapshot:
+        if policy(1)[0] != "off" and local_path(uri) is None and not self._said:
+            self._said = True
+            _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
+        files = files_listed(uri, self._sources(uri).list(uri))
+        if not files:
+            raise NotFound(f"{uri} does not exist, or holds no data")
+        return Snapshot(uri, files, self._sources)
+
+    def _leased(self, uri: str, opened: Opened) -> Snapshot:
+        def open_again(extent_bytes: int) -> None:
+            with Control(opened.directory) as control:
+                control.open_dataset([uri], replace(_OPTIONS, extent_bytes=extent_bytes), opened.id)
+
+        leased = LeasedReads(opened.directory, opened.id, open_again, read_timeout_s())
+        return Snapshot(uri, files_of(leased.catalog), self._sources, leased, opened.direct)
+
+
+def _and_parents(uri: str) -> Iterator[str]:
+    """Yield a URI and the folders that it lies in, the nearest first."""
+    while not uri.endswith(":/") and uri:
+        yield uri
+        uri = uri.rpartition("/")[0]
