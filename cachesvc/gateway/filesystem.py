@@ -48,8 +48,6 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self._only = fo
         self._snapshots = Snapshots(uri_of(stripped(folder)) if folder else "")
 
-    # ---- names
-
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
@@ -73,8 +71,6 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if below not in snapshot.files:
             raise IsADirectoryError(redacted(f"{path} is a folder"))
         return snapshot, snapshot.files[below]
-
-    # ---- reading
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """List a folder, or the one file of this name. Everything below the folder is listed once, as it is for a
@@ -126,8 +122,6 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         near = snapshot.leased is not None or local_path(file.version.uri) is not None
         buffer_bytes = CACHED_BUFFER_BYTES if near else block_size or REMOTE_BUFFER_BYTES
         return CachedFile(self, path, snapshot, file, buffer_bytes)
-
-    # ---- writing
 
     def _refuse(self, *args: Any, **_: Any) -> NoReturn:
         """Raise NotAllowed."""

@@ -156,8 +156,6 @@ class LeasedReads:
         self._leased.clear()
         self._lock, self._connected, self._reading = threading.RLock(), None, 0
 
-    # ---- inside
-
     def _connect(self, daemon: DaemonGrants | None = None) -> _Connected:
         with self._lock:
             if self._connected is None:
