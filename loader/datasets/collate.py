@@ -26,11 +26,14 @@ from torch.utils.data._utils.collate import (
 
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.decoding.encoded_images import EncodedImage, stack_encoded
+from loader.datasets.plain_values import is_plain, plain_batch
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
 Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
+_UNCHANGED = dict(default_collate_fn_map)
+"""torch's functions, before a user registers others."""
 _NUMBERS = "biufc"
 LARGE_BYTES = 16 << 10
 """Smaller values are stacked at the end: one stack costs less than a copy each."""
@@ -45,6 +48,14 @@ def default_collate_into(
     row, for errors. Raises InvalidInput when samples differ in shape, and when only some of them have a field:
     torch would drop the field or raise, depending on which sample comes first.
     """
+    rows = iter(samples)
+    first = list(itertools.islice(rows, 1))
+    samples = itertools.chain(first, rows)
+    if first and is_plain(first[0]) and default_collate_fn_map == _UNCHANGED:
+        samples = [*samples]
+        batch = plain_batch(samples, empty)
+        if batch is not None:
+            return batch
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)

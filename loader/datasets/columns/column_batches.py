@@ -13,6 +13,7 @@ from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_reader import Values
 from loader.datasets.columns.column_samples import ColumnSamples, Found
+from loader.datasets.plain_values import number_tensor, wide_type
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
@@ -59,7 +60,7 @@ def _column_batch(
             "transform, or give a collate_fn"
         )
     if column.kind in ("fixed", "bool") and not column.means:
-        return _tensor(column.name, values.data, _wide(values.data.dtype), empty)
+        return _tensor(column.name, values.data, wide_type(values.data.dtype), empty)
     if column.kind in ("list", "fixed list") and not column.means:
         whole = _even_lists(column.children[0].means, values)
         if whole is not None:
@@ -67,11 +68,6 @@ def _column_batch(
     whole_column = samples.values(found)
     is_text = whole_column and type(whole_column[0]) in (str, bytes)
     return whole_column if is_text else collate(whole_column)
-
-
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type that torch gives Python's numbers."""
-    return np.dtype(bool) if dtype.kind == "b" else np.dtype(np.float64 if dtype.kind == "f" else np.int64)
 
 
 def _even_lists(means: str, values: Values) -> np.ndarray[Any, Any] | None:
@@ -94,7 +90,4 @@ def _tensor(name: str, data: np.ndarray[Any, Any], dtype: np.dtype[Any], empty: 
         raise InvalidInput(
             f"field {name!r} holds {data.max()}, which no int64 tensor holds: give a collate_fn"
         )
-    size = data.size * dtype.itemsize
-    out = (np.empty(size, np.uint8) if empty is None else empty(size)).view(dtype).reshape(data.shape)
-    np.copyto(out, data, casting="unsafe")
-    return torch.from_numpy(out)
+    return number_tensor(data, empty, dtype)
