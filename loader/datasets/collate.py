@@ -26,14 +26,12 @@ from torch.utils.data._utils.collate import (
 
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.decoding.encoded_images import EncodedImage, stack_encoded
-from loader.datasets.plain_values import is_plain, plain_batch
+from loader.datasets.plain_values import collates_as_torch, is_plain, plain_batch
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
 Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
-_UNCHANGED = dict(default_collate_fn_map)
-"""torch's functions, before a user registers others."""
 _NUMBERS = "biufc"
 LARGE_BYTES = 16 << 10
 """Smaller values are stacked at the end: one stack costs less than a copy each."""
@@ -51,7 +49,7 @@ def default_collate_into(
     rows = iter(samples)
     first = list(itertools.islice(rows, 1))
     samples = itertools.chain(first, rows)
-    if first and is_plain(first[0]) and default_collate_fn_map == _UNCHANGED:
+    if first and is_plain(first[0]) and collates_as_torch():
         samples = [*samples]
         batch = plain_batch(samples, empty)
         if batch is not None:

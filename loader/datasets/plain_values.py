@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from loader.reading.address_range import Bytes
 
 Empty = Callable[[int], Bytes]
 _DTYPES = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(np.bool_)}
 """Types that torch gives Python's numbers."""
+_TORCHS = dict(default_collate_fn_map)
+"""torch's functions, before a user registers others."""
 _PLAIN = frozenset({str, bytes, *_DTYPES})
 
 
@@ -71,3 +74,17 @@ def number_tensor(data: np.ndarray[Any, Any], empty: Empty | None, dtype: np.dty
 def wide_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type that torch gives Python's numbers of this type."""
     return np.dtype(bool) if dtype.kind == "b" else np.dtype(np.float64 if dtype.kind == "f" else np.int64)
+
+
+def shaped_batch(names: Sequence[str], columns: Sequence[Any], as_tuple: bool) -> Any:
+    """Return columns as the batch of tuples, of single values, or of dicts. torch makes tuples of texts among tuples."""
+    if as_tuple:
+        return [
+            tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each for each in columns
+        ]
+    return columns[0] if len(columns) == 1 else dict(zip(names, columns, strict=True))
+
+
+def collates_as_torch() -> bool:
+    """Tell whether the user has registered no function for a type."""
+    return default_collate_fn_map == _TORCHS

@@ -20,6 +20,8 @@ from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.generators import call_user, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
+from loader.datasets.packed_columns import PackedColumns
+from loader.datasets.plain_values import collates_as_torch, shaped_batch
 from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.sample_spec import SampleSpec
 from loader.datasets.targets import (
@@ -89,7 +91,15 @@ class SampleReader:
             self._column_samples = ColumnSamples(catalog, stored, spec.decode, spec.image_mode)
         columns = self._column_samples
         alone = spec.decode == "auto" and spec.transform is None and not self._values
-        self.collates_columns = alone and columns is not None and not columns.has_images
+        stored_alone = alone and spec.targets is None and not self._with_label
+        self._packed = (
+            PackedColumns(catalog, self._columns)
+            if stored_alone and PackedColumns.reads(catalog, self._columns)
+            else None
+        )
+        self.collates_columns = self._packed is not None or (
+            alone and columns is not None and not columns.has_images
+        )
         """A batch is made a column at a time."""
         if spec.targets is not None:
             plain = self.gathered and spec.fields is None and not self._with_label
@@ -199,13 +209,18 @@ class SampleReader:
         empty: Callable[[int], Bytes] | None = None,
     ) -> Any:
         """Make a batch of samples of columns under default collation; `located` begins with the samples."""
-        assert self._column_samples is not None, "only columns are collated so"
+        samples = located[0]
         as_tuple = self._spec.fields is not None and not self._spec.bare
-        batch = columns_batch(self._column_samples, reader, located[0], empty, as_tuple)
+        if self._packed is not None:
+            found = self._packed.batch(reader, samples, empty) if collates_as_torch() else None
+            batch = None if found is None else shaped_batch(self._names, found, as_tuple)
+        else:
+            assert self._column_samples is not None, "only columns are collated so"
+            batch = columns_batch(self._column_samples, reader, samples, empty, as_tuple)
         if batch is None:
-            rows = self.iter_samples(reader, located[0], (0, 0))
+            rows = self.iter_samples(reader, samples, (0, 0))
             return default_collate_into(
-                empty, rows, len(located[0]), self._column_samples.name_in(located[0])
+                empty, rows, len(samples), lambda place: self._catalog.key(int(samples[place]))
             )
         return batch
 

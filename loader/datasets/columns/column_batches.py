@@ -7,18 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_reader import Values
 from loader.datasets.columns.column_samples import ColumnSamples, Found
-from loader.datasets.plain_values import number_tensor, wide_type
+from loader.datasets.plain_values import collates_as_torch, number_tensor, shaped_batch, wide_type
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
-_TORCHS = dict(default_collate_fn_map)
-"""torch's functions, before a user registers others."""
 Empty = Callable[[int], Bytes]
 
 
@@ -28,7 +25,7 @@ def columns_batch(
     """Make a batch of samples; `as_tuple` where samples are tuples. Return None where rows are to be collated: a user
     registered functions, or the samples are of several schemas. Raises InvalidInput, and CorruptData that names a
     sample."""
-    found = samples.find(reader, ids) if default_collate_fn_map == _TORCHS else None
+    found = samples.find(reader, ids) if collates_as_torch() else None
     if not found:
         return None
     name = samples.name_in(ids)
@@ -41,11 +38,7 @@ def columns_batch(
     except UnicodeDecodeError:
         samples.rows(reader, ids)  # raises an error that names the sample
         raise
-    if as_tuple:  # torch makes tuples of texts then
-        return [
-            tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each for each in batch
-        ]
-    return batch[0] if len(batch) == 1 else dict(zip(samples.names, batch, strict=True))
+    return shaped_batch(samples.names, batch, as_tuple)
 
 
 def _column_batch(
