@@ -18,13 +18,16 @@ from rich.console import Console
 
 from bench.compare import PEERS_PYTHON
 from bench.grid import Grid, spread
-from bench.rows.corpus import OWN, WRITERS
-from bench.rows.readers import OTHERS, OURS
+from bench.rows.corpus import WRITERS
+from bench.rows.readers import OTHERS, OURS, TABLES
 from testbed.node import Daemon
 
 ASKED = 1.5
 """Rows a second of ours over those of the best other reader."""
 WORKERS = (0, 2)
+TABLES_PYTHON = ".venv-tables/bin/python"
+"""Hugging Face `datasets` and polars; their requirements contradict those of the other peers."""
+WRITTEN_BY = {**dict.fromkeys(("jsonl", "csv", "parquet"), OURS), "arrow": "tables"}
 Rates = dict[str, list[float]]
 
 
@@ -61,8 +64,9 @@ class _Reader:
         raise Failed(f"FAILED: {said[-1][:160] if said else 'no output'}")
 
 
-def _python(is_own: bool) -> str:
-    python = sys.executable if is_own else PEERS_PYTHON
+def _python(reader: str) -> str:
+    """Return the interpreter that a reader, or the writer of a format, runs in."""
+    python = {OURS: sys.executable, "tables": TABLES_PYTHON}.get(reader, PEERS_PYTHON)
     if not shutil.which(python):
         raise Failed(f"NOT INSTALLED: no {python}; run `make {Path(PEERS_PYTHON).parts[0]}/.ready`")
     return python
@@ -70,7 +74,7 @@ def _python(is_own: bool) -> str:
 
 def _write(format: str, folder: Path, rows: int) -> None:
     folder.mkdir(parents=True)
-    command = [_python(format in OWN), "-W", "ignore", "-m", "bench.rows", "write", format, str(folder), str(rows)]
+    command = [_python(WRITTEN_BY.get(format, "others")), "-W", "ignore", "-m", "bench.rows", "write", format, str(folder), str(rows)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise Failed(f"NOT WRITTEN: {done.stderr.strip().splitlines()[-1][:160]}")
@@ -78,7 +82,7 @@ def _write(format: str, folder: Path, rows: int) -> None:
 
 @contextmanager
 def _reading(reader: str, format: str, folder: Path, workers: int, rows: int, env: dict[str, str]) -> Iterator[_Reader]:
-    command = [_python(reader == OURS), "-W", "ignore", "-m", "bench.rows", "read", reader, format, str(folder), f"{workers}"]
+    command = [_python("tables" if reader in TABLES else reader), "-W", "ignore", "-m", "bench.rows", "read", reader, format, str(folder), f"{workers}"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command,

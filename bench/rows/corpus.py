@@ -109,5 +109,3 @@ WRITERS: dict[str, Callable[[Path, int], None]] = {
     "litdata": write_litdata,
     "tfrecord": write_tfrecord,
 }
-OWN = frozenset({"jsonl", "csv", "parquet"})
-"""Formats that are written without a foreign environment."""

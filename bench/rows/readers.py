@@ -161,9 +161,9 @@ READERS: dict[str, Callable[[str, Path, int], Batches]] = {
     "litData": litdata,
     "tfrecord": tfrecord,
 }
-_TABLES = ("datasets", "pyarrow by hand", "polars by hand")
+TABLES = ("datasets", "pyarrow by hand", "polars by hand")
 OTHERS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("jsonl", "csv", "arrow", "parquet"), _TABLES),
+    **dict.fromkeys(("jsonl", "csv", "arrow", "parquet"), TABLES),
     "mds": ("MosaicML Streaming",),
     "litdata": ("litData",),
     "tfrecord": ("tfrecord",),
