@@ -66,7 +66,7 @@ compat: $(foreach one,trainers deepspeed ray streaming litdata tfrecord,.venv-co
 	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py -k deepspeed $(LONGER)
 	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py -k ray $(LONGER)
 	for one in streaming litdata tfrecord; do \
-		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py $(LONGER) || exit 1; \
+		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done
 
 # The loaders that `make bench` compares with, in an environment of their own. A loader that does not install gets a row
