@@ -74,15 +74,38 @@ def _python(reader: str) -> str:
 
 def _write(format: str, folder: Path, rows: int) -> None:
     folder.mkdir(parents=True)
-    command = [_python(WRITTEN_BY.get(format, "others")), "-W", "ignore", "-m", "bench.rows", "write", format, str(folder), str(rows)]
+    command = [
+        _python(WRITTEN_BY.get(format, "others")),
+        "-W",
+        "ignore",
+        "-m",
+        "bench.rows",
+        "write",
+        format,
+        str(folder),
+        str(rows),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise Failed(f"NOT WRITTEN: {done.stderr.strip().splitlines()[-1][:160]}")
 
 
 @contextmanager
-def _reading(reader: str, format: str, folder: Path, workers: int, rows: int, env: dict[str, str]) -> Iterator[_Reader]:
-    command = [_python("tables" if reader in TABLES else reader), "-W", "ignore", "-m", "bench.rows", "read", reader, format, str(folder), f"{workers}"]
+def _reading(
+    reader: str, format: str, folder: Path, workers: int, rows: int, env: dict[str, str]
+) -> Iterator[_Reader]:
+    command = [
+        _python("tables" if reader in TABLES else reader),
+        "-W",
+        "ignore",
+        "-m",
+        "bench.rows",
+        "read",
+        reader,
+        format,
+        str(folder),
+        f"{workers}",
+    ]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         command,
@@ -101,7 +124,9 @@ def _reading(reader: str, format: str, folder: Path, workers: int, rows: int, en
         process.communicate()
 
 
-def measure(format: str, folder: Path, workers: int, rows: int, runs: int, seconds: float, env: dict[str, str]) -> tuple[Rates, dict[str, str]]:
+def measure(
+    format: str, folder: Path, workers: int, rows: int, runs: int, seconds: float, env: dict[str, str]
+) -> tuple[Rates, dict[str, str]]:
     """Return the rates of each reader over alternating runs, and the reasons of those that cannot run."""
     rates: Rates = {}
     reasons: dict[str, str] = {}
@@ -148,7 +173,11 @@ def command(formats: tuple[str, ...], rows: int, runs: int, seconds: float, mark
                     continue
                 for workers in WORKERS:
                     found = measure(format, root / format, workers, rows, runs, seconds, daemon.env)
-                    lines += _rows_of(format, workers, *found)
+                    for line in _rows_of(format, workers, *found):
+                        print(*line, sep="  ", file=sys.stderr, flush=True)
+                        lines.append(line)
     head = ("format", "workers", "reader", "rows/s", "over the best other reader")
-    grid = Grid(f"Rows of a text and a label, batch 64, shuffled, default collation; asked: {ASKED}", head, lines)
+    grid = Grid(
+        f"Rows of a text and a label, batch 64, shuffled, default collation; asked: {ASKED}", head, lines
+    )
     console.print(grid.markdown() if markdown else grid.rich(), soft_wrap=markdown, markup=not markdown)

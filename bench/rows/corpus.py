@@ -14,7 +14,21 @@ import numpy as np
 SHARDS = 4
 CLASSES = 10
 MEAN_BYTES = 500
-_WORDS = ("the", "cache", "keeps", "extents", "of", "training", "data", "where", "they", "are", "read", "naïve", '"so"')
+_WORDS = (
+    "the",
+    "cache",
+    "keeps",
+    "extents",
+    "of",
+    "training",
+    "data",
+    "where",
+    "they",
+    "are",
+    "read",
+    "naïve",
+    '"so"',
+)
 Row = dict[str, Any]
 
 
@@ -70,8 +84,7 @@ def write_arrow(folder: Path, count: int) -> None:
 
 def write_mds(folder: Path, count: int) -> None:
     """Write by MosaicML Streaming, in shards of its default size."""
-    import bench.peers.mosaic  # noqa: F401 - declares operators that its import needs
-    from streaming import MDSWriter
+    from bench.peers.mosaic import MDSWriter
 
     with MDSWriter(out=str(folder), columns={"text": "str", "label": "int"}) as out:
         for row in rows(count):
@@ -83,7 +96,9 @@ def write_litdata(folder: Path, count: int) -> None:
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     from litdata import optimize
 
-    optimize(rows, [count], str(folder), num_workers=1, chunk_bytes=64_000_000, start_method="fork", verbose=False)
+    optimize(
+        rows, [count], str(folder), num_workers=1, chunk_bytes=64_000_000, start_method="fork", verbose=False
+    )
 
 
 def write_tfrecord(folder: Path, count: int) -> None:

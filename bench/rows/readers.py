@@ -1,4 +1,4 @@
-"""Readers of rows, shuffled, in batches of 64 by torch's default collation: ours, and those of the formats' own projects."""
+"""Readers of rows, shuffled, in batches of 64 by torch's default collation: ours, and those of other projects."""
 
 from __future__ import annotations
 
@@ -109,9 +109,7 @@ def _torch_loader(data: Any, workers: int) -> Batches:
 
 def streaming(format: str, folder: Path, workers: int) -> Batches:
     """MosaicML Streaming, as its guide says."""
-    import bench.peers.mosaic  # noqa: F401 - declares operators that its import needs
-    from streaming import StreamingDataLoader, StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
+    from bench.peers.mosaic import StreamingDataLoader, StreamingDataset, clean_stale_shared_memory
 
     clean_stale_shared_memory()
     data = StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
@@ -142,9 +140,7 @@ def tfrecord(format: str, folder: Path, workers: int) -> Batches:
         transform=_example,
         infinite=False,
     )
-    return torch.utils.data.DataLoader(
-        data, BATCH, num_workers=workers, persistent_workers=workers > 0
-    )
+    return torch.utils.data.DataLoader(data, BATCH, num_workers=workers, persistent_workers=workers > 0)
 
 
 def _example(row: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,11 @@ class PackedColumns:
     @staticmethod
     def reads(catalog: Catalog, columns: Sequence[int]) -> bool:
         """Tell whether these columns are plain ones of rows that are not compressed one by one."""
-        if not isinstance(catalog.layout, Indirect) or catalog.layout.packed_rows or min(columns, default=-1) < 0:
+        if (
+            not isinstance(catalog.layout, Indirect)
+            or catalog.layout.packed_rows
+            or min(columns, default=-1) < 0
+        ):
             return False
         encodings = [catalog.fields[column].encoding for column in columns]
         return all(number_type(each) or text_kind(each) for each in encodings)
@@ -47,7 +51,9 @@ class PackedColumns:
             return None
         sizes = np.tile(self._sizes, (len(samples), 1))
         if head:
-            sizes[:, self._stated] = reader.items(addresses, head, first).view("<u4").reshape(len(samples), -1)
+            sizes[:, self._stated] = (
+                reader.items(addresses, head, first).view("<u4").reshape(len(samples), -1)
+            )
         ends = (addresses + head)[:, None] + np.cumsum(sizes, axis=1)
         if (ends[:, -1] != addresses + lengths).any():
             return None

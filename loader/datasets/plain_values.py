@@ -62,7 +62,9 @@ def plain_column(values: Sequence[Any], empty: Empty | None) -> Any:
         return None
 
 
-def number_tensor(data: np.ndarray[Any, Any], empty: Empty | None, dtype: np.dtype[Any] | None = None) -> torch.Tensor:
+def number_tensor(
+    data: np.ndarray[Any, Any], empty: Empty | None, dtype: np.dtype[Any] | None = None
+) -> torch.Tensor:
     """Return numbers as a tensor of a type, their own if none is given."""
     dtype = dtype or data.dtype
     size = data.size * dtype.itemsize

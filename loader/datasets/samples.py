@@ -98,9 +98,7 @@ class SampleReader:
             else None
         )
         several = len(self._names) > 1 if spec.fields is None else not spec.bare
-        parses_columns = (
-            stored_alone and several and self._parser is not None and self._parser.has_columns
-        )
+        parses_columns = stored_alone and several and self._parser is not None and self._parser.has_columns
         self.collates_columns = (
             self._packed is not None
             or parses_columns

@@ -121,9 +121,7 @@ class RowParser:
             self._names[field]: (field, column) for field, column in zip(header.fields, cells, strict=True)
         }
         names = self._names if self._fields is None else self._fields
-        return [
-            self._values(*stored[name]) if name in stored else [None] * len(texts) for name in names
-        ]
+        return [self._values(*stored[name]) if name in stored else [None] * len(texts) for name in names]
 
     def _texts(self, samples: Ints, rows: Sequence[bytes]) -> list[str]:
         try:

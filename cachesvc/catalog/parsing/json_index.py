@@ -12,7 +12,9 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 
 _INDEX_BYTES = 512 << 20
 """Limit of an index, about a million shards. It is parsed in windows (`json_stream.py`)."""
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"})
+_SPLITS = frozenset(
+    {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"}
+)
 """Names of folders that are datasets of their own: two of them are not one dataset."""
 
 

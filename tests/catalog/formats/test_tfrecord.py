@@ -203,7 +203,9 @@ def test_features_are_parsed_by_their_kinds() -> None:
 
 
 @pytest.mark.parametrize("ending", [".tfrecord", ""])
-@pytest.mark.parametrize("index", ["{0}.idx", "{0}.index", "{1}.idx", "{1}.index", "{1}.tfindex", "idx/{1}.idx"])
+@pytest.mark.parametrize(
+    "index", ["{0}.idx", "{0}.index", "{1}.idx", "{1}.index", "{1}.tfindex", "idx/{1}.idx"]
+)
 def test_an_index_beside_a_file_is_never_data(tmp_path: Path, ending: str, index: str) -> None:
     root = tmp_path / "d"
     for number in range(3):

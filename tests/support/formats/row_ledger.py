@@ -84,7 +84,13 @@ def write_litdata(root: Path) -> None:
     from litdata import optimize
 
     optimize(
-        _row, list(range(COUNT)), str(root), num_workers=1, chunk_bytes=2000, start_method="fork", verbose=False
+        _row,
+        list(range(COUNT)),
+        str(root),
+        num_workers=1,
+        chunk_bytes=2000,
+        start_method="fork",
+        verbose=False,
     )
 
 
