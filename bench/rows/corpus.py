@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -84,9 +85,10 @@ def write_arrow(folder: Path, count: int) -> None:
 
 def write_mds(folder: Path, count: int) -> None:
     """Write by MosaicML Streaming, in shards of its default size."""
-    from bench.peers.mosaic import MDSWriter
-
-    with MDSWriter(out=str(folder), columns={"text": "str", "label": "int"}) as out:
+    mosaic = importlib.import_module(
+        "bench.peers.mosaic"
+    )  # declares operators that the import of Streaming needs
+    with mosaic.MDSWriter(out=str(folder), columns={"text": "str", "label": "int"}) as out:
         for row in rows(count):
             out.write(row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -109,11 +110,15 @@ def _torch_loader(data: Any, workers: int) -> Batches:
 
 def streaming(format: str, folder: Path, workers: int) -> Batches:
     """MosaicML Streaming, as its guide says."""
-    from bench.peers.mosaic import StreamingDataLoader, StreamingDataset, clean_stale_shared_memory
-
-    clean_stale_shared_memory()
-    data = StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
-    return StreamingDataLoader(data, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0)
+    mosaic = importlib.import_module(
+        "bench.peers.mosaic"
+    )  # declares operators that the import of Streaming needs
+    mosaic.clean_stale_shared_memory()
+    data = mosaic.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
+    loader: Batches = mosaic.StreamingDataLoader(
+        data, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
+    )
+    return loader
 
 
 def litdata(format: str, folder: Path, workers: int) -> Batches:

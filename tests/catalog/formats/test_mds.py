@@ -214,7 +214,7 @@ def test_subfolders_that_have_an_index_are_one_dataset(tmp_path: Path) -> None:
     root = tree(tmp_path / "d", "a", "b/deep", "c")
     wanted = [bytes([number, n]) for number in range(3) for n in range(20)]
     assert list(open_dataset(root)) == wanted
-    assert sorted(open_dataset([root / "c", root / "a"])) == wanted[:20] + wanted[40:]
+    assert sorted(open_dataset([str(root / "c"), str(root / "a")])) == wanted[:20] + wanted[40:]
 
 
 def test_an_index_above_others_lists_their_shards(tmp_path: Path) -> None:
