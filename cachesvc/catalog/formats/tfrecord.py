@@ -2,8 +2,8 @@
 
 A record is its length (u64), the masked CRC-32C of that, its bytes, and their masked CRC-32C
 (https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details). Files carry no index, so all are read
-once, through the cache, and every checksum is compared then. Indices of other tools (`.idx`, `.index`) are left out: they
-have no checksums.
+once, through the cache, and every checksum is compared then. Indices of other tools (`.idx` of NVIDIA DALI, `.index` and
+`.tfindex` of the `tfrecord` package) are left out, so a stale one does no harm.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 MAX_RECORD_BYTES = 256 << 20
 """Limit of a record, which is held in memory while it is compared with its checksum."""
 _MAX_FIELDS = 1024
+_INDICES = ("index", "tfindex")
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 _Crc = Callable[[bytes], int]
@@ -34,7 +35,7 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Choose the TFRecord files by their names; without one, all that may be data (`train-00000-of-01024`)."""
     found = [entry for entry in entries if kind_of(entry.name) == "tfrecord"]
     return found or [
-        entry for entry in entries if kind_of(entry.name) != ASIDE and entry.extension != "index"
+        entry for entry in entries if kind_of(entry.name) != ASIDE and entry.extension not in _INDICES
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,17 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 
 _INDEX_BYTES = 512 << 20
 """Limit of an index, about a million shards. It is parsed in windows (`json_stream.py`)."""
+_SPLITS = frozenset(
+    {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"}
+)
+"""Names of folders that are datasets of their own: two of them are not one dataset."""
 
 
-def indices(inputs: Inputs, tool: str) -> list[ListedObject]:
+def indices(inputs: Inputs, tool: str, merges: bool = False) -> list[ListedObject]:
     """Return the index of each URI: the one directly below it, which may list its subfolders' shards, else its only one.
 
-    Raises InvalidInput where there is none or several.
+    With `merges`, several indices of subfolders are one dataset, as Streaming's `merge_index` makes it; the outermost ones
+    count. Raises InvalidInput where there is none, or several that are no parts of one dataset.
     """
     below: dict[str, list[ListedObject]] = {}
     for entry in inputs.entries:
@@ -26,12 +32,27 @@ def indices(inputs: Inputs, tool: str) -> list[ListedObject]:
         raise InvalidInput(f"{inputs.uri} has {tool} shards but no index.json")
     chosen = []
     for root, found in below.items():
-        top = [entry for entry in found if entry.path == "index.json"]
-        if not top and len(found) > 1:
-            paths = ", ".join(entry.path for entry in found[:4])
-            raise InvalidInput(f"{root} holds {len(found)} {tool} datasets ({paths}): open one of them")
-        chosen += top or found
+        outermost = _outermost(found)
+        splits = {part for entry in outermost for part in entry.path.split("/")} & _SPLITS
+        if len(outermost) > 1 and (not merges or len(splits) > 1):
+            paths = ", ".join(entry.path for entry in outermost[:4])
+            raise InvalidInput(
+                f"{root} holds {len(outermost)} {tool} datasets ({paths}): open one of them, or a list of them"
+            )
+        chosen += outermost
     return chosen
+
+
+def _outermost(found: Sequence[ListedObject]) -> list[ListedObject]:
+    """Leave out indices below the folder of another one: a merged index lists the shards of subfolders itself."""
+    folders = {entry.path.removesuffix("index.json") for entry in found}
+
+    def is_below(entry: ListedObject) -> bool:
+        parts = entry.path.split("/")[:-1]
+        above = ("".join(f"{part}/" for part in parts[:depth]) for depth in range(len(parts)))
+        return any(folder in folders for folder in above)
+
+    return [entry for entry in found if not is_below(entry)]
 
 
 def stream_of(inputs: Inputs, index: ListedObject) -> JsonStream:

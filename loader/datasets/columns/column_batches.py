@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_reader import Values
 from loader.datasets.columns.column_samples import ColumnSamples, Found
+from loader.datasets.plain_values import collates_as_torch, number_tensor, shaped_batch, wide_type
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 
-_TORCHS = dict(default_collate_fn_map)
-"""torch's functions, before a user registers others."""
 Empty = Callable[[int], Bytes]
 
 
@@ -27,7 +25,7 @@ def columns_batch(
     """Make a batch of samples; `as_tuple` where samples are tuples. Return None where rows are to be collated: a user
     registered functions, or the samples are of several schemas. Raises InvalidInput, and CorruptData that names a
     sample."""
-    found = samples.find(reader, ids) if default_collate_fn_map == _TORCHS else None
+    found = samples.find(reader, ids) if collates_as_torch() else None
     if not found:
         return None
     name = samples.name_in(ids)
@@ -40,11 +38,7 @@ def columns_batch(
     except UnicodeDecodeError:
         samples.rows(reader, ids)  # raises an error that names the sample
         raise
-    if as_tuple:  # torch makes tuples of texts then
-        return [
-            tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each for each in batch
-        ]
-    return batch[0] if len(batch) == 1 else dict(zip(samples.names, batch, strict=True))
+    return shaped_batch(samples.names, batch, as_tuple)
 
 
 def _column_batch(
@@ -59,7 +53,7 @@ def _column_batch(
             "transform, or give a collate_fn"
         )
     if column.kind in ("fixed", "bool") and not column.means:
-        return _tensor(column.name, values.data, _wide(values.data.dtype), empty)
+        return _tensor(column.name, values.data, wide_type(values.data.dtype), empty)
     if column.kind in ("list", "fixed list") and not column.means:
         whole = _even_lists(column.children[0].means, values)
         if whole is not None:
@@ -67,11 +61,6 @@ def _column_batch(
     whole_column = samples.values(found)
     is_text = whole_column and type(whole_column[0]) in (str, bytes)
     return whole_column if is_text else collate(whole_column)
-
-
-def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type that torch gives Python's numbers."""
-    return np.dtype(bool) if dtype.kind == "b" else np.dtype(np.float64 if dtype.kind == "f" else np.int64)
 
 
 def _even_lists(means: str, values: Values) -> np.ndarray[Any, Any] | None:
@@ -94,7 +83,4 @@ def _tensor(name: str, data: np.ndarray[Any, Any], dtype: np.dtype[Any], empty: 
         raise InvalidInput(
             f"field {name!r} holds {data.max()}, which no int64 tensor holds: give a collate_fn"
         )
-    size = data.size * dtype.itemsize
-    out = (np.empty(size, np.uint8) if empty is None else empty(size)).view(dtype).reshape(data.shape)
-    np.copyto(out, data, casting="unsafe")
-    return torch.from_numpy(out)
+    return number_tensor(data, empty, dtype)

@@ -75,6 +75,19 @@ def _litdata(name: str, kind: str, image_mode: ImageMode) -> Decoder:
     return value_decoder(name, kind) or bytes
 
 
+def number_type(encoding: str) -> str:
+    """Return numpy's type of a field whose values are single numbers; "" for other fields."""
+    if encoding.startswith(LITDATA):
+        return {"int": "<i8", "float": "<f8"}.get(encoding.removeprefix(LITDATA), "")
+    return _SCALARS.get(_kind(encoding), "")
+
+
+def text_kind(encoding: str) -> type | None:
+    """Return str or bytes for a field whose values are these as they are stored; None for other fields."""
+    kind = encoding.removeprefix(LITDATA) if encoding.startswith(LITDATA) else _kind(encoding)
+    return {"str": str, "bytes": bytes}.get(kind)
+
+
 def is_image(encoding: str) -> bool:
     """Return whether a field of this encoding holds image files."""
     kind = encoding.removeprefix(LITDATA).partition(":")[0] if encoding.startswith(LITDATA) else ""

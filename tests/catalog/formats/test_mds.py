@@ -201,3 +201,34 @@ def test_a_wrong_type_of_hashes_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"hashes": {}', '"hashes": [1]'))
     with pytest.raises(CorruptData, match=r"shards\[0\]\.raw_data: field 'hashes' is no object of strings"):
         compiled(tmp_path / "d")
+
+
+def tree(root: Path, *folders: str) -> Path:
+    """Write two shards of 10 rows into each folder."""
+    for number, folder in enumerate(folders):
+        mds_shards(root / folder, {"x": "bytes"}, [{"x": bytes([number, n])} for n in range(20)], 10)
+    return root
+
+
+def test_subfolders_that_have_an_index_are_one_dataset(tmp_path: Path) -> None:
+    root = tree(tmp_path / "d", "a", "b/deep", "c")
+    wanted = [bytes([number, n]) for number in range(3) for n in range(20)]
+    assert list(open_dataset(root)) == wanted
+    assert sorted(open_dataset([str(root / "c"), str(root / "a")])) == wanted[:20] + wanted[40:]
+
+
+def test_an_index_above_others_lists_their_shards(tmp_path: Path) -> None:
+    root = tree(tmp_path / "d", "a/x", "a/y", "b")
+    shards = []
+    for folder in ("x", "y"):
+        for shard in json.loads((root / "a" / folder / "index.json").read_text())["shards"]:
+            shard["raw_data"]["basename"] = f"{folder}/{shard['raw_data']['basename']}"
+            shards.append(shard)
+    (root / "a" / "index.json").write_text(json.dumps({"shards": shards, "version": 2}))
+    assert compiled(root).samples == 60
+
+
+def test_splits_are_datasets_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"2 MDS datasets \(train/index.json, val/index.json\): open one"):
+        compiled(tree(tmp_path / "d", "train", "val"))
+    assert compiled(tree(tmp_path / "e", "train/a", "train/b")).samples == 40

@@ -200,3 +200,15 @@ def test_features_are_parsed_by_their_kinds() -> None:
     for wrong in (b"\xff", b"\x0a\x05ab", b"hello"):
         with pytest.raises(ValueError, match=r"no tf\.train\.Example"):
             features_of(wrong)
+
+
+@pytest.mark.parametrize("ending", [".tfrecord", ""])
+@pytest.mark.parametrize(
+    "index", ["{0}.idx", "{0}.index", "{1}.idx", "{1}.index", "{1}.tfindex", "idx/{1}.idx"]
+)
+def test_an_index_beside_a_file_is_never_data(tmp_path: Path, ending: str, index: str) -> None:
+    root = tmp_path / "d"
+    for number in range(3):
+        name = f"x{number}{ending}"
+        write_files(root, {name: framed([b"record"]), index.format(name, f"x{number}"): b"0 22\n22 99\n"})
+    assert compiled(root, Options(format="" if ending else "tfrecord")).samples == 3

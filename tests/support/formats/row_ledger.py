@@ -1,0 +1,222 @@
+"""One ledger for all formats of rows: what their own writers write, what their own readers give, and what ours gives.
+
+`python -m tests.support.formats.row_ledger FORMAT FOLDER` writes the small files that tests without that writer read.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+COUNT = 208
+"""Number of rows: a multiple of two ranks' batches, so that no row is repeated."""
+BATCH, RANKS, STOP = 8, 2, 5
+Row = tuple[str, int]
+Ledger = Counter[str]
+
+
+def rows() -> list[Row]:
+    """Return texts, some with quotes, breaks and other alphabets, and a number."""
+    return [(f'row {n} "ü", \n{"x" * (n % 40)}', n - 9) for n in range(COUNT)]
+
+
+def ledger(found: Iterable[Row]) -> Ledger:
+    """Count rows by their SHA-256."""
+    return Counter(hashlib.sha256(repr((text, int(n))).encode()).hexdigest() for text, n in found)
+
+
+# ---- writers
+
+
+def _parts() -> Iterator[tuple[int, list[Row]]]:
+    return ((part, rows()[part::3]) for part in range(3))
+
+
+def write_jsonl(root: Path) -> None:
+    for part, found in _parts():
+        (root / f"{part}.jsonl").write_text("".join(json.dumps({"text": t, "n": n}) + "\n" for t, n in found))
+
+
+def write_csv(root: Path) -> None:
+    for part, found in _parts():
+        with open(root / f"{part}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([("text", "n"), *found])
+
+
+def write_parquet(root: Path) -> None:
+    import pyarrow.parquet as pq
+
+    for part, table in _tables():
+        pq.write_table(table, root / f"{part}.parquet", row_group_size=20)
+
+
+def write_arrow(root: Path) -> None:
+    import pyarrow as pa
+
+    for part, table in _tables():
+        with pa.OSFile(str(root / f"{part}.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+            out.write_table(table, 20)
+
+
+def _tables() -> Iterator[tuple[int, Any]]:
+    import pyarrow as pa
+
+    for part, found in _parts():
+        yield part, pa.table({"text": [text for text, _ in found], "n": [n for _, n in found]})
+
+
+def write_mds(root: Path) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(root), columns={"text": "str", "n": "int"}, size_limit=2000) as out:
+        for text, n in rows():
+            out.write({"text": text, "n": n})
+
+
+def write_litdata(root: Path) -> None:
+    from litdata import optimize
+
+    optimize(
+        _row,
+        list(range(COUNT)),
+        str(root),
+        num_workers=1,
+        chunk_bytes=2000,
+        start_method="fork",
+        verbose=False,
+    )
+
+
+def _row(number: int) -> Row:
+    return rows()[number]
+
+
+def write_tfrecord(root: Path) -> None:
+    from tfrecord import TFRecordWriter
+    from tfrecord.tools.tfrecord2idx import create_index
+
+    for part, found in _parts():
+        path = root / f"{part}.tfrecord"
+        out = TFRecordWriter(str(path))
+        for text, n in found:
+            out.write({"text": (text.encode(), "byte"), "n": (n, "int")})
+        out.close()
+        create_index(str(path), f"{path}.idx")
+
+
+# ---- the formats' own readers
+
+
+def by_json(root: Path) -> Iterator[Row]:
+    for path in root.glob("*.jsonl"):
+        with open(path) as lines:
+            yield from ((row["text"], row["n"]) for row in map(json.loads, lines))
+
+
+def by_csv(root: Path) -> Iterator[Row]:
+    for path in root.glob("*.csv"):
+        with open(path, newline="") as file:
+            yield from ((row["text"], int(row["n"])) for row in csv.DictReader(file))
+
+
+def by_parquet(root: Path) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    return ((row["text"], row["n"]) for row in pq.read_table(root).to_pylist())
+
+
+def by_arrow(root: Path) -> Iterator[Row]:
+    import pyarrow as pa
+
+    for path in root.glob("*.arrow"):
+        yield from ((row["text"], row["n"]) for row in pa.ipc.open_file(str(path)).read_all().to_pylist())
+
+
+def by_streaming(root: Path) -> Iterator[Row]:
+    from streaming import StreamingDataset
+
+    data = StreamingDataset(local=str(root), batch_size=1)
+    return ((data[at]["text"], data[at]["n"]) for at in range(len(data)))
+
+
+def by_litdata(root: Path) -> Iterator[Row]:
+    from litdata import StreamingDataset
+
+    data = StreamingDataset(str(root))
+    return (tuple(data[at]) for at in range(len(data)))
+
+
+def by_tfrecord(root: Path) -> Iterator[Row]:
+    from tfrecord import tfrecord_loader
+
+    for path in root.glob("*.tfrecord"):
+        for row in tfrecord_loader(str(path), None):
+            yield bytes(row["text"]).decode(), int(row["n"][0])
+
+
+FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Iterable[Row]]]] = {
+    "jsonl": ("", write_jsonl, by_json),
+    "csv": ("", write_csv, by_csv),
+    "parquet": ("pyarrow", write_parquet, by_parquet),
+    "arrow": ("pyarrow", write_arrow, by_arrow),
+    "mds": ("streaming", write_mds, by_streaming),
+    "litdata": ("litdata", write_litdata, by_litdata),
+    "tfrecord": ("tfrecord", write_tfrecord, by_tfrecord),
+}
+"""By format: the package that it needs, its writer and its reader."""
+
+
+# ---- ours
+
+
+def ours(uri: str | Path, workers: int) -> Ledger:
+    """Read an epoch with two ranks, shuffled, in batches of default collation; each rank stops after five batches, and
+    another loader continues from its state."""
+    from loader import DataLoader, open_dataset
+
+    found: Ledger = Counter()
+    data = open_dataset(uri, extent_bytes=4096)
+    for rank in range(RANKS):
+
+        def loader(rank: int = rank) -> Any:
+            return DataLoader(
+                data, BATCH, shuffle=True, seed=3, num_workers=workers, rank=rank, world_size=RANKS
+            )
+
+        begun, resumed = loader(), loader()
+        batches = iter(begun)
+        found += _counted(islice(batches, STOP))
+        resumed.load_state_dict(begun.state_dict())
+        del batches
+        found += _counted(resumed)
+    return found
+
+
+def _counted(batches: Iterable[Any]) -> Ledger:
+    found: Ledger = Counter()
+    for batch in batches:
+        texts, numbers = batch if isinstance(batch, list) else (_values(batch, *names) for names in _NAMES)
+        found += ledger(
+            (text.decode() if isinstance(text, bytes) else text, n)
+            for text, n in zip(texts, numbers.tolist(), strict=True)
+        )
+    return found
+
+
+_NAMES = (("text", "0"), ("n", "1"))
+"""Names of the fields, and those of the items of a tuple in litData."""
+
+
+def _values(batch: dict[str, Any], name: str, place: str) -> Any:
+    return batch[name] if name in batch else batch[place]
+
+
+if __name__ == "__main__":
+    FORMATS[sys.argv[1]][1](Path(sys.argv[2]))
