@@ -66,9 +66,7 @@ def rows_in(root: Path, name: str = "rows") -> Dataset:
 Batch = tuple[list[list[int]], list[int]]
 
 
-def run(
-    root: Path, world: int, state: object = None, stop: int = 10**9, **more: Any
-) -> tuple[list[Batch], Any]:
+def run(root: Path, world: int, stop: int, state: object = None, **more: Any) -> tuple[list[Batch], Any]:
     """Return the packs of each global batch and the lengths of their parts of documents, in the order of the ranks,
     and the state after the last one."""
     loaders = [
@@ -112,7 +110,7 @@ def tokens_in(batches: Sequence[Batch]) -> Counter[int]:
 def test_tokens_are_those_of_one_run_after_resumes_at_other_scales(root: Path, seed: int) -> None:
     """Each run is cut twice, at random places of two epochs, into parts of other numbers of ranks and workers."""
     steps = 2 * (len(pack(rows_in(root), SEQ, tokenize=tokens_of)) // GLOBAL)
-    whole, end = run(root, 1, steps)
+    whole, end = run(root, 1, stop=steps)
     draw = np.random.default_rng(seed)
     cuts = [0, *sorted(draw.choice(np.arange(1, steps), 2, replace=False).tolist()), steps]
     found, state = list[Batch](), None
