@@ -6,6 +6,7 @@ It prints JSON, one object a line: {"done_bytes", "total_bytes"} while it runs, 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from cachesvc.core.errors import INTERRUPTED, CacheError
@@ -14,6 +15,7 @@ from loader.token_shards.job import Job, write_shards
 
 def main() -> int:
     """Run the job of the command line. Returns the exit code."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has a core, and no threads of the parent's
     job = Job(**json.loads(sys.argv[1]))
     try:
         for row in write_shards(job):

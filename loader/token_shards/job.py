@@ -32,7 +32,6 @@ class Job:
 def write_shards(job: Job) -> Iterator[dict[str, Any]]:
     """Write the shards that the folder lacks; yield progress, then the result. Raises InvalidInput where the folder
     holds anything else, and the errors of reading and writing."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has a core, and no threads of the parent's
     tokenizer = Tokenizer(job.tokenizer, job.eos)
     dataset = open_dataset(
         job.source,
@@ -44,7 +43,7 @@ def write_shards(job: Job) -> Iterator[dict[str, Any]]:
     shards = shards_of(dataset, job.folder, job.shard_bytes)
     total_bytes = sum(shard.size_bytes for shard in shards)
     made_of: dict[str, str | int] = {
-        "data": dataset.version,
+        "dataset": dataset.version,
         "tokenizer": tokenizer.digest,
         "field": job.field,
         "number of shards": len(shards),
