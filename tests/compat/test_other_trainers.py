@@ -31,6 +31,7 @@ TRAINERS = {
     "DeepSpeed, ZeRO 1": ("deepspeed_runs", "deepspeed"),
     "DeepSpeed, ZeRO 2": ("deepspeed_runs", "deepspeed"),
     "Ray Train": ("", "ray"),
+    "torchtitan": ("titan_runs", "torchtitan"),
 }
 """The module of each trainer's runs under torchrun, and the package that it needs. Ray starts its ranks itself."""
 SETTINGS = {"CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
