@@ -69,10 +69,9 @@ def run(kind: str, data: Path, folder: Path, resume: bool, stop: int) -> list[in
     )
     if resume:
         assert checkpoints.load()
-    seen, steps = list[int](), 0
-    for inputs, _ in batches:
+    seen = list[int]()
+    for steps, (inputs, _) in enumerate(batches, 1):
         seen += ids(inputs["input"])
-        steps += 1
         if steps == stop:
             checkpoints.save(steps)
             break
