@@ -61,10 +61,19 @@ COMPAT_tfrecord := tfrecord
 		hypothesis psutil pytest pytest-timeout trustme
 	touch $@
 
-compat: $(foreach one,trainers deepspeed ray streaming litdata tfrecord,.venv-compat-$(one)/.ready)
+# So do torchtitan's: its datasets are older.
+.venv-compat-torchtitan/.ready: pyproject.toml
+	python3 -m venv .venv-compat-torchtitan
+	.venv-compat-torchtitan/bin/python -m pip install -q --no-compile --disable-pip-version-check \
+		-e '.[torch,server]' torchtitan==0.3.0 torch==2.13.0 torchdata==0.11.0 \
+		hypothesis psutil pytest pytest-timeout trustme
+	touch $@
+
+compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfrecord,.venv-compat-$(one)/.ready)
 	.venv-compat-trainers/bin/python -m pytest tests/compat $(LONGER)
 	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py -k deepspeed $(LONGER)
 	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py -k ray $(LONGER)
+	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_other_trainers.py -k torchtitan $(LONGER)
 	for one in streaming litdata tfrecord; do \
 		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done

@@ -21,6 +21,7 @@ from cachesvc.cli import (
     serve,
     simulate,
     status,
+    tokenize,
     verify,
 )
 
@@ -44,6 +45,7 @@ for _verb in (
     nodes.nodes,
     datasets.list_datasets,
     index.index,
+    tokenize.tokenize,
     find.find,
     datasets.pin,
     datasets.unpin,

@@ -19,12 +19,13 @@ from loader.reading.reader import Ints
 @dataclass(frozen=True, slots=True)
 class Documents:
     """One-dimensional integer arrays in the order of their addresses. `extent_first[i]` is the first document of
-    extent i, `extent_tokens[i]` the number of tokens in it."""
+    extent i, `extent_tokens[i]` the number of tokens in it. `place_of` gives addresses of stored tokens, and the
+    numbers of rows that are yet to be tokenised."""
 
     dtype: np.dtype[Any]
     extent_first: Ints
     extent_tokens: Ints
-    address_of: Callable[[Ints], Ints]
+    place_of: Callable[[Ints], Ints]
     length_of: Callable[[Ints], Ints]
 
     @property
@@ -39,7 +40,7 @@ class Documents:
             self.dtype,
             bounds,
             tokens,
-            lambda documents: self.address_of(order[documents]),
+            lambda documents: self.place_of(order[documents]),
             lambda documents: self.length_of(order[documents]),
         )
 
@@ -47,11 +48,12 @@ class Documents:
 def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
     """Return the documents of a dataset: Megatron's documents, or records of integers, or one field of each sample
     as raw `dtype`. Raises InvalidInput when lengths are unknown without reading, or samples are not integers."""
-    catalog, wanted_dtype = dataset.catalog, None if dtype is None else _type(dtype)
+    catalog, wanted_dtype = dataset.catalog, None if dtype is None else dtype_named(dtype)
     rows_of_text = isinstance(catalog.layout, Rows) and bool(catalog.layout.syntax)
     if rows_of_text or isinstance(catalog.layout, (Indirect, Columns)):
         raise InvalidInput(
-            f"{catalog.uri}: lengths of {catalog.format} rows are not in the catalog; pack token files or raw files"
+            f"{catalog.uri}: {catalog.format} rows are not tokens; give pack(..., tokenize=) a function that "
+            "returns the tokens of a row, or pack token files"
         )
     if not isinstance(catalog.layout, Fixed):
         return _of_fields(dataset, wanted_dtype)
@@ -70,6 +72,17 @@ def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
     return _of_records(dataset, catalog.layout, stored_dtype)
 
 
+def documents_of_rows(dtype: np.dtype[Any], first: Ints, counts: Ints) -> Documents:
+    """Return rows that are tokenised as they are read, by the first row of each extent and the tokens of each row."""
+    return _documents_at(dtype, first, np.arange(len(counts)), counts)
+
+
+def rows_of(dataset: Dataset) -> tuple[Ints, Ints]:
+    """Return the samples of a dataset in the order of their addresses, and the first of them in each extent."""
+    ids = _ascending(dataset)
+    return np.arange(dataset.catalog.samples) if ids is None else ids, _first(dataset.catalog, ids)
+
+
 def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Documents:
     if layout.stride_bytes < layout.record_bytes:
         raise InvalidInput(
@@ -78,15 +91,16 @@ def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Docume
     ids, length = _ascending(dataset), layout.record_bytes // dtype.itemsize
     first = _first(dataset.catalog, ids)
 
-    def address_of(documents: Ints) -> Ints:
+    def place_of(documents: Ints) -> Ints:
         return layout.slots(documents if ids is None else ids[documents]) * layout.stride_bytes
 
     return Documents(
-        dtype, first, np.diff(first) * length, address_of, lambda documents: np.full(len(documents), length)
+        dtype, first, np.diff(first) * length, place_of, lambda documents: np.full(len(documents), length)
     )
 
 
-def _type(dtype: str) -> np.dtype[Any]:
+def dtype_named(dtype: str) -> np.dtype[Any]:
+    """Return the numpy type of a name. Raises InvalidInput."""
     try:
         return np.dtype(dtype)
     except (TypeError, ValueError):

@@ -3,6 +3,8 @@ core/order/packing.py."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,10 +20,17 @@ from cachesvc.core.order.packing import PackRun
 from cachesvc.core.order.recent import Latest
 from loader.datasets.components import component_spec, refuse_subsets, view_layout
 from loader.datasets.dataset import Dataset
-from loader.datasets.documents import Documents, documents_of
+from loader.datasets.documents import (
+    Documents,
+    documents_of,
+    documents_of_rows,
+    dtype_named,
+    rows_of,
+)
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.datasets.targets import DEFAULT_DTYPE, Targets, check_targets, split_targets
+from loader.datasets.tokenized import Tokenize, TokenizedRows
 from loader.reading.reader import Ints
 
 _RUNS_KEPT = 4
@@ -29,7 +38,13 @@ _IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
 
 
 def pack(
-    dataset: Dataset, seq_len: int, *, dtype: str | None = None, targets: Targets | None = None
+    dataset: Dataset,
+    seq_len: int,
+    *,
+    dtype: str | None = None,
+    targets: Targets | None = None,
+    tokenize: Tokenize | None = None,
+    counts: str | os.PathLike[str] | None = None,
 ) -> Packed:
     """Lay documents end to end, in the shuffled order or the dataset's own, and cut them into packs of `seq_len`
     tokens.
@@ -44,19 +59,36 @@ def pack(
     `targets`: "shifted" has "inputs" and "targets" of [seq_len] in place of "tokens", and each pack takes one more
     token of the stream. "unshifted" has "input_ids" and "labels" with equal values.
 
+    `tokenize`: callable(sample) that returns the tokens of a sample as whole numbers, for rows of text, columns and
+    files of any kind; `dtype` is their type, int64 by default. Each process that calls `pack` first tokenises all
+    samples once, to count their tokens; the loader's workers tokenise them again as they are read. `counts` names a
+    folder that keeps the counts: later runs begin at once, and the ranks of a node share the counting. `tokenize` must
+    be a function of the sample alone, since counts are checked as samples are read, and picklable for spawned workers.
+
     Raises InvalidInput when the documents hold fewer than `seq_len` tokens in total, when their lengths are unknown
-    without reading, and for a dataset with a transform or with targets of its own.
+    and `tokenize` is not given, for a dataset with a transform or with targets of its own, and where `tokenize` gives
+    no whole numbers, or other counts than before. Raises OutOfSpace where `counts` cannot be written, and, with
+    `tokenize`, the errors of reading.
     """
-    return Packed(dataset, seq_len, dtype, targets)
+    folder = None if counts is None else os.fspath(counts)
+    if folder is not None and tokenize is None:
+        raise InvalidInput("counts= keeps what tokenize= counts: give both, or neither")
+    return Packed(dataset, seq_len, dtype, targets, tokenize, folder)
 
 
 class Packed(TorchDataset[Any]):
     """A dataset made by `pack`. `packs[i]` is pack i of the documents in their own order. Picklable."""
 
     def __init__(
-        self, dataset: Dataset, seq_len: int, dtype: str | None, targets: Targets | None = None
+        self,
+        dataset: Dataset,
+        seq_len: int,
+        dtype: str | None,
+        targets: Targets | None = None,
+        tokenize: Tokenize | None = None,
+        counts: str | Ints | None = None,
     ) -> None:
-        """Raises InvalidInput."""
+        """`counts`: the tokens of each row, or the folder that keeps them. Raises as `pack` does."""
         if not isinstance(dataset, Dataset):
             raise InvalidInput(f"pack() takes a dataset of open_dataset, not {type(dataset).__name__}")
         seq_len = whole_number("seq_len", seq_len, 1, 2**63 - 1)
@@ -69,7 +101,14 @@ class Packed(TorchDataset[Any]):
             )
         if dataset.sample_spec.transform is not None:
             raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
-        self._documents = self._unshuffled = documents_of(dataset, dtype)
+        self._tokenize = tokenize
+        self._counts: Ints | None = None
+        self._rows: TokenizedRows | None = None
+        if tokenize is not None:
+            self._documents = self._rows_in(dataset, tokenize, counts)
+        else:
+            self._documents = documents_of(dataset, dtype)
+        self._unshuffled = self._documents
         ids = dataset.ids
         if ids is not None and not view_layout(dataset, shuffle=False).extents_known:
             # the indices do not ascend
@@ -84,7 +123,7 @@ class Packed(TorchDataset[Any]):
         self._runs: Latest[tuple[OrderSpec, int], PackRun] = Latest(_RUNS_KEPT)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.leaf, self.seq_len, self._dtype, self._targets
+        return self.leaf, self.seq_len, self._dtype, self._targets, self._tokenize, self._counts
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -100,8 +139,12 @@ class Packed(TorchDataset[Any]):
 
     @property
     def identity(self) -> str:
-        """The identity of the dataset, with the length and type of packs."""
-        return f"{self.leaf.identity}:{self._length}{self._documents.dtype.str}"
+        """The identity of the dataset, with the length and type of packs; with a digest of the counts, for rows that
+        are tokenised."""
+        packs = f"{self.leaf.identity}:{self._length}{self._documents.dtype.str}"
+        if self._counts is None:
+            return packs
+        return f"{packs}:{hashlib.blake2b(self._counts.tobytes(), digest_size=8).hexdigest()}"
 
     @property
     def sample_kind(self) -> str:
@@ -161,18 +204,38 @@ class Packed(TorchDataset[Any]):
     def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[dict[str, torch.Tensor], Ints, Ints]:
         """Return tokens by name, each [packs, seq_len]; and for each piece of a document the row of its pack and
         its end in the flattened tokens."""
-        pieces, width = self.run(spec, epoch).pieces(spots), self._documents.dtype.itemsize
-        lengths, documents = pieces.end - pieces.begin, self._in_order_of(spec)
-        addresses = documents.address_of(pieces.document) + pieces.begin * width
-        raw = bytearray().join(
-            part or b"" for part in self.leaf.opened.reader().read(addresses, lengths * width)
-        )
-        stored = np.frombuffer(raw, self._documents.dtype)
+        pieces = self.run(spec, epoch).pieces(spots)
+        lengths, places = pieces.end - pieces.begin, self._in_order_of(spec).place_of(pieces.document)
+        read = self._stored if self._rows is None else self._tokenised
+        stored = read(places, pieces.begin, pieces.end)
         check_range(self._out, stored, self.leaf.catalog.uri)
         end = np.cumsum(lengths) - pieces.row * self._length
         kept = end - lengths < self.seq_len  # a piece that holds only the last target is left out
         ends = pieces.row * self.seq_len + np.minimum(end, self.seq_len)
         return self._named(stored.reshape(len(spots), self._length)), pieces.row[kept], ends[kept]
+
+    def _stored(self, places: Ints, begin: Ints, end: Ints) -> np.ndarray[Any, Any]:
+        """Return tokens [begin, end) of documents at addresses, one after the other."""
+        width = self._documents.dtype.itemsize
+        parts = self.leaf.opened.reader().read(places + begin * width, (end - begin) * width)
+        return np.frombuffer(bytearray().join(part or b"" for part in parts), self._documents.dtype)
+
+    def _tokenised(self, places: Ints, begin: Ints, end: Ints) -> np.ndarray[Any, Any]:
+        """Return tokens [begin, end) of rows, one after the other; a row with several pieces is tokenised once."""
+        assert self._rows is not None, "there is a function that tokenises"
+        assert self._counts is not None, "the tokens of rows are counted"
+        rows, row_of = np.unique(places, return_inverse=True)
+        tokens = self._rows.read(rows, self._counts)
+        cuts = zip(row_of.tolist(), begin.tolist(), end.tolist(), strict=True)
+        parts = [tokens[row][low:high] for row, low, high in cuts]
+        return np.concatenate([np.empty(0, self._documents.dtype), *parts])
+
+    def _rows_in(self, dataset: Dataset, tokenize: Tokenize, counts: str | Ints | None) -> Documents:
+        samples, first = rows_of(dataset)
+        dtype = dtype_named(self._dtype or DEFAULT_DTYPE)
+        self._rows = TokenizedRows(dataset, samples, tokenize, dtype)
+        self._counts = counts if isinstance(counts, np.ndarray) else self._rows.count(first, counts)
+        return documents_of_rows(dtype, first, self._counts)
 
     def _named(self, tokens: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
         if self._targets is None:

@@ -114,7 +114,7 @@ class SampleReader:
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
-        if self._parser is not None:
+        if self._parser is not None and not self._spec.bare:
             return self._parser.sample_kind
         names = [*self._names, *([LABEL] if self._with_label else [])]
         classes = self._describe_labels() if LABEL in names else ""
@@ -319,7 +319,7 @@ class SampleReader:
         if self._parser is not None:
             parsed = self._parser.parse(samples, [row[0] or b"" for row in raw])
             if not self._values:
-                return parsed
+                return (row[0] for row in parsed) if self._spec.bare else parsed
             return (self._shape_sample(row, n, row) for row, n in zip(parsed, samples.tolist(), strict=True))
         if self._spec.decode is None and self._single:
             return (row[0] for row in raw)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -16,6 +18,11 @@ CHILD_SAYS = (
     "begin one of its own here"
 )
 ENDED = "this iteration has ended with an error: begin another one, after load_state_dict() to continue from a saved state"
+
+READ_AHEAD = (
+    "Ray's wrapper takes each batch before its use, so a state saved in mid-epoch counts one batch too many: write "
+    "prepare_data_loader(..., move_to_device=False), and device= of this DataLoader to move batches"
+)
 
 
 class BatchError:
@@ -41,6 +48,7 @@ class Iteration:
         # Reentrant: a collate_fn that calls `next` gets an error from the generator instead of a deadlock.
         self._lock = threading.RLock()
         abandon_in_children(self)
+        _warn_of_ray()
 
     def abandon(self) -> None:
         """Replace the lock in a forked child: a thread of the parent may have held it."""
@@ -89,3 +97,11 @@ def is_batch_error(error: Exception, in_process: bool) -> bool:
     or dies it is unknown which batch comes next. `in_process`: no worker made the batch."""
     text = str(error.args[0]) if error.args else ""  # not `str(error)`, which an exception class may override
     return in_process or isinstance(error, CacheError) or "Caught " in text
+
+
+def _warn_of_ray() -> None:
+    """Warn if the loader's `iter()` is called by Ray's wrapper, once for each place in the user's program: a wrapper
+    reads a batch ahead, and nothing else tells a loader that it has one."""
+    caller = sys._getframe(3)  # this function, Iteration() and the loader's __iter__ lie between
+    if caller.f_globals.get("__name__", "").startswith("ray.train."):
+        warnings.warn(READ_AHEAD, stacklevel=5)

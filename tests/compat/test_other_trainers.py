@@ -8,11 +8,14 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from loader import DataLoader, open_dataset
 from testbed import ROOT
 from tests.compat.ledger import BATCH, EPOCHS, RANKS, STOP
 
@@ -28,6 +31,7 @@ TRAINERS = {
     "DeepSpeed, ZeRO 1": ("deepspeed_runs", "deepspeed"),
     "DeepSpeed, ZeRO 2": ("deepspeed_runs", "deepspeed"),
     "Ray Train": ("", "ray"),
+    "torchtitan": ("titan_runs", "torchtitan"),
 }
 """The module of each trainer's runs under torchrun, and the package that it needs. Ray starts its ranks itself."""
 SETTINGS = {"CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
@@ -78,3 +82,20 @@ def test_a_run_that_is_cut_in_mid_epoch_sees_each_sample_once(name: str, tmp_pat
     steps = [first + second for first, second in zip(*(steps_of(rank, BATCH) for rank in whole), strict=True)]
     real = [step[: COUNT % (BATCH * RANKS)] if len(step) < BATCH * RANKS else step for step in steps]
     assert alone == [number for step in real[STOP:] for number in step]
+
+
+def test_the_wrapper_of_ray_warns_of_the_batch_that_it_takes_early(tmp_path: Path) -> None:
+    """Twice in one place of a program, one warning; with what it says to write, none."""
+    train = pytest.importorskip(
+        "ray.train.torch.train_loop_utils", reason="no ray here: `make compat` installs it"
+    )
+    np.save(tmp_path / "rows.npy", np.arange(12, dtype="<i8").reshape(12, 1))
+    batches = DataLoader(open_dataset(tmp_path / "rows.npy"), 4)
+    wrapped = train._WrappedDataLoader(batches, torch.device("cpu"), False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            assert len([*wrapped]) == 3
+        assert len([*batches]) == 3
+    found = [each for each in caught if "move_to_device=False" in str(each.message)]
+    assert [each.filename for each in found] == [__file__]

@@ -85,6 +85,7 @@ def data(s3_server: SeaweedFS) -> SeaweedFS:
         client.put_object(Bucket="bucket", Key=key, Body=picture(rng))
     tokens = rng.integers(0, 50_000, 100_000, np.uint16)
     client.put_object(Bucket="bucket", Key="text/tokens.bin", Body=tokens.tobytes())
+    client.put_object(Bucket="bucket", Key="lines/a.txt", Body=b"a line of text\n" * 20)
     chats = b"".join(
         b'{"messages": [{"role": "user", "content": "hi"}], "source": "%s"}\n' % s for s in (b"web", b"a")
     )

@@ -19,7 +19,7 @@ from tests.compat.ledger import STOP, save
 def main(runs: str, name: str, phase: str, rows: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    module = importlib.import_module(f"tests.compat.{runs}")
+    module = importlib.import_module(f"tests.compat.runs.{runs}")
     seen = module.run(name, rows, folder, phase in ("rest", "other"), STOP if phase == "cut" else 0)
     save(folder / f"{phase}-{os.environ['RANK']}.json", seen)
     torch.distributed.destroy_process_group()

@@ -210,3 +210,10 @@ def test_a_malformed_row_is_named_and_can_be_skipped(
     batches = DataLoader(rows, 3, collate_fn=list, on_error="skip")
     assert [row["n"] for batch in batches for row in batch] == [0, 2]
     assert batches.bad_samples[0].key == f"{name}:1"
+
+
+@pytest.mark.parametrize(("name", "body"), [("a.jsonl", b'{"a": "x", "b": 1}\n'), ("a.csv", b"a,b\nx,1\n")])
+def test_one_field_that_is_named_alone_is_its_value(tmp_path: Path, name: str, body: bytes) -> None:
+    write_files(tmp_path, {name: body})
+    assert [*open_dataset(tmp_path / name, fields="a")] == ["x"]
+    assert [*open_dataset(tmp_path / name, fields=("a",))] == [("x",)]
