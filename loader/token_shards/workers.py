@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from cachesvc.core.errors import CacheError, from_code
+from cachesvc.system.fork_hooks import forks_workers
 from loader.datasets.dataset import Dataset
-from loader.process.fork_hooks import forks_workers
 from loader.process.parent_watch import end_with
 from loader.token_shards.shards import Shard, write_shard
 from loader.token_shards.tokenizer import Tokenizer
