@@ -165,7 +165,7 @@ def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) 
     assert batch[1].tolist() == wanted[100:201].tolist()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_only_the_place_of_a_batch_crosses_the_pipe(link: MemoryLink, context: str) -> None:
     batches = loader(link, multiprocessing_context=context, num_workers=1)
     reading = iter(batches)
