@@ -34,13 +34,20 @@ DESCRIPTORS = 4
 END_S = 5.0
 DAEMON = ("cachesvc.cli", "cachesvc.cli.serve", "cachesvc.daemon.serve")
 TRAINER = ("loader",)
+CLIENT = (
+    "cachesvc.client.control",
+    "cachesvc.client.grants",
+    "cachesvc.v1.services",
+    "cloudpickle",
+    "pytest",
+)
 _PR_SET_PDEATHSIG = 1
 _Stream: TypeAlias = "IO[Any] | int | None"
 
 
 class ForkedProcess(subprocess.Popen[Any]):
-    """`python -m MODULE ...` as `subprocess.Popen` starts it, but forked. Its /proc/PID/cmdline and environ are those of
-    the process that it was forked from."""
+    """`python -m MODULE ...` or `python -c CODE ...` as `subprocess.Popen` starts it, but forked. Its /proc/PID/cmdline and
+    environ are those of the process that it was forked from."""
 
     def __init__(
         self,
@@ -51,8 +58,9 @@ class ForkedProcess(subprocess.Popen[Any]):
         stderr: _Stream = None,
         preloaded: tuple[str, ...] = DAEMON,
     ) -> None:
-        """`command` begins with (sys.executable, "-m"). A stream may be PIPE, and then transports text."""
-        assert list(command[:2]) == [sys.executable, "-m"]
+        """`command` begins with sys.executable and "-m" or "-c". A stream may be PIPE, and then transports text."""
+        assert command[0] == sys.executable
+        assert command[1] in ("-m", "-c")
         self.args, self.returncode = list(command), None
         self._lock = threading.Lock()
         self.stdin, in_fd = _stream(stdin, 0)
@@ -60,7 +68,7 @@ class ForkedProcess(subprocess.Popen[Any]):
         self.stderr, err_fd = _stream(stderr, 2)
         told, tell = os.pipe()
         self._told = os.fdopen(told, "rb", buffering=0)
-        request = {"command": list(command[2:]), "env": dict(os.environ if env is None else env)}
+        request = {"command": list(command[1:]), "env": dict(os.environ if env is None else env)}
         socket.send_fds(_template(preloaded), [json.dumps(request).encode()], [in_fd, out_fd, err_fd, tell])
         os.close(tell)
         for given, sent in ((stdin, in_fd), (stdout, out_fd), (stderr, err_fd)):
@@ -178,7 +186,7 @@ def _die_with_parent() -> None:
 
 
 def _run(request: dict[str, Any], streams: list[int]) -> None:
-    """Run the module as `python -m` does, and exit."""
+    """Run the module or the code as Python does, and exit."""
     code: Any = 1
     try:
         for number, fd in enumerate(streams):
@@ -187,9 +195,12 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
         os.environ.clear()
         os.environ.update(request["env"])
         tempfile.tempdir = None  # found anew, by this environment
-        module, *sys.argv[1:] = request["command"]
+        how, what, *sys.argv[1:] = request["command"]
         try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            if how == "-m":
+                runpy.run_module(what, run_name="__main__", alter_sys=True)
+            else:
+                exec(what, {"__name__": "__main__"})
             code = 0
         except SystemExit as ended:
             code = ended.code
