@@ -58,7 +58,8 @@ class ForkedProcess(subprocess.Popen[Any]):
         stderr: _Stream = None,
         preloaded: tuple[str, ...] = DAEMON,
     ) -> None:
-        """`command` begins with sys.executable and "-m" or "-c". A stream may be PIPE, and then transports text."""
+        """`command` begins with sys.executable and "-m" or "-c". A stream is a file or
+        PIPE, which transports text, or this process's own."""
         assert command[0] == sys.executable
         assert command[1] in ("-m", "-c")
         self.args, self.returncode = list(command), None
@@ -110,7 +111,7 @@ class ForkedProcess(subprocess.Popen[Any]):
 
 def _stream(given: _Stream, number: int) -> tuple[IO[Any] | None, int]:
     """Return our end of a stream that is a pipe, and the descriptor for the process."""
-    if given is None or given == subprocess.STDOUT:
+    if given is None:
         return None, number
     if given != subprocess.PIPE:
         return None, given if isinstance(given, int) else given.fileno()
