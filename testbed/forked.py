@@ -58,8 +58,7 @@ class ForkedProcess(subprocess.Popen[Any]):
         stderr: _Stream = None,
         preloaded: tuple[str, ...] = DAEMON,
     ) -> None:
-        """`command` begins with sys.executable and "-m" or "-c". A stream is a file or
-        PIPE, which transports text, or this process's own."""
+        """`command` begins with sys.executable and "-m" or "-c". A stream is a file, PIPE for text, or this process's."""
         assert command[0] == sys.executable
         assert command[1] in ("-m", "-c")
         self.args, self.returncode = list(command), None
@@ -80,10 +79,15 @@ class ForkedProcess(subprocess.Popen[Any]):
     def _number(self) -> int:
         return array.array("i", self._told.read(4))[0]
 
+    def _has_told(self, timeout: float | None) -> bool:
+        poll = select.poll()  # select(2) takes no descriptor beyond 1023
+        poll.register(self._told, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else 1000 * timeout))
+
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         with self._lock:
-            if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            if self.returncode is None and self._has_told(0.0):
                 self.returncode = self._number()
                 self._told.close()
         return cast("int | None", self.returncode)
@@ -91,7 +95,7 @@ class ForkedProcess(subprocess.Popen[Any]):
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end, and return the exit code. Raises subprocess.TimeoutExpired."""
         if self.poll() is None:
-            select.select([self._told], [], [], timeout)
+            self._has_told(timeout)
             if self.poll() is None:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return cast(int, self.returncode)
