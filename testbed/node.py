@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from testbed import WAIT_S
@@ -33,6 +33,9 @@ def open_files(pid: int) -> list[str]:
 class Daemon:
     """`cachesvc serve` as a process, with its own directories below `root`. Context manager; may be killed and started
     again. Clients need `env`; only the daemon gets `credentials`."""
+
+    process_type: ClassVar[type[subprocess.Popen[Any]]] = subprocess.Popen
+    """What runs the command; tests take `ForkedProcess`, which saves the imports."""
 
     def __init__(
         self,
@@ -94,13 +97,10 @@ class Daemon:
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
         """Start and return a daemon process with these options, without making it `self.process`."""
+        command = [*self.command(), *more]
+        start = self.process_type if command[:2] == [sys.executable, "-m"] else subprocess.Popen
         with open(self.root / "daemon.log", "ab") as log:
-            return subprocess.Popen(
-                [*self.command(), *more],
-                env={**os.environ, **self._credentials},
-                stdout=log,
-                stderr=log,
-            )
+            return start(command, env={**os.environ, **self._credentials}, stdout=log, stderr=log)
 
     def wait_ready(self) -> Daemon:
         """Wait until the daemon that was started last answers. Raises RuntimeError with its log."""

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import settings
 
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from testbed.forked import ForkedProcess
+from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.faults.fake_s3 import FakeS3, fake_s3
 
@@ -28,6 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # As `Control` sets it, and before a test that uses gRPC by itself: its fork handlers can stop a child in `fork`.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+Daemon.process_type = ForkedProcess
 
 
 IMPURE_IMPORTS = (

@@ -91,6 +91,7 @@ def test_a_job_continues_with_a_daemon_of_another_extent_size(
     daemon.kill()  # the next test starts it with the extents of all others
 
 
+@pytest.mark.slow
 def test_spawned_workers_find_their_catalog_again(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

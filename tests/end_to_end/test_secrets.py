@@ -126,10 +126,16 @@ def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: py
 
 @pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_no_output_shows_a_secret(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str, works: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    s3_server: SeaweedFS,
+    bucket: str,
+    works: bool,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Run with credentials that work or that the server refuses, and provoke errors; then search the debug log, errors,
     status, metrics, command lines and environments."""
+    monkeypatch.setattr(Daemon, "process_type", subprocess.Popen)  # with a command line of its own
     s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=bytes(1 << 20))
     s3_server.client().put_object(Bucket=bucket, Key="bad/index.json", Body=b"{")
     (metrics,) = free_ports(1)

@@ -53,7 +53,7 @@ def test_any_bytes(name: str) -> None:
 def test_valid_bytes_with_some_changed_cut_or_doubled(name: str) -> None:
     bodies = seeds(name)
 
-    @settings(max_examples=120, deadline=None, database=None)
+    @settings(max_examples=60, deadline=None, database=None)
     @given(st.data())
     def run(data: st.DataObject) -> None:
         raw = bytearray(data.draw(st.sampled_from(bodies)))

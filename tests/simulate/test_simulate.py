@@ -70,7 +70,7 @@ def test_eight_epochs_at_each_size_and_split_of_the_cache_hold_the_promise(
         pytest.param(128, 0.5, 1.0, 0.8, marks=pytest.mark.slow),
         (64, 0.5, 0.2, 0.7),
         pytest.param(30, 0.1, 1.0, 1.0, marks=pytest.mark.slow),
-        (16, 0.2, 0.1, 0.9),
+        pytest.param(16, 0.2, 0.1, 0.9, marks=pytest.mark.slow),
     ],
 )
 def test_a_shuffle_window_that_the_cache_holds_costs_each_extent_one_fetch_an_epoch(
@@ -106,7 +106,7 @@ def test_controls_match_their_formulas_at_full_size(policy: PolicyName, f: float
     assert abs(found.hit_rate - EXPECTED[policy](f)) <= 0.01
 
 
-@pytest.mark.parametrize("f", [0.35, 0.8])
+@pytest.mark.parametrize("f", [0.35, pytest.param(0.8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["lru", "random", "belady"])
 def test_controls_match_their_formulas(policy: PolicyName, f: float) -> None:
     work = Workload(shards=1500, epochs=7, samples_per_shard=4, batch=4, window=1, seed=3)

@@ -130,7 +130,9 @@ def power_cut(directory: Path, seed: int, at_sync: bool) -> None:
 
 
 @pytest.mark.parametrize("at_sync", [False, True], ids=["between operations", "in a commit"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 40))]
+)
 def test_a_power_cut_keeps_what_was_committed_and_no_wrong_byte(
     tmp_path: Path, seed: int, at_sync: bool
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import pytest
 
 from cachesvc.client.control import Control
 from loader import DataLoader, open_dataset
+from testbed.forked import TRAINER, ForkedProcess
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
@@ -52,14 +51,15 @@ def daemon(tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def another_job(data: Path, how: str) -> Iterator[None]:
     """Run a job that has read all of its data, which fills the cache, and holds it."""
     command = [sys.executable, "-c", _FIRST, str(data), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as job:
-        assert job.stdout is not None
-        try:
-            assert job.stdout.readline() == b"read\n"
-            yield
-            assert job.poll() is None
-        finally:
-            job.send_signal(signal.SIGKILL)
+    job = ForkedProcess(command, stdout=subprocess.PIPE, preloaded=TRAINER)
+    assert job.stdout is not None
+    try:
+        assert job.stdout.readline() == "read\n"
+        yield
+        assert job.poll() is None
+    finally:
+        job.kill()
+        job.close()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def survive(
 
 
 def test_a_few_faults_cost_no_reader_an_extent(tmp_path: Path, s3_server: SeaweedFS) -> None:
-    survive(tmp_path / "cluster", s3_server, "loopback", extents=400, epochs=2, events=8, seed=1)
+    survive(tmp_path / "cluster", s3_server, "loopback", extents=160, epochs=2, events=5, seed=1)
 
 
 @pytest.mark.slow

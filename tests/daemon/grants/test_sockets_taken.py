@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,10 @@ def test_a_takeover_is_refused_where_another_process_listens(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["closed terminal", "nohup"])
-def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(ignored: bool, tmp_path: Path) -> None:
+def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
+    ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Daemon, "process_type", subprocess.Popen)  # which inherits what is ignored here
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         with Daemon(tmp_path / "node", SMALL) as daemon:

@@ -7,7 +7,7 @@ import io
 import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -25,6 +25,7 @@ from cachesvc.__main__ import run
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
+from testbed.servers import SeaweedFS
 
 ROWS = 1000
 
@@ -136,28 +137,32 @@ def test_every_row_comes_once_over_a_resume(folder: Path) -> None:
     assert found == EXPECTED
 
 
+@pytest.fixture(scope="module")
+def node(s3_server: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for s3://columns/."""
+    root = tmp_path_factory.mktemp("node")
+    s3_server.create_bucket("columns")
+    (root / "nvme").mkdir()
+    flags = ["--ram", "16MiB", "--nvme", f"{root / 'nvme'}=8MiB", "--extent-bytes", "16KiB"]
+    with Daemon(root, [*flags, "--allow", "s3://columns/"], s3_server.env()) as daemon:
+        yield daemon
+
+
 @pytest.mark.parametrize("kind", ["arrow stream", "feather, lz4"])
 def test_rows_through_a_daemon_and_s3(
-    kind: str,
-    tmp_path: Path,
-    s3_server: Any,
-    s3_env: dict[str, str],
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, tmp_path: Path, s3_server: SeaweedFS, node: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     WRITERS[kind](tmp_path, table())
     (path,) = (each for each in tmp_path.iterdir() if each.is_file())
-    s3_server.client().put_object(Bucket=bucket, Key=f"d/{path.name}", Body=path.read_bytes())
+    uri = f"s3://columns/{path.suffix[1:]}/"
+    s3_server.client().put_object(
+        Bucket="columns", Key=f"{path.suffix[1:]}/{path.name}", Body=path.read_bytes()
+    )
     monkeypatch.setenv("CACHESVC", "require")
-    (tmp_path / "nvme").mkdir()
-    flags = ["--ram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}=8MiB", "--extent-bytes", "16KiB"]
-    with Daemon(tmp_path / "node", [*flags, "--allow", f"s3://{bucket}/"]) as daemon:
-        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
-        assert run(["prefetch", f"s3://{bucket}/d/"]) == 0
-        batches = DataLoader(
-            open_dataset(f"s3://{bucket}/d/"), 50, shuffle=True, num_workers=2, collate_fn=list
-        )
-        assert digests(row for batch in batches for row in batch) == EXPECTED
+    monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
+    assert run(["prefetch", uri]) == 0
+    batches = DataLoader(open_dataset(uri), 50, shuffle=True, num_workers=2, collate_fn=list)
+    assert digests(row for batch in batches for row in batch) == EXPECTED
 
 
 def same(one: Any, other: Any) -> None:

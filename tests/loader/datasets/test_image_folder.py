@@ -151,13 +151,17 @@ def test_a_subclass_may_make_its_own_samples(root: Path, workers: int) -> None:
     wanted = [f"{root}/{path}!" for path in ORDER]
     assert list(_paths(DataLoader(data, 3, num_workers=workers))) == wanted
     assert list(_paths(TorchDataLoader(data, 3, num_workers=workers))) == wanted
-    spawned = DataLoader(
-        data, 3, shuffle=True, num_workers=workers, multiprocessing_context="spawn" if workers else None
-    )
-    assert sorted(_paths(spawned)) == sorted(wanted)
+    shuffled = DataLoader(data, 3, shuffle=True, num_workers=workers)
+    assert sorted(_paths(shuffled)) == sorted(wanted)
     assert list(_paths(DataLoader(Subset(data, [5, 2]), 3))) == [wanted[5], wanted[2]]
     ranks = [DataLoader(data, 2, shuffle=True, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(path for loader in ranks for path in _paths(loader)) == sorted(wanted)
+
+
+@pytest.mark.slow
+def test_a_subclass_may_be_read_by_spawned_workers(root: Path) -> None:
+    batches = DataLoader(WithPath(root, "!"), 3, num_workers=1, multiprocessing_context="spawn")
+    assert list(_paths(batches)) == [f"{root}/{path}!" for path in ORDER]
 
 
 def test_what_cannot_be_honoured_is_refused(root: Path) -> None:

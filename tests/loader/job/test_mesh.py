@@ -115,7 +115,10 @@ def check(answers: list[Answer]) -> dict[int, list[int]]:
     return samples
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["plain", "shuffled"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(LAYOUTS[0], id="plain", marks=pytest.mark.slow), pytest.param(LAYOUTS[1], id="shuffled")],
+)
 def test_peers_of_one_data_parallel_rank_see_identical_bytes_again_after_resume(
     link: MemoryLink, tmp_path: Path, layout: list[int]
 ) -> None:

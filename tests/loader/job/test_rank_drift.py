@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from loader.job.rank_drift import DriftWatch
 from loader.job.topology import Topology
-from testbed import ROOT, WAIT_S
+from testbed import WAIT_S
+from testbed.forked import TRAINER, ForkedProcess
 from testbed.servers import free_ports
 from tests.support import datasets
 
@@ -110,16 +111,15 @@ class Process:
 
     def __init__(self, folder: Path, rank: int, port: int) -> None:
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / f"cache{rank}"), "PYTHONPATH": str(ROOT)}
+        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / f"cache{rank}")}
         self._stderr = folder / f"stderr{rank}"
-        self._process = subprocess.Popen(
+        self._process = ForkedProcess(
             [sys.executable, "-m", "tests.support.training.drifting", str(folder / "r.npy"), "1.0"],
             env=os.environ | own | {"LOCAL_RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr.open("w"),
-            text=True,
-            cwd=ROOT,
+            preloaded=TRAINER,
         )
 
     def __enter__(self) -> Process:
@@ -127,7 +127,7 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.close()
 
     def tell(self, line: str) -> None:
         assert self._process.stdin is not None

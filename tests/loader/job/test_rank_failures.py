@@ -22,7 +22,8 @@ from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
 from loader.job.rank_failures import BLOCKED_EXIT, Agreement, RankFailureWatch, watched
 from loader.job.topology import Topology
-from testbed import ROOT, WAIT_S
+from testbed import WAIT_S
+from testbed.forked import TRAINER, ForkedProcess
 from testbed.servers import free_ports
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
@@ -37,17 +38,16 @@ class Job:
     def __init__(self, folder: Path, roles: list[str]) -> None:
         (port,) = free_ports(1)
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(roles))}
-        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / "cache")}
         self._stack = ExitStack()
         self.ranks = [
-            subprocess.Popen(
+            ForkedProcess(
                 [sys.executable, "-m", "tests.support.training.rank", str(folder / "data"), role],
                 env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
+                preloaded=TRAINER,
             )
             for rank, role in enumerate(roles)
         ]
@@ -58,14 +58,14 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for process in self.ranks:
             process.kill()
-            process.communicate()
+            process.close()
 
     def line(self, rank: int) -> dict[str, Any]:
         """The next line that a rank printed."""
         stdout = self.ranks[rank].stdout
         assert stdout is not None
         line = stdout.readline()
-        assert line, self.ranks[rank].communicate()[1]
+        assert line, (self.ranks[rank].stderr or stdout).read()
         found: dict[str, Any] = json.loads(line)
         return found
 

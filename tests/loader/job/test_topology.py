@@ -255,12 +255,12 @@ def _rank(
 
 
 def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    answers: multiprocessing.Queue[tuple[int, dict[str, str]]] = spawn.Queue()
+    fork = multiprocessing.get_context("fork")
+    answers: multiprocessing.Queue[tuple[int, dict[str, str]]] = fork.Queue()
     np.save(tmp_path / "data.npy", np.arange(400).reshape(100, 4))
     data = str(tmp_path / "data.npy")
     ranks = [
-        spawn.Process(target=_rank, args=(rank, str(tmp_path / "rendezvous"), data, answers), daemon=True)
+        fork.Process(target=_rank, args=(rank, str(tmp_path / "rendezvous"), data, answers), daemon=True)
         for rank in range(2)
     ]
     for process in ranks:

@@ -28,6 +28,7 @@ from loader import DataLoader
 from loader.workers.index_pipe import IndexPipe
 from loader.workers.shared_batches import EXTRA_SLOTS, FREE, SLOT_BYTES, Arena, SharedBatch, pack_into_slot
 from testbed import WAIT_S
+from testbed.forked import TRAINER, ForkedProcess
 from testbed.node import open_files
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
@@ -141,12 +142,16 @@ def test_a_batch_larger_than_a_slot_is_not_packed() -> None:
     assert slot.used == 0
 
 
-def test_a_nested_tensor_is_not_packed() -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [torch.strided, pytest.param(torch.jagged, marks=pytest.mark.slow)],  # torch imports 4 s for that
+    ids=str,
+)
+def test_a_nested_tensor_is_not_packed(layout: torch.layout) -> None:
     slot = Arena(1, 1).free_slot(0)
     assert slot is not None
-    for layout in (torch.strided, torch.jagged):
-        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
-        assert pack_into_slot([nested], slot)[0] is nested
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    assert pack_into_slot([nested], slot)[0] is nested
 
 
 @pytest.mark.parametrize("out", [None, "int64"])
@@ -165,7 +170,7 @@ def test_a_gathered_batch_is_built_in_its_slot(tmp_path: Path, out: str | None) 
     assert batch[1].tolist() == wanted[100:201].tolist()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_only_the_place_of_a_batch_crosses_the_pipe(link: MemoryLink, context: str) -> None:
     batches = loader(link, multiprocessing_context=context, num_workers=1)
     reading = iter(batches)
@@ -465,7 +470,7 @@ def test_a_caught_error_keeps_no_memory_alive(link: MemoryLink) -> None:
         gc.enable()
 
 
-TRAINER = """
+SCRIPT = """
 import sys
 from loader import DataLoader
 from tests.support.training.loader_fakes import MemoryLink, in_memory
@@ -478,13 +483,12 @@ sys.stdin.read()
 
 
 def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) -> None:
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(link.id), link.path],
+    trainer = ForkedProcess(
+        [sys.executable, "-c", SCRIPT, str(link.id), link.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
+        preloaded=TRAINER,
     )
-    assert trainer.stdin is not None
     assert trainer.stdout is not None
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2
@@ -494,8 +498,7 @@ def test_a_killed_trainer_leaves_neither_workers_nor_memory(link: MemoryLink) ->
     while any(_holds_batches(pid) for pid in workers):
         assert time.monotonic() < deadline, "a worker outlived its trainer"
         time.sleep(0.01)
-    trainer.stdin.close()
-    trainer.stdout.close()
+    trainer.close()
 
 
 def _holds_batches(pid: int) -> bool:

@@ -141,7 +141,10 @@ def augmented(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         {},
         {"num_workers": 2},
         {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
+        pytest.param(
+            {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_transforms_are_keyed_by_epoch_as_in_a_sharded_loader(

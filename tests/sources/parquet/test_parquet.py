@@ -30,7 +30,9 @@ from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
 from tests.support.datasets import write_files
 
-ROWS = 3000
+ROWS = 800
+SECOND = 277
+"""Rows of the first and of the second file."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,16 +99,16 @@ def same(samples: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> N
 )
 def test_rows_come_back_as_they_were_written(tmp_path: Path, writing: dict[str, Any]) -> None:
     table = everything()
-    for name, part in (("a", table), ("b", table.slice(100, 777))):
-        pq.write_table(part, tmp_path / f"{name}.parquet", row_group_size=500, **writing)
-    dataset = open_dataset(tmp_path, extent_bytes=1 << 18)
+    for name, part in (("a", table), ("b", table.slice(100, SECOND))):
+        pq.write_table(part, tmp_path / f"{name}.parquet", row_group_size=150, **writing)
+    dataset = open_dataset(tmp_path, extent_bytes=1 << 16)
     assert not dataset.catalog.notes
-    rows = rows_of(table) + rows_of(table.slice(100, 777))
+    rows = rows_of(table) + rows_of(table.slice(100, SECOND))
     same([dataset[n] for n in range(len(dataset))], rows)
-    assert dataset.catalog.extent_sizes.max() <= 1 << 18
+    assert dataset.catalog.extent_sizes.max() <= 1 << 16
     assert len(dataset.catalog.extent_sizes) > 2
     keys = {dataset.catalog.key(n) for n in range(len(dataset))}
-    assert keys == {f"a.parquet:{n}" for n in range(ROWS)} | {f"b.parquet:{n}" for n in range(777)}
+    assert keys == {f"a.parquet:{n}" for n in range(ROWS)} | {f"b.parquet:{n}" for n in range(SECOND)}
 
 
 VALUES = {
@@ -264,8 +266,8 @@ def test_rows_through_a_daemon_and_s3(
     tmp_path: Path, s3_server: Any, s3_env: dict[str, str], bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = everything()
-    for name, part in (("a", table), ("b", table.slice(100, 777))):
-        pq.write_table(part, tmp_path / f"{name}.parquet", row_group_size=500)
+    for name, part in (("a", table), ("b", table.slice(100, SECOND))):
+        pq.write_table(part, tmp_path / f"{name}.parquet", row_group_size=150)
         body = (tmp_path / f"{name}.parquet").read_bytes()
         s3_server.client().put_object(Bucket=bucket, Key=f"d/{name}.parquet", Body=body)
     monkeypatch.setenv("CACHESVC", "require")
@@ -278,12 +280,12 @@ def test_rows_through_a_daemon_and_s3(
         found = [sample for batch in batches for sample in batch]
         found.sort(key=lambda sample: (sample["five"], repr(sample)))
         expected = sorted(
-            rows_of(table) + rows_of(table.slice(100, 777)), key=lambda row: (row["five"], repr(row))
+            rows_of(table) + rows_of(table.slice(100, SECOND)), key=lambda row: (row["five"], repr(row))
         )
         assert [sample["five"] for sample in found] == [row["five"] for row in expected]
         same(
             [dataset[n] for n in range(0, len(dataset), 50)],
-            (rows_of(table) + rows_of(table.slice(100, 777)))[::50],
+            (rows_of(table) + rows_of(table.slice(100, SECOND)))[::50],
         )
 
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from cachesvc.client.control import Control
-from testbed import ROOT
+from testbed.forked import TRAINER, ForkedProcess
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.training.trainer import digest
@@ -84,7 +84,7 @@ class Trainer:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CACHESVC"))}
         clean |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
         with open(folder / "log", "wb") as log:
-            self.process = subprocess.Popen(
+            self.process = ForkedProcess(
                 [
                     sys.executable,
                     "-m",
@@ -94,11 +94,10 @@ class Trainer:
                     json.dumps(loading),
                 ],
                 env=clean | {"AWS_EC2_METADATA_DISABLED": "true"} | env,
-                cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
+                preloaded=TRAINER,
             )
 
     def __enter__(self) -> Trainer:
@@ -106,7 +105,7 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.close()
 
     @property
     def log(self) -> str:
