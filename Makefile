@@ -33,7 +33,7 @@ pure: $(VENV)/.ready
 		-m pytest --ignore tests/compat -m 'pure and not slow'
 
 suite: $(VENV)/.ready
-	$(PY) -m pytest --ignore tests/compat -m 'not pure and not slow' -n 3 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest --ignore tests/compat -m 'not pure and not slow' -n 4 --dist loadfile --no-loadscope-reorder
 
 LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready

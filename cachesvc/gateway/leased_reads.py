@@ -91,6 +91,8 @@ class LeasedReads:
         self._reading = 0
         """Reads in progress, which may wait for longer than an idle connection lives."""
         self._connected: _Connected | None = None
+        self._process = os.getpid()
+        """The process whose connection it is: a child that drops it closes nothing of its parent's."""
         self._connect(daemon)
 
     def read_into(self, address: int, into: memoryview, wait: bool) -> None:
@@ -146,7 +148,7 @@ class LeasedReads:
             connected.waiting.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_connected"):
+        if getattr(self, "_process", 0) == os.getpid():
             self.close()
 
     def abandon(self) -> None:
@@ -155,6 +157,7 @@ class LeasedReads:
             os.close(leased.fd)
         self._leased.clear()
         self._lock, self._connected, self._reading = threading.RLock(), None, 0
+        self._process = os.getpid()
 
     def _connect(self, daemon: DaemonGrants | None = None) -> _Connected:
         with self._lock:
