@@ -73,16 +73,18 @@ class ExtentDirectory:
         now: float,
         failed: Collection[str] = (),
         away: Collection[str] = (),
+        behind: Collection[str] = (),
     ) -> Answer:
         """Tell `asker` where to read an extent, and note it as filling it. Nodes that `failed` to give it and nodes that
-        are `away` are left out. The leases of nodes that `failed` end."""
+        are `away` are left out, and so are those `behind` the asker, which may read from it, and all that read from them.
+        The leases of nodes that `failed` end."""
         others = [
             place
             for place in self._places.get(extent, ())
             if place.node != asker
             and (not place.filling or (now - place.renewed_at <= LEASE_S and place.node not in failed))
         ]
-        chosen = self._choose(others, asker, {*failed, *away})
+        chosen = self._choose(others, {asker, *behind}, {*failed, *away})
         lease = _Place(asker, self._next_generation(), renewed_at=now)
         if chosen is not None:
             lease.upstream = chosen.node
@@ -93,6 +95,11 @@ class ExtentDirectory:
     def holders(self, extent: ExtentId) -> list[str]:
         """The nodes that hold an extent."""
         return [place.node for place in self._places.get(extent, ()) if not place.filling]
+
+    def upstream(self, node: str, extent: ExtentId) -> str:
+        """Where a node was told to read an extent; SOURCE also where nothing is noted."""
+        place = self._find(node, extent)
+        return SOURCE if place is None else place.upstream
 
     def wanted(self, extent: ExtentId, now: float) -> bool:
         """Return whether some node holds an extent or has the lease to fill it."""
@@ -149,11 +156,13 @@ class ExtentDirectory:
         """The nodes about which something is noted."""
         return set(self._noted)
 
-    def _choose(self, places: Collection[_Place], asker: str, left_out: Collection[str]) -> _Place | None:
+    def _choose(
+        self, places: Collection[_Place], behind: set[str], left_out: Collection[str]
+    ) -> _Place | None:
         """The place that the fewest fills read from. Of several, one that is complete; of these, the keeper's; then the one
-        to which the fewest nodes were ever sent, and the first noted. Never one that reads from the asker."""
+        to which the fewest nodes were ever sent, and the first noted. Never one of those `behind`, or that reads from them."""
         readers = Counter(place.upstream for place in places if place.filling)
-        left_out = {*left_out, *_downstream(places, asker)}
+        left_out = {*left_out, *_downstream(places, behind)}
         usable = (place for place in places if place.node not in left_out)
         return min(
             usable,
@@ -193,9 +202,9 @@ class ExtentDirectory:
             self._places.pop(extent, None)
 
 
-def _downstream(places: Collection[_Place], node: str) -> set[str]:
-    """A node, and the fills that read from it directly or over others."""
-    found, names = set[str](), {node}
+def _downstream(places: Collection[_Place], names: set[str]) -> set[str]:
+    """Nodes, and the fills that read from them directly or over others."""
+    found = set[str]()
     while names:
         found |= names
         names = {place.node for place in places if place.filling and place.upstream in names} - found

@@ -140,6 +140,7 @@ class Agent:
         def done(node: str, generation: int) -> None:
             address = self._members.address_of(node) if node else ""
             self._announcements.leased(extent, generation)
+            self._owned.located(extent, node)
             self._daemon.send(
                 messages.ExtentLocated(number, node if address else "", next_port(address) if address else "")
             )

@@ -33,6 +33,8 @@ class OwnedExtents:
         self._directory = ExtentDirectory(keeper=me)
         self._lock = threading.Lock()
         self._away: frozenset[str] = frozenset()
+        self._upstream: dict[ExtentId, str] = {}
+        """The node from which this node fills an extent, by the answer of any directory."""
         self._changed_at = time.monotonic()
         self._placement: object = None
         self.lookups = 0
@@ -54,6 +56,11 @@ class OwnedExtents:
             for node in self._directory.nodes() - names - {self._me}:
                 self._directory.forget(node)
 
+    def located(self, extent: ExtentId, node: str) -> None:
+        """Note where this node was told to read an extent that it fills."""
+        with self._lock:
+            self._upstream[extent] = node
+
     def find(self, asker: str, questions: Sequence[Question]) -> list[Answer]:
         """Tell a node where to read extents, and note it as filling them."""
         unknown = [] if asker == self._me else self._unknown(questions)
@@ -68,7 +75,8 @@ class OwnedExtents:
                 if each.extent in kept and not self._directory.wanted(each.extent, now):
                     self._directory.lookup(self._me, each.extent, now)
             answers = [
-                self._directory.lookup(asker, each.extent, now, each.failed, self._away) for each in questions
+                self._directory.lookup(asker, each.extent, now, each.failed, self._away, self._behind(each))
+                for each in questions
             ]
             self.redirects += sum(answer.node != SOURCE for answer in answers)
         return answers
@@ -95,12 +103,22 @@ class OwnedExtents:
         """Note what a node holds now, and holds no more, and which of its fills make progress."""
         now = time.monotonic()
         with self._lock:
+            if node == self._me:
+                for extent in (*filled, *dropped):
+                    self._upstream.pop(extent, None)
             self._directory.dropped(node, dropped)
             if anew:
                 self._directory.announced_anew(node, filled, now)
             else:
                 self._directory.filled(node, filled)
             self._directory.renew(node, progressing, now)
+
+    def _behind(self, question: Question) -> tuple[str, ...]:
+        """This node, where it may read from the asker: the asker's fill was interrupted, so others may follow it, and this
+        node follows one of which this directory does not know what it reads from. An owner that was away knew."""
+        upstream = self._upstream.get(question.extent, SOURCE)
+        known = self._directory.upstream(self._me, question.extent) == upstream
+        return (self._me,) if question.failed and not known else ()
 
     def _holder(self, asker: str, question: Question) -> Answer:
         left_out = {asker, *question.failed, *self._away}
