@@ -51,7 +51,7 @@ class _Table:
 
 
 def by_pyarrow(format: str, folder: Path, workers: int) -> Batches:
-    """What a user writes by hand: all rows as one table of pyarrow, and `take` for each batch."""
+    """Read by hand-written pyarrow: all rows are one table, and each batch is a `take`."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.json

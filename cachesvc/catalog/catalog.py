@@ -19,8 +19,9 @@ from cachesvc.core.safe_text import redacted
 from cachesvc.sources.columnar.column import Column
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
-HASHES = "piece.hash"
 """Columns of catalogs whose pieces are decoded from parts of objects."""
+HASHES = "piece.hash"
+"""Column of catalogs whose index states the hashes of objects."""
 BUILDER_VERSION = 14
 """Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 

@@ -65,7 +65,7 @@ def estimate(
         raise InvalidInput(
             "a rate of 0 bytes/s never ends; give --source-rate, --peer-rate and --local-rate above 0"
         )
-    from cachesvc.cli.catalog_file import catalog_file
+    from cachesvc.cli.catalogs.catalog_file import catalog_file
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         size_bytes, samples = int(catalog.extent_sizes.sum()), catalog.samples

@@ -23,8 +23,8 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
 
     The daemon builds it where one runs, else this command does, with the user's own rights.
     """
-    from cachesvc.cli.catalog_file import catalog_file
-    from cachesvc.cli.publish_catalog import copy_file, publish_beside
+    from cachesvc.cli.catalogs.catalog_file import catalog_file
+    from cachesvc.cli.catalogs.publish_catalog import copy_file, publish_beside
 
     with catalog_file(socket, uri, options.dataset_options(given), json) as (catalog, path):
         written = []

@@ -71,7 +71,7 @@ class CachedFile(io.BufferedReader):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What `info` says of the file."""
+        """The file's entry, as `info` returns it."""
         return dict(self.fs.info(self.path))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,8 +34,8 @@ PART_BYTES = 8 << 20
 THREADS = 64
 """Latency limits reads of small objects: 64 at a time give 3,000 objects a second at 20 ms."""
 BUFFERS_IDLE_S = 1.0
-"""Buffers are released after this time without a fetch. To clear them anew for each extent took a sixth of the CPU time
-of a fill."""
+"""Buffers are released this long after a fetch, unless another is under way then. The kernel clears new ones, which took
+a sixth of the CPU time of fills when each fetch released them."""
 BUFFERS_BYTES = 128 << 20
 """The limit of all buffers of a process; fewer threads run when ranges are large."""
 _CHUNK_BYTES = 1 << 20
@@ -141,7 +140,6 @@ class Fetcher:
         self._buffers = Buffers(BUFFERS_BYTES)
         self._lock = threading.Lock()
         self._under_way = 0
-        self._idle_since = 0.0
         self._releasing = False
         """Whether a timer runs that releases the buffers."""
 
@@ -167,30 +165,23 @@ class Fetcher:
         finally:
             with self._lock:
                 self._under_way -= 1
-                self._idle_since = time.monotonic()
                 if not self._under_way and not self._releasing:
-                    self._releasing = True
-                    self._release_after(BUFFERS_IDLE_S)
+                    self._release_later()
 
-    def _release_after(self, seconds: float) -> None:
-        timer = threading.Timer(seconds, self._release)
+    def _release_later(self) -> None:
+        timer = threading.Timer(BUFFERS_IDLE_S, self._release)
         timer.daemon = True
         try:
             timer.start()
+            self._releasing = True
         except RuntimeError:  # no thread can be started
-            self._releasing = False
             self._buffers.release()
 
     def _release(self) -> None:
-        """Release the buffers if they were idle for long enough; look again later if a fetch ended meanwhile."""
+        """Release the buffers, unless a fetch is under way, the end of which starts another timer."""
         with self._lock:
-            left_s = self._idle_since + BUFFERS_IDLE_S - time.monotonic()
-            if self._under_way:
-                self._releasing = False  # the last fetch starts another timer
-            elif left_s > 0:
-                self._release_after(left_s)
-            else:
-                self._releasing = False
+            self._releasing = False
+            if not self._under_way:
                 self._buffers.release()
 
     def _drain_all(

@@ -91,11 +91,7 @@ class FilesSource:
         return _version(path, found)
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range; check the version on the open file before and after."""
         try:

@@ -111,11 +111,7 @@ class CachedMetadata:
         return version
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range of the source. After SourceChanged or NotFound the next opening lists anew."""
         with self._forgetting(version):

@@ -88,11 +88,7 @@ class FsspecSource:
         return _version(uri, found)
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range, then check that the object is still that version."""
         if not len(into):

@@ -129,11 +129,7 @@ class Resilient:
         return self._with_retries(lambda: self._source.head(uri))
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range with retries, hedged when the source is `Interruptible`."""
         self._with_retries(lambda: self._timed(version, offset, into, received))

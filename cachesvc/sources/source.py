@@ -38,11 +38,7 @@ class Source(Protocol):
         ...
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Fill `into` with exactly the bytes [offset, offset + len(into)) of that version.
 

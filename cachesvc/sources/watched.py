@@ -81,11 +81,7 @@ class WatchedSource:
             return self._source.head(uri)
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range of the source."""
         with self._calls.watching(version.uri):

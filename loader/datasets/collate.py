@@ -25,8 +25,8 @@ from torch.utils.data._utils.collate import (
 )
 
 from cachesvc.core.errors import InvalidInput
+from loader.datasets.columns.plain_values import collates_as_torch, is_plain, plain_batch
 from loader.datasets.decoding.encoded_images import EncodedImage, stack_encoded
-from loader.datasets.plain_values import collates_as_torch, is_plain, plain_batch
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 

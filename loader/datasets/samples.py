@@ -15,13 +15,13 @@ from loader.datasets.catalog_values import LABEL, describe_classes, value_of, va
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_batches import columns_batch
 from loader.datasets.columns.column_samples import ColumnSamples
+from loader.datasets.columns.packed_columns import PackedColumns
+from loader.datasets.columns.plain_values import collates_as_torch, plain_column, shaped_batch
 from loader.datasets.decoding.decode import Decoder, decode_field, decoder, is_image
 from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.generators import call_user, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
-from loader.datasets.packed_columns import PackedColumns
-from loader.datasets.plain_values import collates_as_torch, plain_column, shaped_batch
 from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.sample_spec import SampleSpec
 from loader.datasets.targets import (

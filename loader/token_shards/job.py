@@ -16,7 +16,7 @@ from loader.token_shards.workers import tokenised
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to tokenise. `format`, `field` and `eos` may be ""."""
+    """Options of one run. `format`, `field` and `eos` may be ""."""
 
     source: str
     folder: str

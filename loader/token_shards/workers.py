@@ -29,7 +29,8 @@ SHOWN_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every process gets. `taken` counts the shards that were begun, `done_bytes` what is done of them."""
+    """The arguments of each process, and two shared counters: `taken`, the shards that were begun, and `done_bytes`, the
+    bytes of the source that were tokenised."""
 
     parent: int
     dataset: Dataset

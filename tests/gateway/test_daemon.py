@@ -1,4 +1,4 @@
-"""What the daemon decides holds for files, too: policy, allowlist, leases, one fetch, restarts."""
+"""The daemon's decisions hold for files, too: policy, allowlist, leases, one fetch, restarts."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ assert file.read(200_000) == whole[200_000:400_000]
 
 @pytest.mark.usefixtures("way")
 def test_a_forked_child_reads_on(folder: Path) -> None:
-    """In a process of its own: threads of gRPC that other tests leave would hold locks in the child."""
+    """The parent is a new process: threads of gRPC that other tests leave in this one would hold locks in the child."""
     subprocess.run([sys.executable, "-c", FORK, str(folder)], check=True, timeout=WAIT_S)
 
 

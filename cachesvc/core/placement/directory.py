@@ -160,7 +160,8 @@ class ExtentDirectory:
         self, places: Collection[_Place], behind: set[str], left_out: Collection[str]
     ) -> _Place | None:
         """The place that the fewest fills read from. Of several, one that is complete; of these, the keeper's; then the one
-        to which the fewest nodes were ever sent, and the first noted. Never one of those `behind`, or that reads from them."""
+        to which the fewest nodes were ever sent, and the first noted. Never one of those `behind`, or one that reads from
+        them."""
         readers = Counter(place.upstream for place in places if place.filling)
         left_out = {*left_out, *_downstream(places, behind)}
         usable = (place for place in places if place.node not in left_out)

@@ -142,11 +142,7 @@ class S3Source:
                 raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Send one ranged GET with If-Match; check status, Content-Range, length and ETag.
 

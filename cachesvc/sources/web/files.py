@@ -47,11 +47,7 @@ class WebSource:
             return ObjectVersion(uri, size, _tag(response).strip('"'))
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Send one ranged GET, and check that the answer is of that version. From a server without ranges the bytes before
         are received in vain, up to `MAX_SKIPPED_BYTES`."""

@@ -69,11 +69,7 @@ class HubSource:
         raise NotFound(f"{uri}: no such file in this dataset")
 
     def read_into(
-        self,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived = ignore_received,
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range of the object at the commit of its version; compare an object that is read whole with its
         SHA-256."""

@@ -12,7 +12,7 @@ from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.columns.column_reader import Values
 from loader.datasets.columns.column_samples import ColumnSamples, Found
-from loader.datasets.plain_values import collates_as_torch, number_tensor, shaped_batch, wide_type
+from loader.datasets.columns.plain_values import collates_as_torch, number_tensor, shaped_batch, wide_type
 from loader.reading.address_range import Bytes
 from loader.reading.reader import ExtentReader, Ints
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Indirect
+from loader.datasets.columns.plain_values import Empty, number_tensor, wide_type
 from loader.datasets.decoding.decode import number_type, text_kind
-from loader.datasets.plain_values import Empty, number_tensor, wide_type
 from loader.reading.reader import ExtentReader, Ints
 
 
