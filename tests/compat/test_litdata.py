@@ -55,6 +55,10 @@ def jpeg(n: int) -> tuple[int, Any]:
     return n, litdata.Jpeg(bytes=body.getvalue()) if hasattr(litdata, "Jpeg") else Image.open(body)
 
 
+def chat(n: int) -> dict[str, Any]:
+    return {"text": f"ü{n} " * n, "n": n, "turns": [{"who": "x", "said": "y" * n}] * (n % 3)}
+
+
 def tokens(n: int) -> Iterator[torch.Tensor]:
     yield torch.arange(100 * n, 100 * n + 100 + n, dtype=torch.int32)
 
@@ -117,6 +121,16 @@ def test_items_in_every_compression_are_those_of_litdata(tmp_path: Path, argumen
     assert sorted(wanted) == sorted(as_text(row(n)) for n in range(COUNT))
     shuffled = DataLoader(ours, 8, shuffle=True, seed=1, collate_fn=list)
     assert sorted(as_text(each) for batch in shuffled for each in batch) == sorted(wanted)
+
+
+@pytest.mark.parametrize("arguments", ["chunk_bytes='3KB'", "chunk_bytes='3KB', compression='zstd'"])
+def test_rows_that_litdata_stores_as_arrow_are_those_of_litdata(tmp_path: Path, arguments: str) -> None:
+    root = optimized(tmp_path / "d", "chat", arguments)
+    assert any(path.read_bytes().endswith(b"LDARW01\0") for path in root.glob("chunk-*"))
+    theirs = litdata.StreamingDataset(str(root))
+    wanted = [as_text(theirs[n]) for n in range(len(theirs))]
+    assert sorted(wanted) == sorted(as_text(chat(n)) for n in range(COUNT))
+    assert [as_text(each) for each in open_dataset(root)] == wanted
 
 
 def test_jpegs_are_decoded(tmp_path: Path) -> None:

@@ -54,8 +54,14 @@ def _folder(entry: ListedObject) -> str:
 def compile_arrow(inputs: Inputs) -> Draft:
     """Compile by the metadata of each record batch. Raises CorruptData naming the file, InvalidInput for features that are
     not read."""
-    arrow = pyarrow_for(inputs.entries[0].object.uri)
-    files = [ArrowFile(arrow, inputs, at, found) for at, found in _read(inputs)]
+    return compile_ipc(inputs, [(at, 0, entry.object.size_bytes) for at, entry in enumerate(inputs.entries)])
+
+
+def compile_ipc(inputs: Inputs, ranges: Sequence[tuple[int, int, int]]) -> Draft:
+    """Compile the IPC files or streams that are ranges of objects: (index of the object, begin, end). Raises as
+    `compile_arrow`."""
+    arrow = pyarrow_for(inputs.uri, "Arrow")
+    files = [ArrowFile(arrow, inputs, at, found) for at, found in _read(inputs, ranges)]
     schema = arrow.schema([])
     for file in files:
         schema = united(arrow, schema, file.uri, plain_schema(arrow, file.schema))
@@ -75,17 +81,18 @@ def compile_arrow(inputs: Inputs) -> Draft:
     return draft
 
 
-def _read(inputs: Inputs) -> Iterator[tuple[int, IpcFile]]:
-    def one(at: int) -> IpcFile:
+def _read(inputs: Inputs, ranges: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, IpcFile]]:
+    def one(each: tuple[int, int, int]) -> tuple[int, IpcFile]:
+        at, begin, end = each
         version = inputs.entries[at].object
-        return read_ipc(
-            version.uri, version.size_bytes, lambda offset, length: inputs.fetch(version, offset, length)
+        return at, read_ipc(
+            version.uri, begin, end, lambda offset, length: inputs.fetch(version, offset, length)
         )
 
     with ThreadPoolExecutor(_THREADS, "arrow") as pool:
-        for at, found in enumerate(pool.map(one, range(len(inputs.entries)))):
-            inputs.progress(at + 1, len(inputs.entries))
-            yield at, found
+        for number, found in enumerate(pool.map(one, ranges)):
+            inputs.progress(number + 1, len(ranges))
+            yield found
 
 
 class _Compiling:

@@ -59,15 +59,16 @@ class IpcFile:
     batches: tuple[Batch, ...]
 
 
-def read_ipc(uri: str, size: int, read: Read) -> IpcFile:
-    """Read the metadata of a file or stream of `size` bytes. Raises CorruptData, and InvalidInput for what is not read."""
-    window = _Window(uri, size, read)
+def read_ipc(uri: str, begin: int, end: int, read: Read) -> IpcFile:
+    """Read the metadata of the IPC file or stream that is [begin, end) of a file. All offsets are the file's. Raises
+    CorruptData, and InvalidInput for what is not read."""
+    window = _Window(begin, end, read)
     try:
-        if window.get(0, min(size, len(MAGIC))) == MAGIC:
+        if window.get(begin, min(end - begin, len(MAGIC))) == MAGIC:
             return _File(uri, window).read()
-        if window.get(0, min(size, len(FEATHER_1))) == FEATHER_1:
+        if window.get(begin, min(end - begin, len(FEATHER_1))) == FEATHER_1:
             raise InvalidInput(f"{uri} is Feather version 1: write it with pyarrow.feather.write_feather")
-        return _collected(uri, _messages(uri, window, 0))
+        return _collected(uri, _messages(window))
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, CacheError):
             raise
@@ -75,19 +76,19 @@ def read_ipc(uri: str, size: int, read: Read) -> IpcFile:
 
 
 class _Window:
-    """Reads a file in windows. Raises ValueError for bytes beyond its end."""
+    """Reads [begin, end) of a file in windows. Raises ValueError for bytes outside."""
 
-    def __init__(self, uri: str, size: int, read: Read) -> None:
-        self.size, self._read = size, read
-        self._begin, self._held = 0, b""
+    def __init__(self, begin: int, end: int, read: Read) -> None:
+        self.begin, self.end, self._read = begin, end, read
+        self._held_at, self._held = begin, b""
 
     def get(self, at: int, length: int) -> bytes:
-        if not 0 <= at <= at + length <= self.size:
-            raise ValueError(f"it ends after {self.size:,} bytes, before {at + length:,}: it was cut")
-        if not self._begin <= at <= at + length <= self._begin + len(self._held):
-            self._begin = at
-            self._held = self._read(at, min(max(length, _WINDOW_BYTES), self.size - at))
-        return self._held[at - self._begin : at - self._begin + length]
+        if not self.begin <= at <= at + length <= self.end:
+            raise ValueError(f"it ends after {self.end:,} bytes, before {at + length:,}: it was cut")
+        if not self._held_at <= at <= at + length <= self._held_at + len(self._held):
+            self._held_at = at
+            self._held = self._read(at, min(max(length, _WINDOW_BYTES), self.end - at))
+        return self._held[at - self._held_at : at - self._held_at + length]
 
 
 class _Table:
@@ -171,7 +172,7 @@ class _Message:
 
 def _message(window: _Window, at: int) -> _Message | None:
     """Return the message at a place, None at the end of a stream."""
-    prefix = window.get(at, min(8, window.size - at))
+    prefix = window.get(at, min(8, window.end - at))
     if len(prefix) < 4:
         _fail("it ends inside a message")
     first = int.from_bytes(prefix[:4], "little")
@@ -186,8 +187,8 @@ def _message(window: _Window, at: int) -> _Message | None:
     if header is None or body_bytes < 0:
         _fail("a message without a header")
     found = _Message(table.number(1, "B"), header, table.number(0, "h"), raw, at + width + length, body_bytes)
-    if found.end > window.size:
-        _fail(f"a message ends at {found.end:,}, and it has {window.size:,} bytes: it was cut")
+    if found.end > window.end:
+        _fail(f"a message ends at {found.end:,}, and it ends at {window.end:,}: it was cut")
     return found
 
 
@@ -195,8 +196,9 @@ def _fail(why: str) -> NoReturn:
     raise ValueError(why)
 
 
-def _messages(uri: str, window: _Window, at: int) -> Iterator[_Message]:
-    while at < window.size and (found := _message(window, at)) is not None:
+def _messages(window: _Window) -> Iterator[_Message]:
+    at = window.begin
+    while at < window.end and (found := _message(window, at)) is not None:
         yield found
         at = found.end
 
@@ -208,13 +210,13 @@ class _File:
         self._uri, self._window = uri, window
 
     def read(self) -> IpcFile:
-        end = self._window.size - len(MAGIC) - 4
+        end = self._window.end - len(MAGIC) - 4
         tail = self._window.get(end, len(MAGIC) + 4)
         length = int.from_bytes(tail[:4], "little")
-        if tail[4:] != MAGIC or not 0 < length <= min(end, _METADATA_BYTES):
+        if tail[4:] != MAGIC or not 0 < length <= min(end - self._window.begin, _METADATA_BYTES):
             _fail("it does not end with a footer: it was cut")
         footer = _Table.root(self._window.get(end - length, length))
-        schema = _message(self._window, 8)
+        schema = _message(self._window, self._window.begin + 8)
         if schema is None or schema.kind != _SCHEMA:
             _fail("it does not begin with a schema")
         return _collected(self._uri, self._blocks(schema, footer))
@@ -223,7 +225,7 @@ class _File:
         yield schema
         for slot in (2, 3):
             for offset, _, _ in footer.structs(slot, "<qi4xq"):
-                found = _message(self._window, offset)
+                found = _message(self._window, self._window.begin + offset)
                 if found is None:
                     _fail("its footer names a place without a message")
                 yield found

@@ -2,12 +2,14 @@
 
 A chunk is one extent. It begins with u32 items and u32 offsets[items + 1]; an item begins with the u32 sizes of its values.
 Compressed chunks are decoded while they are filled. Items that are compressed one by one are decoded when they are read.
-The items of `TokensLoader` are one stream of tokens behind the offsets.
+The items of `TokensLoader` are one stream of tokens behind the offsets. Dicts of texts, lists and the like are an Arrow IPC
+file behind the offsets, then its u32 size and `_ARROW_TAIL`; their extents are runs of record batches.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ import zstandard
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.formats.arrow import compile_ipc
 from cachesvc.catalog.formats.records import Cut, Payload, lay_out
 from cachesvc.catalog.kinds import kind_of
 from cachesvc.catalog.layout import LITDATA, Field
@@ -28,7 +31,7 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES, ObjectVersion
 from cachesvc.sources.framed_zstd import CODEC, HEAD, items_of
 
-_ARROW_TAIL = b"LDARW01\0"
+_ARROW_TAIL, _ARROW_MAGIC = struct.Struct("<I8s"), b"LDARW01\0"
 _MAX_FIELDS = 1024
 _MAX_HEADS = 1024
 """Number of plain chunks whose first bytes are compared with the index."""
@@ -95,6 +98,8 @@ def compile_litdata(inputs: Inputs) -> Draft:
         return _tokens(inputs, config, chunks)
     if inputs.options.seq_len or inputs.options.overlap:
         raise InvalidInput(f"{inputs.uri} was not written for TokensLoader: leave out seq_len and overlap")
+    if _arrow_range(inputs, chunks[0]):
+        return _rows(inputs, chunks)
     space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     for chunk, size in zip(chunks, _sizes(inputs, chunks), strict=True):
         if size < 4 * (chunk.items + 2) or size >> 32:
@@ -111,6 +116,42 @@ def compile_litdata(inputs: Inputs) -> Draft:
         extent_first=ints([*firsts, samples]),
         head={"sizes": [-1] * len(config.fields), **packed},
     )
+
+
+def _rows(inputs: Inputs, chunks: Sequence[_Chunk]) -> Draft:
+    """Compile chunks that are all Arrow."""
+    with ThreadPoolExecutor(_THREADS, "tails") as pool:
+        ranges = list(pool.map(lambda chunk: _arrow_range(inputs, chunk), chunks))
+    draft = compile_ipc(inputs, [found for found in ranges if found])
+    without = next((chunk for chunk, found in zip(chunks, ranges, strict=True) if not found), None)
+    if without is not None:
+        raise InvalidInput(
+            f"{_uri(inputs, without)} holds no Arrow, and chunks before it do: write them anew"
+        )
+    stated, held = sum(chunk.items for chunk in chunks), int(draft.extent_first[-1])
+    if held != stated:
+        raise CorruptData(
+            f"{inputs.uri} says that it holds {stated:,} items, and its chunks hold {held:,}: write it anew"
+        )
+    return draft
+
+
+def _arrow_range(inputs: Inputs, chunk: _Chunk) -> tuple[int, int, int] | None:
+    """Return the object of a chunk, and begin and end of the Arrow file in it; None if it holds none."""
+    version = inputs.entries[chunk.object].object
+    end = version.size_bytes - _ARROW_TAIL.size
+    if chunk.codec or end < 0:
+        return None
+    size, magic = _ARROW_TAIL.unpack(inputs.fetch(version, end, _ARROW_TAIL.size))
+    if magic != _ARROW_MAGIC:
+        return None
+    if size > end:
+        raise CorruptData(f"{version.uri} is truncated before its Arrow file: write it anew")
+    return chunk.object, end - size, end
+
+
+def _uri(inputs: Inputs, chunk: _Chunk) -> str:
+    return inputs.entries[chunk.object].object.uri
 
 
 def _tokens(inputs: Inputs, config: _Config, chunks: Sequence[_Chunk]) -> Draft:
@@ -161,11 +202,6 @@ def _sizes(inputs: Inputs, chunks: Sequence[_Chunk]) -> list[int]:
 
 
 def _check_plain(inputs: Inputs, version: ObjectVersion, chunk: _Chunk) -> None:
-    tail = inputs.fetch(version, version.size_bytes - 8, 8) if version.size_bytes >= 8 else b""
-    if tail == _ARROW_TAIL:
-        raise InvalidInput(
-            f"{version.uri} holds its items as Arrow inside of a litData chunk, which is not read: write them as Parquet"
-        )
     _check_items(
         version, chunk, int.from_bytes(inputs.fetch(version, 0, min(4, version.size_bytes)), "little")
     )

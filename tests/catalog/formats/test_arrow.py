@@ -227,7 +227,7 @@ def test_delta_dictionaries_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("claim", [10**11, 2**62, -2])
 def test_a_buffer_that_claims_a_hundred_gigabytes_takes_no_memory(tmp_path: Path, claim: int) -> None:
-    found = read_ipc("a", len(PACKED), lambda at, length: PACKED[at : at + length])
+    found = read_ipc("a", 0, len(PACKED), lambda at, length: PACKED[at : at + length])
     offset, _ = found.batches[0].buffers[1]
     body = PACKED[:offset] + struct.pack("<q", claim) + PACKED[offset + 8 :]
     write_files(tmp_path / "d", {"a.arrow": body})
@@ -237,7 +237,7 @@ def test_a_buffer_that_claims_a_hundred_gigabytes_takes_no_memory(tmp_path: Path
 
 def test_offsets_that_point_outside_are_found_when_they_are_read(tmp_path: Path) -> None:
     body = stream(pa.table({"x": ["abc", "de"], "y": [[1], [2, 3]]}))
-    found = read_ipc("a", len(body), lambda at, length: body[at : at + length])
+    found = read_ipc("a", 0, len(body), lambda at, length: body[at : at + length])
     text, _ = found.batches[0].buffers[1]
     lists, _ = found.batches[0].buffers[4]
     for at, field in ((text, "x"), (lists, "y")):
@@ -256,7 +256,7 @@ def test_offsets_that_point_outside_are_found_when_they_are_read(tmp_path: Path)
 def test_offsets_of_64_bits_do_not_overflow(tmp_path: Path, first: int) -> None:
     kinds = {"x": pa.large_string(), "y": pa.large_list(pa.int64())}
     body = stream(pa.table({"x": pa.array(["abc"], kinds["x"]), "y": pa.array([[1]], kinds["y"])}))
-    found = read_ipc("a", len(body), lambda at, length: body[at : at + length])
+    found = read_ipc("a", 0, len(body), lambda at, length: body[at : at + length])
     for at, field in ((found.batches[0].buffers[1, 0], "x"), (found.batches[0].buffers[4, 0], "y")):
         write_files(
             tmp_path / "d", {"a.arrow": body[:at] + struct.pack("<qq", first, 2**63 - 1) + body[at + 16 :]}

@@ -17,7 +17,7 @@ from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
 from tests.support.datasets import write_files
-from tests.support.formats.litdata_chunks import FORMS, LEAF, litdata, plain
+from tests.support.formats.litdata_chunks import FORMS, LEAF, litdata, litdata_rows, plain
 
 TYPES = {
     "i": "int",
@@ -218,12 +218,42 @@ def test_an_absent_chunk_and_one_named_twice_are_refused(tmp_path: Path) -> None
         compiled(path.parent)
 
 
-def test_chunks_of_arrow_are_refused_by_name(tmp_path: Path) -> None:
-    root = litdata(tmp_path / "d", {"i": "json"}, [[b"[]"]] * 4, 4)
-    path = root / "chunk-0-0.bin"
-    path.write_bytes(path.read_bytes() + b"LDARW01\0")
-    with pytest.raises(InvalidInput, match=r"as Arrow inside of a litData chunk.* write them as Parquet"):
-        compiled(root)
+ROWS: list[dict[str, Any]] = [
+    {"text": f"ü{n}" * n, "n": n, "turns": [{"who": "x" * n, "ids": list(range(n))}] * (n % 3)}
+    for n in range(25)
+]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_chunks_of_arrow_are_rows(
+    tmp_path: Path, compression: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = litdata_rows(tmp_path / "d", ROWS, 10, compression)
+    assert json.loads(json.dumps(list(open_dataset(root)), default=list)) == ROWS
+    with Daemon(tmp_path / "node", ["--ram", "64MiB", "--allow", str(tmp_path)]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        batches = DataLoader(open_dataset(root), 8, shuffle=True, collate_fn=list)
+        assert sorted(row["text"] for batch in batches for row in batch) == sorted(
+            row["text"] for row in ROWS
+        )
+
+
+def test_damaged_chunks_of_arrow_are_refused_by_name(tmp_path: Path) -> None:
+    root = litdata_rows(tmp_path / "d", ROWS, 10)
+    path = root / "chunk-0-1.bin"
+    body = path.read_bytes()
+    for damaged, wrong in (
+        (
+            body[:-12] + struct.pack("<I8s", len(body), b"LDARW01\0"),
+            "chunk-0-1.bin is truncated before its Arrow",
+        ),
+        (body[-500:], "chunk-0-1.bin is truncated before its Arrow|chunk-0-1.bin is no Arrow"),
+        ((root / "chunk-0-2.bin").read_bytes(), "says that it holds 25 items, and its chunks hold 20"),
+        (plain([b""] * 10), "chunk-0-1.bin holds no Arrow, and chunks before it do"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises((CorruptData, InvalidInput), match=wrong):
+            compiled(root)
 
 
 def test_pickles_are_refused_and_other_fields_are_read(tmp_path: Path) -> None:

@@ -63,6 +63,38 @@ def test_each_line_of_json_that_is_not_blank_is_a_sample(tmp_path: Path, ending:
     assert catalog.key(4) == f"x.jsonl{ending}:4"
 
 
+EDGES = [
+    "NaN",
+    "-Infinity",
+    "1e400",
+    '"\\ud800"',
+    "-0",
+    "-0.0",
+    "18446744073709551616",
+    "1" * 400,
+    "5e-324",
+    " [1] ",
+]
+
+
+def loaded(text: str) -> str | None:
+    try:
+        return repr(json.loads(text))
+    except ValueError:
+        return None
+
+
+@given(st.text() | st.sampled_from(EDGES) | st.from_type(float).map(repr) | st.integers().map(str))
+def test_a_line_of_json_is_what_the_standard_library_makes_of_it(text: str) -> None:
+    for line in (text, f'{{"a": {text}, "a": {text}}}', f"[{text}, {json.dumps(text)}]"):
+        expected = loaded(line)
+        if expected is None:
+            with pytest.raises(ValueError):
+                json_value(line.encode(errors="surrogatepass"))
+        else:
+            assert repr(json_value(line.encode())) == expected
+
+
 def test_a_schema_may_drift_over_many_files(tmp_path: Path) -> None:
     files = {f"{n // 100}/{n:04}.jsonl": b'{"n": %d, "only%d": 1}\n' % (n, n % 5) for n in range(300)}
     catalog = opened(tmp_path / "d", files)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import zstandard
 
 from tests.support.datasets import write_files
@@ -84,3 +85,22 @@ FORMS: dict[str, Callable[[Sequence[bytes]], bytes]] = {
     "sample": lambda bodies: plain([zstandard.compress(body) for body in bodies]),
 }
 """litData's `compression_level`s, and none."""
+
+
+def litdata_rows(
+    root: Path, rows: Sequence[Mapping[str, Any]], per_chunk: int, compression: str | None = None
+) -> Path:
+    """Write dicts as chunks that hold an Arrow file, with record batches of 4 rows. Return the folder."""
+    names = list(rows[0])
+    litdata(root, dict.fromkeys(names, "json"), [[b""] * len(names)] * len(rows), per_chunk)
+    for number, begin in enumerate(range(0, len(rows), per_chunk)):
+        table = pyarrow.Table.from_pylist([dict(row) for row in rows[begin : begin + per_chunk]])
+        sink = pyarrow.BufferOutputStream()
+        options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+        with pyarrow.ipc.new_file(sink, table.schema, options=options) as out:
+            out.write_table(table, max_chunksize=4)
+        body = sink.getvalue().to_pybytes()
+        head = np.array([len(table), *[4 * (len(table) + 2)] * (len(table) + 1)], "<u4").tobytes()
+        tail = struct.pack("<I8s", len(body), b"LDARW01\0")
+        (root / f"chunk-0-{number}.bin").write_bytes(head + body + tail)
+    return root
