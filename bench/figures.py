@@ -19,7 +19,7 @@ WARM_HEAD = (
     "memory, MB",
     "first batch, ms",
 )
-COLD_HEAD = ("loader", "epoch, s", "over s5cmd", "first batch, s", "S3 bytes / dataset")
+COLD_HEAD = ("loader", "epoch, s", "over s5cmd", "first batch, s", "S3 bytes / dataset", "a second job's, s")
 RESUME_HEAD = ("loader", "at 0 %, ms", "at 50 %, ms", "50 % over 0 %")
 KIND_TITLES = {
     "records": "Warm, 3,072-byte records, batch 64",
@@ -105,6 +105,7 @@ def _cold(results: Results) -> Grid:
                 f"{statistics.median(epochs) / bare:.2f}",
                 spread([one["first_s"] for one in answers], ".2f"),
                 f"{statistics.median(one['source_bytes'] for one in answers) / size:.2f}",
+                "-" if peer == LIMIT else spread([one["second_s"] for one in answers], ".2f"),
             )
         )
     return Grid(title, COLD_HEAD, rows)

@@ -16,7 +16,9 @@ def s5cmd_path() -> str:
 
 
 def s5cmd(job: Job) -> Path:
-    """Copy everything below `job.remote` into `job.cache`; return that folder."""
+    """Copy everything below `job.remote` into `job.cache`, unless a job before did; return that folder."""
+    if any(Path(job.cache).iterdir()):
+        return Path(job.cache)
     subprocess.run(
         [s5cmd_path(), "--endpoint-url", job.endpoint, "cp", f"{job.remote}*", f"{job.cache}/"],
         stdout=subprocess.DEVNULL,
