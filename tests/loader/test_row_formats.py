@@ -1,5 +1,5 @@
 """Rows of each format are read exactly once by two ranks, shuffled and resumed in mid-epoch, directly and by a daemon from
-S3. Files of MDS, litData and TFRecord were written by those projects; `make compat` writes them anew."""
+S3. Files of MDS, litData, TFRecord and WebDataset were written by those projects; `make compat` writes them anew."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,15 @@ def write_tfrecord(root: Path) -> None:
         create_index(str(path), f"{path}.idx")
 
 
+def write_webdataset(root: Path) -> None:
+    from webdataset import TarWriter
+
+    for part, found in _parts():
+        with TarWriter(str(root / f"{part}.tar.gz")) as out:
+            for text, n in found:
+                out.write({"__key__": f"{n:04}", "txt": text, "cls": n})
+
+
 # ---- the formats' own readers
 
 
@@ -161,6 +170,13 @@ def by_tfrecord(root: Path) -> Iterator[Row]:
             yield bytes(row["text"]).decode(), int(row["n"][0])
 
 
+def by_webdataset(root: Path) -> Iterator[Row]:
+    from webdataset import WebDataset
+
+    shards = sorted(map(str, root.glob("*.tar.gz")))
+    return iter(WebDataset(shards, shardshuffle=False).decode().to_tuple("txt", "cls"))
+
+
 FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Iterable[Row]]]] = {
     "jsonl": ("", write_jsonl, by_json),
     "csv": ("", write_csv, by_csv),
@@ -169,6 +185,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Iterable[
     "mds": ("streaming", write_mds, by_streaming),
     "litdata": ("litdata", write_litdata, by_litdata),
     "tfrecord": ("tfrecord", write_tfrecord, by_tfrecord),
+    "webdataset": ("webdataset", write_webdataset, by_webdataset),
 }
 """By format: the package that it needs, its writer and its reader."""
 
@@ -202,7 +219,7 @@ def ours(uri: str | Path, workers: int) -> Ledger:
 def _counted(batches: Iterable[Any]) -> Ledger:
     found: Ledger = Counter()
     for batch in batches:
-        texts, numbers = batch if isinstance(batch, list) else (_values(batch, *names) for names in _NAMES)
+        texts, numbers = batch if isinstance(batch, list) else (_values(batch, names) for names in _NAMES)
         found += ledger(
             (text.decode() if isinstance(text, bytes) else text, n)
             for text, n in zip(texts, numbers.tolist(), strict=True)
@@ -210,12 +227,12 @@ def _counted(batches: Iterable[Any]) -> Ledger:
     return found
 
 
-_NAMES = (("text", "0"), ("n", "1"))
-"""Names of the fields, and those of the items of a tuple in litData."""
+_NAMES = (("text", "0", "txt"), ("n", "1", "cls"))
+"""Names of the fields, those of the items of a tuple in litData, and those of the members in a tar."""
 
 
-def _values(batch: dict[str, Any], name: str, place: str) -> Any:
-    return batch[name] if name in batch else batch[place]
+def _values(batch: dict[str, Any], names: Sequence[str]) -> Any:
+    return next(batch[name] for name in names if name in batch)
 
 
 if __name__ == "__main__":
