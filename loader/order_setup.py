@@ -14,7 +14,8 @@ from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DEFAULT_WINDOW_BYTES
 from cachesvc.core.order.epoch_order import Last, OrderSpec
-from loader.batches.feed import Feed, RankShare
+from loader.batches.feed import Feed
+from loader.batches.turns import RankShare
 from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import LoaderState
 from loader.job.topology import ALONE, Topology, resolve

@@ -11,20 +11,20 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
 from loader.batches.gather import GatherMethod, LocatedBatches, gather_method
+from loader.batches.turns import RankShare
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.decode import ImageMode
 from loader.datasets.extent_layout import extent_layout, plans_for
@@ -42,27 +42,6 @@ SLAB = 16_384
 """Positions of the order computed at once: 60 to 70 ns each. Slabs of 65,536 are no faster and take 1.4 MiB more
 per process; in slabs of 64 a position costs 5 us."""
 NOT_READ = (0.0,) * len(READING)
-
-
-class BatchKey(NamedTuple):
-    """The epoch and turn of a batch."""
-
-    epoch: int
-    turn: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankShare:
-    """A rank's part of every global batch: the slots [low, high), in `accumulate` micro-batches."""
-
-    low: int
-    high: int
-    batch_size: int
-
-    @property
-    def accumulate(self) -> int:
-        """Batches of this rank per step."""
-        return (self.high - self.low) // self.batch_size
 
 
 class _Slab:
@@ -130,6 +109,8 @@ class Feed(TorchDataset[Any]):
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self._order: EpochOrder | RunOrder | None = None
         self._slab, self._slabs = self._no_slab(), _SlabCache()
+        self._followed: int | None = None
+        """The epoch whose plan this worker has submitted."""
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
@@ -227,8 +208,10 @@ class Feed(TorchDataset[Any]):
 
     def submit(self, epoch: int) -> frozenset[int]:
         """Tell each dataset's plan holder which extents this rank reads in which steps, as far as its indices map to
-        extents. Returns the steps at which an extent is no longer needed."""
-        order, share = self.order(epoch), self.share
+        extents: a daemon by the trainer, the direct reads of a worker by that worker. Returns the steps at which an extent
+        is no longer needed."""
+        order, share, worker = self.order(epoch), self.share, get_worker_info()
+        part = (share.high - share.low) / self.spec.global_batch / (worker.num_workers if worker else 1)
         cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
             plans = [*zip(self._opened, order.plans(*cut), strict=True)]
@@ -239,7 +222,8 @@ class Feed(TorchDataset[Any]):
             shared.setdefault(id(opened), []).append(plan)
         for opened in self._opened:
             if id(opened) in shared:
-                opened.submit(merged(shared.pop(id(opened))), self)
+                chosen = 1.0 if self._view is None else len(self._view) / max(1, opened.catalog.samples)
+                opened.submit(merged(shared.pop(id(opened))), self, part * chosen)
         return frozenset(step for _, plan in plans for step in (plan.last_step + 1).tolist())
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
@@ -367,6 +351,10 @@ class Feed(TorchDataset[Any]):
 
     def _load(self, epoch: int, turn: int) -> _Slab:
         order, share = self.order(epoch), self.share
+        if self._followed != epoch and get_worker_info() is not None:
+            self._followed = epoch
+            if not all(opened.link.daemon for opened in self._opened):
+                self.submit(epoch)
         step = turn // share.accumulate
         if step >= order.full_steps:
             self._slab = self._slabs.get((epoch, None), lambda: self._tail(order))

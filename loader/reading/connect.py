@@ -115,9 +115,9 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
 
     first, thrash_warning = connection(), ThrashWarning(catalog.extent_sizes)
 
-    def submit(plan: Plan) -> None:
+    def submit(plan: Plan, part: float) -> None:
         if direct is not None:
-            direct.submit(plan)
+            direct.submit(plan, part)
         first.submit(plan)
         if direct is None:
             check_extents_fit(catalog, first.tier_budgets)

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+from torch.utils.data import get_worker_info
+
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import read_timeout_s
@@ -77,9 +79,12 @@ class OpenedDataset:
                 self._reader = reader
             return self._reader
 
-    def submit(self, plan: Plan, order: object) -> None:
+    def submit(self, plan: Plan, order: object, part: float = 1.0) -> None:
         """Send the plan by which `order` will read extents. An order that runs while another does (a validation inside a
-        training epoch) gets its own connection for that: a plan replaces the one before it on its connection."""
+        training epoch) gets its own connection for that: a plan replaces the one before it on its connection. `part`: the
+        part of these extents' samples that this process reads. The daemon has the trainer's plan, not its workers'."""
+        if self.link.daemon and get_worker_info() is not None:
+            return
         self.reader()
         access = self._access
         assert access is not None
@@ -96,7 +101,7 @@ class OpenedDataset:
             self._other_orders[order][0].submit(plan)
         else:
             self._main_order = weakref.ref(order)
-            access.submit(plan)
+            access.submit(plan, part)
 
     def passed(self, step: int, order: object) -> None:
         """Report that everything before `step` of this order's plan has been consumed."""

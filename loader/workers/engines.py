@@ -14,9 +14,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader.batches.bad_samples import OnError
 from loader.batches.buffer_pool import BufferPool
-from loader.batches.feed import BatchKey, Feed
+from loader.batches.feed import Feed
 from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
+from loader.batches.turns import BatchKey
 from loader.gpu.cuda_driver import can_register
 from loader.gpu.image_decoder import ImageDecoder, UndecodableImage
 from loader.gpu.record_gather import RecordGather

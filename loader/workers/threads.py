@@ -16,7 +16,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from cachesvc.core.errors import CacheError, InvalidInput
-from loader.batches.feed import BatchKey
+from loader.batches.turns import BatchKey
 from loader.workers.iteration import CHILD_SAYS
 
 Make = Callable[[BatchKey], Any]

@@ -21,8 +21,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.order.permute import mix
 from cachesvc.system.fork_hooks import abandon_in_children, forks_workers
-from loader.batches.feed import BatchKey
 from loader.batches.maker import BatchMaker, MadeBatch
+from loader.batches.turns import BatchKey
 from loader.process.parent_watch import EndsWithTrainerOnUnpickle
 from loader.workers.index_pipe import index_pipe_context
 from loader.workers.iteration import CHILD_SAYS, is_batch_error

@@ -86,7 +86,12 @@ class Setting:
         return FailoverGrants(gone, self.fills.grants())
 
     def local(self) -> LocalGrants:
-        return LocalGrants(self.fills.catalog.extent, self.fills.grants())
+        return LocalGrants(self.fills.catalog.extent, self.fills.grants(), self.fills.grants())
+
+    def copied(self) -> LocalGrants:
+        grants = self.local()
+        grants.follow(range(EXTENTS), ROOM * EXTENT)
+        return grants
 
     def memory(self) -> MemoryGrants:
         return MemoryGrants(self.fills.catalog.extent, room=ROOM)
@@ -113,9 +118,10 @@ MAKERS: dict[str, Callable[[Setting], Grants]] = {
     "fallback": Setting.fallback,
     "direct": lambda setting: setting.fills.grants(),
     "local": Setting.local,
+    "copied": Setting.copied,
     "memory": Setting.memory,
 }
-FILLING = ["daemon", "reopening", "failover", "fallback", "direct"]
+FILLING = ["daemon", "reopening", "failover", "fallback", "direct", "copied"]
 """The implementations whose extents are filled on demand."""
 
 
@@ -134,7 +140,8 @@ def leases(grants: object) -> int:
             assert sum(grants._from_fallback.values()) == leases(grants._fallback)
             return leases(grants._primary) + leases(grants._fallback)
         case LocalGrants():
-            return leases(grants._others)
+            assert leases(grants._copies) == sum(grants._leased[grants._copies].values())
+            return leases(grants._others) + leases(grants._copies)
     raise AssertionError(grants)
 
 
@@ -252,7 +259,7 @@ def test_an_unknown_extent_is_an_error_that_leases_nothing(grants: Grants, setti
     wait_until(lambda: descriptors() <= before + 1)  # a copy without leases
 
 
-@pytest.mark.parametrize("kind", ["daemon", "reopening", "failover", "fallback", "direct", "local"])
+@pytest.mark.parametrize("kind", ["daemon", "reopening", "failover", "fallback", "direct", "local", "copied"])
 def test_an_extent_that_cannot_be_read_is_a_typed_error_that_leases_nothing(
     setting: Setting, kind: str
 ) -> None:

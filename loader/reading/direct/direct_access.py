@@ -22,6 +22,7 @@ from cachesvc.core.stalls import StallReport
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from loader.reading.direct.direct_fills import DirectGrants
+from loader.reading.direct.local_copies import copy_budget
 from loader.reading.direct.local_files import LocalGrants
 from loader.reading.direct.shared_rate import direct_rate
 
@@ -46,12 +47,13 @@ def _recall_nothing() -> Mapping[int, bool]:
 class Access:
     """The extents of one dataset for one process, and what it reports to their holder.
 
-    `submit` sends the plan by which extents will be needed, `report` the waits of steps, `suspect` extents that were
+    `submit` sends the plan by which extents will be needed, and the part of their samples that this process reads,
+    `report` the waits of steps, `suspect` extents that were
     granted corrupt. `recalled` returns the extents that the holder recalls, and whether each is corrupt.
     `connect_another` makes a connection for the plan of an order that runs at the same time."""
 
     grants: Grants
-    submit: Callable[[Plan], None]
+    submit: Callable[[Plan, float], None]
     report: Callable[[StallReport], None] = _drop_report
     suspect: Callable[[Sequence[int]], None] = _suspect_nothing
     recalled: Callable[[], Mapping[int, bool]] = _recall_nothing
@@ -59,7 +61,8 @@ class Access:
 
 
 def direct_access(catalog: Catalog) -> Access:
-    """Grants local files themselves, and fills all other extents into this process's memory, in the order of the plan."""
+    """Grants local files themselves or copies of them, and fills all other extents into this process's memory, in the
+    order of the plan."""
     home = _home()
     settings = SourceSettings(metadata_directory=Path(home) / "metadata")
     sources, own = Sources(settings), threading.local()
@@ -70,11 +73,15 @@ def direct_access(catalog: Catalog) -> Access:
         return encode_missing(own.fetcher.fetch(extent, fd))
 
     direct = DirectGrants(catalog.extent, fill, direct_rate(home).take)
+    copies = DirectGrants(catalog.extent, fill, lambda _: 0.0)
+    local = LocalGrants(catalog.extent, direct, copies)
 
-    def submit(plan: Plan) -> None:
-        direct.follow(plan.extent.tolist())
+    def submit(plan: Plan, part: float) -> None:
+        extents = plan.extent.tolist()
+        direct.follow(extents)
+        local.follow(extents, copy_budget(catalog, plan, part))
 
-    return Access(LocalGrants(catalog.extent, direct), submit)
+    return Access(local, submit)
 
 
 def compile_locally(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:

@@ -60,9 +60,10 @@ class DirectGrants:
         """Extents before this position of the plan are evicted for those filled ahead."""
         abandon_in_children(self)
 
-    def follow(self, extents: Sequence[int]) -> None:
-        """Fill ahead in this order of need from now on."""
+    def follow(self, extents: Sequence[int], budget_bytes: int | None = None) -> None:
+        """Fill ahead in this order of need from now on, within this budget if one is given."""
         with self._lock:
+            self._budget = self._budget if budget_bytes is None else budget_bytes
             self._plan, self._position = extents, {extent: at for at, extent in enumerate(extents)}
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:

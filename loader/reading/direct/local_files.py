@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cachesvc.client.protocol import CLOSED, Granted, Grants, Refused
@@ -10,48 +11,65 @@ from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged
 from cachesvc.core.model import Extent, ObjectVersion, Piece
 from cachesvc.sources.files import etag_of
 from cachesvc.sources.uri import local_path
+from loader.reading.direct.direct_fills import DirectGrants
 
 
 class LocalGrants:
-    """Grants descriptors of the local files themselves; `others` grants extents of several pieces and compressed
-    ones."""
+    """Grants descriptors of the local files themselves, or `copies` of them where `follow` says so. `others` grants extents
+    of several pieces and compressed ones."""
 
-    def __init__(self, extent_of: Callable[[int], Extent], others: Grants) -> None:
-        self._extent_of, self._others = extent_of, others
-        self._from_others: set[int] = set()
+    def __init__(self, extent_of: Callable[[int], Extent], others: Grants, copies: DirectGrants) -> None:
+        self._extent_of, self._others, self._copies = extent_of, others, copies
+        self._copied: frozenset[int] = frozenset()
+        self._leased: dict[Grants, Counter[int]] = {others: Counter(), copies: Counter()}
         self._closed = False
+
+    def follow(self, extents: Sequence[int], copy_bytes: int) -> None:
+        """Copy these extents from now on, in this order and within this budget, if it is not 0."""
+        self._copied = frozenset(extents) if copy_bytes else frozenset()
+        if copy_bytes:
+            self._copies.follow(extents, copy_bytes)
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`. Raises NotFound or SourceChanged when a file is not the version in the catalog, NotAllowed, and
         SourceUnavailable where it cannot be opened now."""
         if self._closed:
             raise CacheError(CLOSED)
-        others, answers = [], list[Granted | Refused]()
+        elsewhere: dict[Grants, list[int]] = {self._others: [], self._copies: []}
+        answers: list[Granted | Refused] = []
         try:
             for index in extents:
                 extent = self._extent_of(index)
                 piece = extent.pieces[0] if len(extent.pieces) == 1 else None
                 path = local_path(piece.object.uri) if piece is not None and not piece.codec else None
-                if piece is not None and path is not None:
-                    fd = _open(piece, path)
-                    answers.append(Granted(index, fd, piece.offset, extent.size_bytes, "local"))
+                if piece is None or path is None:
+                    elsewhere[self._others].append(index)
+                elif index in self._copied:
+                    elsewhere[self._copies].append(index)
                 else:
-                    others.append(index)
-            if others:
-                self._from_others.update(others)
-                answers += self._others.acquire(others, timeout_s)
+                    answers.append(
+                        Granted(index, _open(piece, path), piece.offset, extent.size_bytes, "local")
+                    )
+            for grants, wanted in elsewhere.items():
+                if wanted:
+                    found = grants.acquire(wanted, timeout_s)
+                    answers += found
+                    self._leased[grants].update(each.extent for each in found if isinstance(each, Granted))
         except BaseException:
             for answer in answers:
                 if isinstance(answer, Granted):
                     os.close(answer.fd)
+            self.release([answer.extent for answer in answers])
             raise
         return answers
 
     def release(self, extents: Sequence[int]) -> None:
         """See `Grants`. The lease of a local file is its descriptor, which the receiver has closed."""
-        from_others = [extent for extent in extents if extent in self._from_others]
-        if from_others:
-            self._others.release(from_others)
+        for grants, leased in self._leased.items():
+            mine = [extent for extent in extents if leased[extent] > 0]
+            if mine:
+                leased.subtract(mine)
+                grants.release(mine)
 
     def passed(self, step: int) -> None:
         """See `Grants`."""
@@ -60,7 +78,9 @@ class LocalGrants:
     def close(self) -> None:
         """See `Grants`."""
         self._closed = True
-        self._others.close()
+        for grants, leased in self._leased.items():
+            grants.close()
+            leased.clear()
 
 
 def _open(piece: Piece, path: str) -> int:

@@ -148,7 +148,7 @@ class MissingObjectLink(MemoryLink):
     error: Exception = NotFound("b/1.npy is gone; put it back")  # noqa: RUF009
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(MissingObjectGrants(catalog, self.hole, self.error), lambda plan: None)
+        return Access(MissingObjectGrants(catalog, self.hole, self.error), lambda plan, part: None)
 
 
 @pytest.fixture(scope="module")

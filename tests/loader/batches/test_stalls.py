@@ -75,7 +75,7 @@ class SlowLink(MemoryLink):
     """Opens a dataset through SlowGrants."""
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(SlowGrants(catalog.extent), lambda plan: None)
+        return Access(SlowGrants(catalog.extent), lambda plan, part: None)
 
 
 class MissingObjectGrants(MemoryGrants):
@@ -93,7 +93,7 @@ class MissingObjectLink(MemoryLink):
     """Opens a dataset through MissingObjectGrants."""
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(MissingObjectGrants(catalog.extent), lambda plan: None)
+        return Access(MissingObjectGrants(catalog.extent), lambda plan, part: None)
 
 
 def busy(record: torch.Tensor) -> torch.Tensor:

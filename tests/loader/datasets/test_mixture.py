@@ -200,7 +200,7 @@ class PlannedLink:
 
     def access(self, catalog: Catalog) -> Access:
         self.grants.append(MemoryGrants(catalog.extent))
-        return Access(self.grants[-1], self.plans.append)
+        return Access(self.grants[-1], lambda plan, part: self.plans.append(plan))
 
 
 def test_each_connection_gets_one_plan_in_steps_of_the_mixture(root: Path) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from loader import DataLoader
-from loader.batches.feed import BatchKey
 from loader.batches.maker import BatchMaker
+from loader.batches.turns import BatchKey
 from loader.gpu.to_device import each_tensor
 from loader.workers.torch_processes import ProcessEngine
 from testbed import WAIT_S

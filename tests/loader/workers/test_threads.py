@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset, get_worker_info
 from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import InvalidInput, TierFailed
 from loader import DataLoader
-from loader.batches.feed import BatchKey
+from loader.batches.turns import BatchKey
 from loader.reading.reader import ExtentReader
 from loader.workers.threads import ThreadEngine
 from testbed import WAIT_S

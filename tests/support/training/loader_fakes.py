@@ -102,7 +102,7 @@ class MemoryLink:
         return Access(MemoryGrants(catalog.extent, self.origin, self.room), _nothing)
 
 
-def _nothing(plan: Plan) -> None:
+def _nothing(plan: Plan, part: float) -> None:
     """Memory is filled on demand."""
 
 

@@ -24,6 +24,12 @@ COUNT = 20
 OTHER = 7777
 
 
+@pytest.fixture(autouse=True)
+def _in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the small files of these tests read as large samples are."""
+    monkeypatch.setattr("loader.reading.direct.local_copies.SMALL_SAMPLE_BYTES", 0)
+
+
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,0 +1,92 @@
+"""Small samples of local files are read from copies in this process's memory, and large ones in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import SourceChanged
+from cachesvc.core.order.epoch_order import Plan
+from loader import DataLoader, open_dataset
+from loader.reading.direct.local_copies import copy_budget
+from tests.support.datasets import array_file
+from tests.support.training.loader_fakes import compiled
+
+COUNT, NUMBERS = 2000, 512
+EXTENT = 64 << 10
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CACHESVC", "off")
+    array_file(tmp_path / "data/a.bin", np.repeat(np.arange(COUNT, dtype="<u4"), NUMBERS))
+    return tmp_path / "data"
+
+
+def loader(data: Path, record_bytes: int = 4 * NUMBERS, **arguments: Any) -> DataLoader[Any]:
+    dataset = open_dataset(data, format="records", record_bytes=record_bytes, extent_bytes=EXTENT)
+    return DataLoader(dataset, 8, shuffle=True, window=4 * EXTENT, **arguments)
+
+
+def numbers(batches: DataLoader[Any]) -> list[int]:
+    return [n for batch in batches for n in batch.numpy().view("<u4")[:, 0].tolist()]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}])
+def test_small_samples_come_from_copies_each_once(data: Path, arguments: dict[str, Any]) -> None:
+    batches = loader(data, **arguments)
+    for _ in range(2):
+        assert sorted(numbers(batches)) == list(range(COUNT))
+    read = batches.stats().bytes_by_origin
+    assert read == {"ram": 0, "nvme": 0, "direct": COUNT * 4 * NUMBERS, "local": 0}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"rank": 0, "world_size": 4, "last": "drop"}, {"record_bytes": 4 * NUMBERS * 20}]
+)
+def test_files_are_read_in_place_for_a_small_part_and_for_large_samples(
+    data: Path, arguments: dict[str, Any]
+) -> None:
+    batches = loader(data, **arguments)
+    numbers(batches)
+    read = batches.stats().bytes_by_origin
+    assert read["local"] > 0
+    assert read["direct"] == 0
+
+
+def test_of_a_file_that_is_written_to_no_new_byte_is_read(data: Path) -> None:
+    batches = loader(data)
+    found = [
+        n
+        for batch, _ in zip(batches, range(20), strict=False)
+        for n in batch.numpy().view("<u4")[:, 0].tolist()
+    ]
+    array_file(data / "a.bin", np.full(COUNT * NUMBERS, COUNT, "<u4"))
+    with pytest.raises(SourceChanged, match=r"a\.bin"):
+        found += numbers(batches)
+    assert COUNT not in found
+
+
+def plan(catalog: Catalog, together: int) -> Plan:
+    """A plan that reads so many extents side by side."""
+    extents = np.arange(len(catalog.extent_sizes))
+    step = extents // together
+    return Plan(extents, step, step)
+
+
+def test_the_budget_is_twice_what_is_read_side_by_side(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = {"format": "records", "record_bytes": 4 * NUMBERS, "extent_bytes": EXTENT}
+    catalog = compiled(data, tmp_path, **form).catalog()
+    size = int(catalog.extent_sizes[0])
+    assert copy_budget(catalog, plan(catalog, 4), 1.0) == 8 * size
+    assert copy_budget(catalog, plan(catalog, 4), 0.5) == 8 * size
+    assert copy_budget(catalog, plan(catalog, 4), 0.25) == 0
+    monkeypatch.setattr("loader.reading.direct.local_copies.DIRECT_BYTES", 8 * size - 1)
+    assert copy_budget(catalog, plan(catalog, 4), 1.0) == 0
