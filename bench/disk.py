@@ -1,5 +1,5 @@
-"""Small samples out of the NVMe tier beside a RAM tier of a quarter of the data, the page cache warm: against the RAM tier
-that holds all of it, and against a memmap of the same local file, collated by numpy."""
+"""Small samples out of the NVMe tier beside a RAM tier of a quarter of the data, and out of local files without a daemon,
+the page cache warm: against the RAM tier that holds all of it, and a memmap of the same local file, collated by numpy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OF_RAM, OF_MEMMAP = 0.8, 1.5
 
 @dataclass(frozen=True)
 class Row:
-    """Rates in samples/s of alternating epochs."""
+    """Rates in samples/s of alternating epochs. `ours`: of what the title of the table says."""
 
     name: str
     ours: list[float]
     ram: list[float]
     memmap: list[float]
-    from_ram: float
-    """The part of our bytes that came from RAM."""
+    from_ram: float | None = None
+    """The part of a daemon's bytes that came from RAM."""
 
     def cells(self) -> tuple[str, ...]:
         """Cells of the table row."""
@@ -40,7 +40,7 @@ class Row:
         return (
             self.name,
             f"{statistics.median(self.ours):,.0f}/s",
-            f"{self.from_ram:.0%}",
+            "" if self.from_ram is None else f"{self.from_ram:.0%}",
             *(f"{each:.2f}" if each is not None else "" for each in against),
             "yes" if self.met else "NO",
         )
@@ -88,8 +88,10 @@ class Epochs:
         return origins["ram"] / max(1, sum(origins.values()))
 
 
-def measure(root: Path, all_in_ram: Callable[[], None], quarter: Callable[[], None]) -> list[Row]:
-    """`all_in_ram` and `quarter` make clients use that daemon."""
+def measure(
+    root: Path, all_in_ram: Callable[[], None], quarter: Callable[[], None], alone: Callable[[], None]
+) -> list[Row]:
+    """`all_in_ram` and `quarter` make clients use that daemon, `alone` none. Two rows for each kind of sample."""
     forms: dict[str, tuple[dict[str, Any], dict[str, Any], np.ndarray[Any, Any] | None]] = {
         "3 KB records": (
             {"format": "records", "record_bytes": RECORD_BYTES},
@@ -106,14 +108,17 @@ def measure(root: Path, all_in_ram: Callable[[], None], quarter: Callable[[], No
     found = []
     for (name, (form, arguments, rows)), folder in zip(forms.items(), ("records", "tokens", "varied")):
         opened = lambda form=form, folder=folder: open_dataset(root / folder, **form)  # noqa: E731
-        ram, ours = (Epochs(enter, opened, **arguments) for enter in (all_in_ram, quarter))
-        row = Row(name, [], [], [], 0.0)
+        ways = [Epochs(enter, opened, **arguments) for enter in (all_in_ram, quarter, alone)]
+        rates: list[list[float]] = [[], [], []]
+        memmap: list[float] = []
         for _ in range(RUNS):
-            row.ram.append(ram.rate())
-            row.ours.append(ours.rate())
+            for way, seen in zip(ways, rates, strict=True):
+                seen.append(way.rate())
             if rows is not None:
-                row.memmap.append(_memmap(rows))
-        found.append(Row(name, row.ours, row.ram, row.memmap, ours.from_ram()))
+                memmap.append(_memmap(rows))
+        ram, ours, local = rates
+        found.append(Row(name, ours, ram, memmap, ways[1].from_ram()))
+        found.append(Row(f"{name}, local files, no daemon", local, ram, memmap))
     return found
 
 
