@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 from bench.rows.corpus import WRITERS
-from bench.rows.readers import READERS, endless
+from bench.rows.readers import READERS, endless, rows_in
 
 
 def _read(reader: str, format: str, folder: str, workers: str) -> None:
     batches = READERS[reader](format, Path(folder), int(workers))
-    print("ready", sum(len(batch["label"]) for batch in batches), flush=True)
+    print("ready", sum(map(rows_in, batches)), flush=True)
     counts = endless(batches)
     for line in sys.stdin:
         next(counts)

@@ -117,6 +117,16 @@ def write_tfrecord(folder: Path, count: int) -> None:
         create_index(str(path), str(path.with_suffix(".index")))
 
 
+def write_tar_gz(folder: Path, count: int) -> None:
+    """Write by WebDataset's TarWriter, a text and a class for each sample."""
+    from webdataset import TarWriter
+
+    for shard, part in enumerate(_parts(count)):
+        with TarWriter(str(folder / f"{shard}.tar.gz")) as out:
+            for number, row in enumerate(part):
+                out.write({"__key__": f"{shard}-{number:06}", "txt": row["text"], "cls": row["label"]})
+
+
 WRITERS: dict[str, Callable[[Path, int], None]] = {
     "jsonl": write_jsonl,
     "csv": write_csv,
@@ -125,4 +135,5 @@ WRITERS: dict[str, Callable[[Path, int], None]] = {
     "mds": write_mds,
     "litdata": write_litdata,
     "tfrecord": write_tfrecord,
+    "tar.gz": write_tar_gz,
 }

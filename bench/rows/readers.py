@@ -10,7 +10,7 @@ from typing import Any
 
 BATCH = 64
 Batches = Iterable[Any]
-"""Iterated once an epoch; a batch is a dict with "text" and "label"."""
+"""Iterated once an epoch; a batch is a dict with "text" and "label", or in tars of members "txt" and "cls"."""
 EXTENSION = {"csv": "*.csv", "jsonl": "*.jsonl", "parquet": "*.parquet"}
 
 
@@ -148,6 +148,21 @@ def tfrecord(format: str, folder: Path, workers: int) -> Batches:
     return torch.utils.data.DataLoader(data, BATCH, num_workers=workers, persistent_workers=workers > 0)
 
 
+def webdataset(format: str, folder: Path, workers: int) -> Batches:
+    """WebDataset, as its guide says: shards in a shuffled order, a sample buffer of 1,000, batches made in the workers."""
+    import webdataset as wds
+
+    shards = sorted(map(str, folder.glob("*.tar.gz")))
+    data = wds.WebDataset(shards, shardshuffle=len(shards), empty_check=False).shuffle(1000).decode()
+    loader: Batches = wds.WebLoader(
+        data.to_tuple("txt", "cls").batched(BATCH, partial=True),
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
+    return loader
+
+
 def _example(row: dict[str, Any]) -> dict[str, Any]:
     return {"text": bytes(row["text"]), "label": int(row["label"][0])}
 
@@ -161,6 +176,7 @@ READERS: dict[str, Callable[[str, Path, int], Batches]] = {
     "MosaicML Streaming": streaming,
     "litData": litdata,
     "tfrecord": tfrecord,
+    "WebDataset": webdataset,
 }
 TABLES = ("datasets", "pyarrow by hand", "polars by hand")
 OTHERS: dict[str, tuple[str, ...]] = {
@@ -168,12 +184,20 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "mds": ("MosaicML Streaming",),
     "litdata": ("litData",),
     "tfrecord": ("tfrecord",),
+    "tar.gz": ("WebDataset",),
 }
 """The readers that each format is compared with."""
+
+
+def rows_in(batch: Any) -> int:
+    """Return the number of rows of a batch."""
+    if isinstance(batch, dict):
+        return len(batch["label"] if "label" in batch else batch["cls"])
+    return len(batch[1])
 
 
 def endless(batches: Batches) -> Iterator[int]:
     """Yield the number of rows of each batch, epoch after epoch."""
     while True:
         for batch in batches:
-            yield len(batch["label"])
+            yield rows_in(batch)
