@@ -335,7 +335,7 @@ class PlannedLink(MemoryLink):
     """Keeps plans by the dataset's id."""
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(MemoryGrants(catalog.extent), partial(PLANS.__setitem__, self.id))
+        return Access(MemoryGrants(catalog.extent), lambda plan, part: PLANS.update({self.id: plan}))
 
 
 class OtherDataset(TorchDataset[Any]):
