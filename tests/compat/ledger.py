@@ -27,9 +27,14 @@ class Model(torch.nn.Module):
         return self.layer(rows[:, :1].float()).mean()
 
 
+def world_size() -> int:
+    """Ranks of this job."""
+    return int(os.environ.get("WORLD_SIZE", RANKS))
+
+
 def batch_size() -> int:
     """Samples of one rank in a step; the global batch is the same at any number of ranks."""
-    return BATCH * RANKS // int(os.environ.get("WORLD_SIZE", RANKS))
+    return BATCH * RANKS // world_size()
 
 
 def loader_of(data: Dataset) -> DataLoader:

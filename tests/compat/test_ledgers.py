@@ -1,5 +1,5 @@
 """Other projects' trainers over our loader: samples that two ranks see in a run that is interrupted in its second epoch
-and resumed in other processes, compared with an uninterrupted run."""
+and resumed in other processes, on two ranks and on one, compared with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ Ledgers = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers]:
-    """Ledgers before and after the interruption. Record n holds n."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers, Ledgers]:
+    """Ledgers before the interruption, after it, and after it on one rank. Record n holds n."""
     folder = tmp_path_factory.mktemp("ledgers")
     rows = folder / "rows.npy"
     for path, count in ((rows, COUNT), (Path(f"{rows}.1000.npy"), 1000)):
         np.save(path, np.arange(count, dtype="<i8").reshape(count, 1))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    for phase in ("first", "again"):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    phases = {"first": RANKS, "again": RANKS, "other": 1}
+    for phase, ranks in phases.items():
         done = subprocess.run(
-            [*launch, "-m", "tests.compat.runs.job", str(rows), str(folder), phase],
+            [*launch, f"{ranks}", "-m", "tests.compat.runs.job", str(rows), str(folder), phase],
             env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
             capture_output=True,
             text=True,
@@ -45,11 +46,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers]:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    first, again = (
-        [json.loads((folder / f"{phase}-{rank}.json").read_text()) for rank in range(RANKS)]
-        for phase in ("first", "again")
+    first, again, other = (
+        [json.loads((folder / f"{phase}-{rank}.json").read_text()) for rank in range(ranks)]
+        for phase, ranks in phases.items()
     )
-    return first, again
+    return first, again, other
 
 
 WHOLE = ("Lightning, with their sampler", "Lightning, without their sampler", "Fabric, with their sampler",
@@ -71,8 +72,8 @@ RESTARTED = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_every_epoch_has_every_sample(runs: tuple[Ledgers, Ledgers], name: str) -> None:
-    first, _ = runs
+def test_every_epoch_has_every_sample(runs: tuple[Ledgers, Ledgers, Ledgers], name: str) -> None:
+    first, _, _ = runs
     each = len(first[0][name]) // EPOCHS
     assert COUNT <= each * RANKS <= STEPS * BATCH * RANKS
     for epoch in range(EPOCHS):
@@ -81,8 +82,10 @@ def test_every_epoch_has_every_sample(runs: tuple[Ledgers, Ledgers], name: str) 
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_continues_with_the_unseen_samples(runs: tuple[Ledgers, Ledgers], name: str) -> None:
-    first, again = runs
+def test_a_resumed_run_continues_with_the_unseen_samples(
+    runs: tuple[Ledgers, Ledgers, Ledgers], name: str
+) -> None:
+    first, again, _ = runs
     for before, after in zip(first, again, strict=True):
         whole = before[RESUMED[name]]
         done = len(whole) // EPOCHS + DONE_STEPS * BATCH
@@ -91,11 +94,30 @@ def test_a_resumed_run_continues_with_the_unseen_samples(runs: tuple[Ledgers, Le
         assert begun + after[name] == whole
 
 
+ELASTIC = [name for name in RESUMED if "train_dataset" not in name]
+"""Runs over a loader of ours. Trainer's own loader deals other samples at another number of ranks."""
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_a_run_resumed_on_one_rank_continues_with_the_unseen_samples(
+    runs: tuple[Ledgers, Ledgers, Ledgers], name: str
+) -> None:
+    first, _, (alone,) = runs
+    steps: list[list[int]] = []
+    for epoch in range(EPOCHS):
+        each = [rank[RESUMED[name]] for rank in first]
+        size = len(each[0]) // EPOCHS
+        parts = [rank[epoch * size :][:size] for rank in each]
+        steps += [[n for part in parts for n in part[at : at + BATCH]] for at in range(0, size, BATCH)]
+        steps[-1] = steps[-1][: COUNT % (BATCH * RANKS)]  # the last step, without its repeat
+    assert alone[name] == [number for step in steps[STOP:] for number in step]
+
+
 @pytest.mark.parametrize("name", RESTARTED)
 def test_with_ignore_data_skip_and_no_state_a_trainer_restarts_the_epoch(
-    runs: tuple[Ledgers, Ledgers], name: str
+    runs: tuple[Ledgers, Ledgers, Ledgers], name: str
 ) -> None:
-    first, again = runs
+    first, again, _ = runs
     for before, after in zip(first, again, strict=True):
         whole = before[RESTARTED[name]]
         second = len(whole) // EPOCHS
@@ -104,11 +126,11 @@ def test_with_ignore_data_skip_and_no_state_a_trainer_restarts_the_epoch(
 
 
 @pytest.mark.parametrize("name", ["predict, with their sampler", "predict, without their sampler"])
-def test_lightning_predicts_each_sample_once(runs: tuple[Ledgers, Ledgers], name: str) -> None:
-    first, _ = runs
+def test_lightning_predicts_each_sample_once(runs: tuple[Ledgers, Ledgers, Ledgers], name: str) -> None:
+    first, _, _ = runs
     assert sorted(number for rank in first for number in rank[name]) == list(range(COUNT))
 
 
-def test_trainer_evaluates_each_sample_once(runs: tuple[Ledgers, Ledgers]) -> None:
+def test_trainer_evaluates_each_sample_once(runs: tuple[Ledgers, Ledgers, Ledgers]) -> None:
     for rank in runs[0]:
         assert (rank["evaluate"]["eval_predictions"], rank["evaluate"]["eval_samples"]) == (1000, 1000)

@@ -1,7 +1,7 @@
-"""Runs of every trainer, in one rank of torchrun's: `python -m tests.compat.runs.job ROWS FOLDER first|again`.
+"""Runs of every trainer, in one rank of torchrun's: `python -m tests.compat.runs.job ROWS FOLDER PHASE`.
 
 Writes to FOLDER/PHASE-RANK.json the samples that this rank saw in each run. Phase "first": whole runs and interrupted
-runs. Phase "again": resumes the interrupted runs in another process.
+runs. Phases "again" and "other": resume the interrupted runs in another process, at any number of ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(rows: str, folder: Path, phase: str) -> None:
     data, named_data = open_dataset(rows), open_dataset(rows, transform=named)
     seen: dict[str, Any] = {}
     for runs, of in ((lightning_runs, data), (accelerate_runs, data), (trainer_runs, named_data)):
-        seen |= getattr(runs, phase)(of, folder)
+        seen |= (runs.first if phase == "first" else runs.again)(of, folder)
     if phase == "first":
         thousand = open_dataset(f"{rows}.1000.npy", transform=named)
         seen["evaluate"] = trainer_runs.evaluated(thousand, folder)

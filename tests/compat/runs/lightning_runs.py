@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from loader import DataLoader, Dataset
-from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of
+from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of, world_size
 
 THEIR_SAMPLER = {"with their sampler": True, "without their sampler": False}
 
@@ -38,7 +38,7 @@ def trainer(folder: Path, theirs: bool, **given: Any) -> lightning.Trainer:
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return lightning.Trainer(
         accelerator="cpu",
-        devices=2,
+        devices=world_size(),
         strategy="ddp",
         use_distributed_sampler=theirs,
         default_root_dir=str(folder),
@@ -84,7 +84,7 @@ def again(data: Dataset, folder: Path) -> Seen:
 
 
 def fabric(data: Dataset, theirs: bool, resume: bool, stop: int | None, saved: Path) -> list[int]:
-    run = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    run = Fabric(accelerator="cpu", devices=world_size(), strategy="ddp")
     run.launch()
     module = Model()
     model, optimizer = run.setup(module, torch.optim.SGD(module.parameters(), 0.01))

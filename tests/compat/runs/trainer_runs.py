@@ -11,7 +11,7 @@ import torch
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
 from loader import DataLoader, Dataset
-from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, ids, loader_of, save
+from tests.compat.ledger import BATCH, EPOCHS, STOP, Model, Seen, batch_size, ids, loader_of, save
 
 
 class Scoring(torch.nn.Module):
@@ -40,7 +40,7 @@ class Recording(Trainer):
         self.own, self.seen = own, list[int]()
         arguments = TrainingArguments(
             str(folder),
-            per_device_train_batch_size=BATCH,
+            per_device_train_batch_size=batch_size(),
             per_device_eval_batch_size=BATCH,
             num_train_epochs=EPOCHS,
             save_strategy="no",
