@@ -15,8 +15,8 @@ from loader.reading.direct.direct_fills import DirectGrants
 
 
 class LocalGrants:
-    """Grants descriptors of the local files themselves, or `copies` of them where `follow` says so. `others` grants extents
-    of several pieces and compressed ones."""
+    """Grants descriptors of the local files themselves, or `copies` of them where `follow` says so: the file for one read
+    after the other until its copy is filled. `others` grants extents of several pieces and compressed ones."""
 
     def __init__(self, extent_of: Callable[[int], Extent], others: Grants, copies: DirectGrants) -> None:
         self._extent_of, self._others, self._copies = extent_of, others, copies
@@ -35,26 +35,26 @@ class LocalGrants:
         SourceUnavailable where it cannot be opened now."""
         if self._closed:
             raise CacheError(CLOSED)
-        elsewhere: dict[Grants, list[int]] = {self._others: [], self._copies: []}
+        found = {index: self._file_of(index) for index in extents}
+        files = {index: file for index, file in found.items() if file is not None}
+        copied = [index for index in files if index in self._copied]
+        filled = self._copies.prepare(copied) if copied else set[int]()
+        elsewhere: dict[Grants, list[int]] = {
+            self._others: [index for index in extents if index not in files],
+            self._copies: [index for index in extents if index in filled],
+        }
         answers: list[Granted | Refused] = []
         try:
-            for index in extents:
-                extent = self._extent_of(index)
-                piece = extent.pieces[0] if len(extent.pieces) == 1 else None
-                path = local_path(piece.object.uri) if piece is not None and not piece.codec else None
-                if piece is None or path is None:
-                    elsewhere[self._others].append(index)
-                elif index in self._copied:
-                    elsewhere[self._copies].append(index)
-                else:
-                    answers.append(
-                        Granted(index, _open(piece, path), piece.offset, extent.size_bytes, "local")
-                    )
+            for index, (piece, path) in files.items():
+                if index not in filled:
+                    once = index in self._copied
+                    fd = _open(piece, path)
+                    answers.append(Granted(index, fd, piece.offset, piece.length, "local", once=once))
             for grants, wanted in elsewhere.items():
                 if wanted:
-                    found = grants.acquire(wanted, timeout_s)
-                    answers += found
-                    self._leased[grants].update(each.extent for each in found if isinstance(each, Granted))
+                    given = grants.acquire(wanted, timeout_s)
+                    answers += given
+                    self._leased[grants].update(each.extent for each in given if isinstance(each, Granted))
         except BaseException:
             for answer in answers:
                 if isinstance(answer, Granted):
@@ -62,6 +62,12 @@ class LocalGrants:
             self.release([answer.extent for answer in answers])
             raise
         return answers
+
+    def _file_of(self, index: int) -> tuple[Piece, str] | None:
+        """Return the range of a local file that an extent is, and the file's path; None for other extents."""
+        pieces = self._extent_of(index).pieces
+        path = local_path(pieces[0].object.uri) if len(pieces) == 1 and not pieces[0].codec else None
+        return None if path is None else (pieces[0], path)
 
     def release(self, extents: Sequence[int]) -> None:
         """See `Grants`. The lease of a local file is its descriptor, which the receiver has closed."""
