@@ -284,6 +284,9 @@ def test_a_directory_made_anew_under_a_daemon_is_locked_and_used(tmp_path: Path,
         grants = DaemonGrants(found.daemon.socket_dir, found.dataset)
         (held,) = grants.acquire([3], LOST_S)
         assert isinstance(held, Granted)
+        wait_until(
+            lambda: len(stored(directory)) == EXTENTS
+        )  # a commit would put a file into what is removed
         made_anew(directory)
         assert not locked(directory)
         wait_until(lambda: lost(found), LOST_S)
