@@ -3,7 +3,7 @@
 A chunk is one extent. It begins with u32 items and u32 offsets[items + 1]; an item begins with the u32 sizes of its values.
 Compressed chunks are decoded while they are filled. Items that are compressed one by one are decoded when they are read.
 The items of `TokensLoader` are one stream of tokens behind the offsets. Dicts of texts, lists and the like are an Arrow IPC
-file behind the offsets, then its u32 size and `_ARROW_TAIL`; their extents are runs of record batches.
+file behind the offsets, then its u32 size and `_ARROW_MAGIC`; their extents are runs of record batches.
 """
 
 from __future__ import annotations
@@ -122,12 +122,11 @@ def _rows(inputs: Inputs, chunks: Sequence[_Chunk]) -> Draft:
     """Compile chunks that are all Arrow."""
     with ThreadPoolExecutor(_THREADS, "tails") as pool:
         ranges = list(pool.map(lambda chunk: _arrow_range(inputs, chunk), chunks))
-    draft = compile_ipc(inputs, [found for found in ranges if found])
-    without = next((chunk for chunk, found in zip(chunks, ranges, strict=True) if not found), None)
-    if without is not None:
-        raise InvalidInput(
-            f"{_uri(inputs, without)} holds no Arrow, and chunks before it do: write them anew"
-        )
+    for chunk, found in zip(chunks, ranges, strict=True):
+        if found is None:
+            uri = inputs.entries[chunk.object].object.uri
+            raise InvalidInput(f"{uri} holds no Arrow, and chunks before it do: write them anew")
+    draft = compile_ipc(inputs, [found for found in ranges if found is not None])
     stated, held = sum(chunk.items for chunk in chunks), int(draft.extent_first[-1])
     if held != stated:
         raise CorruptData(
@@ -148,10 +147,6 @@ def _arrow_range(inputs: Inputs, chunk: _Chunk) -> tuple[int, int, int] | None:
     if size > end:
         raise CorruptData(f"{version.uri} is truncated before its Arrow file: write it anew")
     return chunk.object, end - size, end
-
-
-def _uri(inputs: Inputs, chunk: _Chunk) -> str:
-    return inputs.entries[chunk.object].object.uri
 
 
 def _tokens(inputs: Inputs, config: _Config, chunks: Sequence[_Chunk]) -> Draft:

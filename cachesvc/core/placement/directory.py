@@ -97,7 +97,7 @@ class ExtentDirectory:
         return [place.node for place in self._places.get(extent, ()) if not place.filling]
 
     def upstream(self, node: str, extent: ExtentId) -> str:
-        """Where a node was told to read an extent; SOURCE also where nothing is noted."""
+        """Return the node that `node` was told to read an extent from; SOURCE also where nothing is noted."""
         place = self._find(node, extent)
         return SOURCE if place is None else place.upstream
 

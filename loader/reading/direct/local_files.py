@@ -15,8 +15,8 @@ from loader.reading.direct.direct_fills import DirectGrants
 
 
 class LocalGrants:
-    """Grants descriptors of the local files themselves, or `copies` of them where `follow` says so: the file for one read
-    after the other until its copy is filled. `others` grants extents of several pieces and compressed ones."""
+    """Grants descriptors of the local files themselves, or `copies` of the extents that `follow` names. Until a copy is
+    filled, its file is granted, for one read at a time. `others` grants extents of several pieces and compressed ones."""
 
     def __init__(self, extent_of: Callable[[int], Extent], others: Grants, copies: DirectGrants) -> None:
         self._extent_of, self._others, self._copies = extent_of, others, copies

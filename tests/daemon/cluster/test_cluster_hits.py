@@ -32,6 +32,7 @@ def test_an_epoch_over_all_nodes_costs_the_source_nothing_where_they_hold_all_da
 
         ledger = ranks.read(MOST_EPOCHS, between)
     assert not ledger.faults(ranks.epochs)
+    assert fetched[0] <= 1.05 * EXTENTS * EXTENT_BYTES
     assert ranks.epochs < MOST_EPOCHS, fetched
 
 
