@@ -15,9 +15,9 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DEFAULT_WINDOW_BYTES
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from loader.batches.feed import Feed
-from loader.batches.turns import RankShare
 from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import LoaderState
+from loader.job.rank_share import RankShare
 from loader.job.topology import ALONE, Topology, resolve
 from loader.saved_state import resumed
 

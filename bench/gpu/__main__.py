@@ -18,7 +18,7 @@ import torch
 
 from bench.gpu import checks, data, pictures, training, transfer
 
-HANGS_S = 300
+HANGS_S = 540
 """After so long every thread's stack is printed, and the run ends."""
 
 

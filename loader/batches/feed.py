@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
@@ -23,16 +22,17 @@ from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
-from loader.batches.gather import GatherMethod, LocatedBatches, gather_method
-from loader.batches.turns import RankShare
+from loader.batches.gather import LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.decode import ImageMode
 from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.samples import SampleReader
+from loader.datasets.record_source import RecordSource, record_source
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
+from loader.job.rank_share import RankShare
+from loader.process.latest import Latest
 from loader.reading.address_range import Bytes
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader, Ints
@@ -53,25 +53,6 @@ class _Slab:
         self.first, self.last = first, first + len(rows)
         self.rows, self.valid = rows, valid
         self.located: LocatedBatches | None = None
-
-
-class _SlabCache:
-    """The latest slabs of one rank's order. Threads whose feeds share it compute each slab once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: deque[tuple[object, _Slab]] = deque(maxlen=2)
-        """Two, since threads are a batch or more apart."""
-
-    def get(self, key: object, make: Callable[[], _Slab]) -> _Slab:
-        """Return the slab of a key, made by `make` unless it is at hand."""
-        with self._lock:
-            for known, slab in self._found:
-                if known == key:
-                    return slab
-            slab = make()
-            self._found.append((key, slab))
-            return slab
 
 
 class Feed(TorchDataset[Any]):
@@ -107,8 +88,10 @@ class Feed(TorchDataset[Any]):
         self._layout = extent_layout(self.dataset, self.spec.shuffle)
         self.empty: Callable[[int], Bytes] | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
+        self.on_device: Callable[[EpochOrder, int], Any | None] | None = None
+        """Returns the batch of a turn, made by a device, or None where the processor is to make it."""
         self._order: EpochOrder | RunOrder | None = None
-        self._slab, self._slabs = self._no_slab(), _SlabCache()
+        self._slab, self._slabs = self._no_slab(), Latest[_Slab]()
         self._followed: int | None = None
         """The epoch whose plan this worker has submitted."""
 
@@ -120,10 +103,10 @@ class Feed(TorchDataset[Any]):
         self._prepare()
 
     @property
-    def gathered(self) -> SampleReader | None:
-        """The maker of samples, if batches are records that need no Python call per sample; else None."""
-        samples = self._samples
-        return samples if self._default_collation and samples and samples.gathers_batches else None
+    def records(self) -> RecordSource | None:
+        """Where the records of this order lie, if batches are records that need no Python call per sample; else None."""
+        view = self._view if self._default_collation else None
+        return record_source(view, self._layout) if view is not None else None
 
     @property
     def encoded_images(self) -> bool:
@@ -135,15 +118,10 @@ class Feed(TorchDataset[Any]):
         """The mode of decoded images."""
         return self._specs[0].image_mode
 
-    def gather_by(self, method: GatherMethod) -> None:
-        """Gather batches by another method from now on."""
-        self._gather = method
-        self._slab, self._slabs = self._no_slab(), _SlabCache()
-
     def for_thread(self) -> Feed:
         """Return a feed for one thread; the feeds of a rank's threads compute its order once."""
         found = copy.copy(self)
-        found._gather, found._slabs = self._gather, self._slabs
+        found._slabs, found.on_device = self._slabs, self.on_device
         return found
 
     def _no_slab(self) -> _Slab:
@@ -228,6 +206,11 @@ class Feed(TorchDataset[Any]):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key
+        if self.on_device is not None:
+            order = self.order(epoch)
+            assert isinstance(order, EpochOrder), "records of one dataset"
+            if (batch := self.on_device(order, turn)) is not None:
+                return batch
         slab = self._slab
         if self._order is None or self._order.epoch != epoch or not slab.first <= turn < slab.last:
             slab = self._load(epoch, turn)

@@ -1,29 +1,33 @@
 """Gathers batches of fixed-size records by the device itself, out of the memory in which their extents are mapped.
 
-The processor uploads 8 bytes a record, its slot; the device reads the record over the bus. Nothing is copied in host
-memory.
+The device computes the order, too, so that the processor does nothing for a sample and copies nothing in host memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from cachesvc.core.order.epoch_order import EpochOrder
 from loader.datasets.record_form import RecordForm
-from loader.datasets.samples import SampleReader
+from loader.datasets.record_source import RecordSource
 from loader.datasets.targets import target_sample
+from loader.gpu.device_order import DeviceOrder, shifted, upload
 from loader.gpu.host_view import host_rows
 from loader.gpu.registered_extents import RegisteredExtents, registered_extents
-from loader.reading.address_range import Bytes
+from loader.job.rank_share import RankShare
+from loader.process.latest import Latest
 from loader.reading.reader import ExtentReader, Ints
 
 MAX_UNIT = 8
 """Bytes that one thread of the device reads at once, where records are aligned to as much."""
+SLAB = 1 << 20
+"""Records whose slots are computed at once: some 600 calls of torch, whatever the number, and 80 MiB of the device."""
 
 
 class GatherDevice(Protocol):
@@ -37,10 +41,6 @@ class GatherDevice(Protocol):
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""
-        ...
-
-    def upload(self, slots: Ints) -> torch.Tensor:
-        """Return int64 numbers in device memory."""
         ...
 
     def working(self) -> AbstractContextManager[None]:
@@ -73,53 +73,113 @@ class HostRecords:
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-class RecordGather:
-    """Makes batches of records on a device, those in registered extents without the processor. Threads may share it.
+class _Steps(NamedTuple):
+    """The extents that the steps [first, last) may touch."""
 
-    A batch is gathered by the processor as before when one of its extents is not in memory, or when the extents of
-    the samples located together do not fit `limit_bytes`.
-    """
+    first: int
+    last: int
+    extents: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _OfReader:
+    """What holds for one reader. The last record that begins in extent e ends in extent `ends_in[e]`."""
+
+    reader: ExtentReader
+    records: HostRecords
+    registered: RegisteredExtents
+    ends_in: Ints
+
+
+class _Epoch:
+    """One rank's full batches in one epoch."""
 
     def __init__(
-        self, samples: SampleReader, form: RecordForm, device: GatherDevice, limit_bytes: int
+        self, order: EpochOrder, share: RankShare, source: RecordSource, device: torch.device
     ) -> None:
-        self._samples, self._form, self._device, self._limit_bytes = samples, form, device, limit_bytes
-        self._of_reader: tuple[ExtentReader, HostRecords, RegisteredExtents] | None = None
+        self.number, self.full_steps = order.epoch, order.full_steps
+        self.order = DeviceOrder(order.tables(share.low, share.high), device)
+        self.run_first, self.run_shift = upload(source.run_first, device), upload(source.run_shift, device)
+        self._plan = order.plan(share.low, share.high, share.accumulate) if source.extents_known else None
+        self._latest = _Steps(0, 0, np.empty(0, np.int64))
 
-    def locate(self, reader: ExtentReader, ids: Ints) -> tuple[Ints, ...]:
-        """See `GatherMethod`; the first of the arrays says whether the device is to gather."""
-        slots, first, last = self._samples.locate(reader, ids)
-        extents = _distinct(first, last)
-        fits = sum(reader.place_of(extent)[1] for extent in extents) <= self._limit_bytes
-        return np.full(slots.shape, fits, np.int64), slots, first, last
+    def extents(self, step: int, ends_in: Ints) -> Ints:
+        """Return the extents that a step may touch; the same array while they do not change."""
+        found = self._latest
+        if not found.first <= step < found.last:
+            found = self._latest = self._steps_at(step, ends_in)
+        return found.extents
 
-    def make(
-        self, reader: ExtentReader, located: tuple[Ints, ...], empty: Callable[[int], Bytes] | None
-    ) -> Any:
-        """See `GatherMethod`."""
-        fits, slots, first, last = located
-        batch = self._gather(reader, slots, first, last) if len(fits) and fits[0] else None
-        return self._samples.gather_batch(reader, (slots, first, last), empty) if batch is None else batch
+    def _steps_at(self, step: int, ends_in: Ints) -> _Steps:
+        plan = self._plan
+        if plan is None:
+            return _Steps(0, self.full_steps, np.arange(len(ends_in)))
+        begun, ended = plan.first_step <= step, plan.last_step < step
+        first = max(plan.first_step[begun].max(initial=0), plan.last_step[ended].max(initial=-1) + 1)
+        last = min(
+            plan.first_step[~begun].min(initial=self.full_steps),
+            plan.last_step[~ended].min(initial=self.full_steps - 1) + 1,
+        )
+        extents = plan.extent[begun & ~ended]
+        spans = [np.arange(low, high + 1) for low, high in zip(extents, ends_in[extents], strict=True)]
+        return _Steps(int(first), int(last), np.unique(np.concatenate(spans)))
 
-    def _gather(self, reader: ExtentReader, slots: Ints, first: Ints, last: Ints) -> Any:
-        _, records, registered = self._of(reader)
-        with (
-            reader.holding(first, last, len(slots) * self._form.record_bytes) as is_mapped,
-            registered.using(_distinct(first, last) if is_mapped else ()) as is_registered,
-        ):
-            if not (is_mapped and is_registered):
+
+class RecordGather:
+    """Makes full batches of records on a device, without the processor. Threads may share it."""
+
+    def __init__(
+        self, source: RecordSource, share: RankShare, device: GatherDevice, limit_bytes: int
+    ) -> None:
+        """At most `limit_bytes` of extents are registered."""
+        self._source, self._share, self._device, self._limit_bytes = source, share, device, limit_bytes
+        self._of_readers, self._epochs = Latest[_OfReader](), Latest[_Epoch]()
+        self._slabs = Latest[torch.Tensor]()
+
+    def batch(self, order: EpochOrder, turn: int) -> Any | None:
+        """Return the batch of a turn. Returns None, and the processor is to make it, for a partial batch and where the
+        extents that its step may touch are not all in memory, or exceed the limit."""
+        step, share = turn // self._share.accumulate, self._share
+        if step >= order.full_steps:
+            return None
+        reader = self._source.reader()
+        of = self._of_readers.get(reader, lambda: self._of(reader))
+        epoch = self._epochs.get(order.epoch, lambda: self._begin(order))
+        extents = epoch.extents(step, of.ends_in)
+        size_bytes = share.batch_size * self._source.form.record_bytes
+        with reader.holding(extents, extents, size_bytes) as is_mapped:
+            if not is_mapped:
                 return None
-            with self._device.working():
-                return _batch_of(self._form, records.gather(self._device.upload(slots)))
+            with of.registered.using(extents) as is_registered:
+                if not is_registered:
+                    return None
+                slots = self._slots(epoch, turn)
+                with self._device.working():
+                    return _batch_of(self._source.form, of.records.gather(slots))
 
-    def _of(self, reader: ExtentReader) -> tuple[ExtentReader, HostRecords, RegisteredExtents]:
-        found = self._of_reader
-        if found is None or found[0] is not reader:
-            device = self._device
-            records = HostRecords(self._form, *reader.space, device.device)
-            registered = registered_extents(reader, self._limit_bytes, device.register, device.unregister)
-            found = self._of_reader = reader, records, registered
-        return found
+    def _slots(self, epoch: _Epoch, turn: int) -> torch.Tensor:
+        """Return the slots of a batch, on the device."""
+        share = self._share
+        steps = max(1, SLAB // (share.high - share.low))
+        first = turn // share.accumulate // steps * steps
+        slab = self._slabs.get((epoch.number, first), lambda: self._slab(epoch, first, first + steps))
+        at = (turn - first * share.accumulate) * share.batch_size
+        return slab[at : at + share.batch_size]
+
+    def _slab(self, epoch: _Epoch, first: int, last: int) -> torch.Tensor:
+        with self._device.working():
+            samples = epoch.order.samples(first, min(last, epoch.full_steps))
+            return shifted(samples, epoch.run_first, epoch.run_shift)
+
+    def _begin(self, order: EpochOrder) -> _Epoch:
+        with self._device.working():
+            return _Epoch(order, self._share, self._source, self._device.device)
+
+    def _of(self, reader: ExtentReader) -> _OfReader:
+        device = self._device
+        records = HostRecords(self._source.form, *reader.space, device.device)
+        registered = registered_extents(reader, self._limit_bytes, device.register, device.unregister)
+        return _OfReader(reader, records, registered, self._source.ends_in(reader))
 
 
 def _batch_of(form: RecordForm, records: torch.Tensor) -> Any:
@@ -136,14 +196,3 @@ def _batch_of(form: RecordForm, records: torch.Tensor) -> Any:
 def _copy(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return contiguous rows of their own memory."""
     return rows.to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
-def _distinct(first: Ints, last: Ints) -> list[int]:
-    """Return the extents that ranges of at most two extents touch."""
-    if not len(first):
-        return []
-    low = int(first.min())
-    used = np.bincount(first - low, minlength=int(last.max()) - low + 1)
-    if last is not first:
-        used += np.bincount(last - low, minlength=len(used))
-    return [low + at for at in np.flatnonzero(used).tolist()]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from loader.reading.reader import ExtentReader
+from loader.reading.reader import ExtentReader, Ints
 
 _log = logging.getLogger("cachesvc")
 
@@ -34,7 +34,9 @@ class RegisteredExtents:
         self._place_of = reader.place_of
         self._register, self._unregister = register, unregister
         self._bytes_by_extent: OrderedDict[int, int] = OrderedDict()
-        self._uses: Counter[int] = Counter()
+        self._in_use: dict[object, Ints] = {}
+        self._registered: Ints | None = None
+        """Extents that were registered together, and none of them given up since."""
         self._lock = threading.Lock()
         reader.before_unmapping(self._forget)
 
@@ -45,35 +47,39 @@ class RegisteredExtents:
             return sum(self._bytes_by_extent.values())
 
     @contextmanager
-    def using(self, extents: Sequence[int]) -> Iterator[bool]:
-        """Keep extents registered meanwhile; yields False when they do not fit. The caller keeps them mapped."""
+    def using(self, extents: Ints) -> Iterator[bool]:
+        """Keep extents registered meanwhile; yields False when they do not fit. The caller keeps them mapped. The same
+        array again costs nothing while none of its extents was given up."""
+        read = object()
         with self._lock:
-            fits = self._make_room(extents) and all(map(self._ensure, extents))
+            fits = extents is self._registered or self._register_all(extents)
             if fits:
-                self._uses.update(extents)
+                self._registered = self._in_use[read] = extents
         try:
             yield fits
         finally:
-            if fits:
-                with self._lock:
-                    self._uses.subtract(extents)
+            with self._lock:
+                self._in_use.pop(read, None)
 
-    def _make_room(self, extents: Sequence[int]) -> bool:
-        """Unregister what is used least recently until `extents` fit, or return False."""
-        registered = self._bytes_by_extent
-        missing = [extent for extent in extents if extent not in registered]
-        if not missing:
-            return True
-        excess = (
-            sum(registered.values()) + sum(self._place_of(each)[1] for each in missing) - self.limit_bytes
+    def _register_all(self, extents: Ints) -> bool:
+        """Register extents, and unregister others, those used least recently first, as far as the limit demands. Returns
+        False, and changes nothing, where that is not enough."""
+        registered, wanted = self._bytes_by_extent, extents.tolist()
+        kept = set(wanted).union(*(each.tolist() for each in self._in_use.values()))
+        sizes = {extent: self._place_of(extent)[1] for extent in wanted}
+        held_bytes = sum(
+            size for extent, size in registered.items() if extent in kept and extent not in sizes
         )
-        kept = set(extents)
-        for extent in [each for each in registered if each not in kept and not self._uses[each]]:
+        if sum(sizes.values()) + held_bytes > self.limit_bytes:
+            return False
+        excess = sum(registered.values()) - self.limit_bytes
+        excess += sum(size for extent, size in sizes.items() if extent not in registered)
+        for extent in [each for each in registered if each not in kept]:
             if excess <= 0:
                 break
             excess -= registered[extent]
             self._drop(extent)
-        return excess <= 0
+        return all(map(self._ensure, wanted))
 
     def _ensure(self, extent: int) -> bool:
         """Register an extent unless it is registered. Returns False, and registers nothing from then on, when the
@@ -99,6 +105,7 @@ class RegisteredExtents:
 
     def _drop(self, extent: int) -> None:
         del self._bytes_by_extent[extent]
+        self._registered = None
         self._unregister(self._place_of(extent)[0])
 
 

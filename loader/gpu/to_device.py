@@ -23,7 +23,6 @@ from loader.datasets.decoding.encoded_images import EncodedImages
 from loader.gpu.cuda_driver import leave_captures_alone, register_host, unregister_host
 from loader.gpu.image_decoder import ImageDecoder
 from loader.reading.address_range import Bytes
-from loader.reading.reader import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class DeviceMover:
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
         self._stream = torch.cuda.Stream(self.device)
+        self._of_thread = threading.local()
         self._images = images(self.device) if images is not None else None
         self._in_flight: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._lock = threading.Lock()
@@ -61,18 +61,15 @@ class DeviceMover:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Queue the device work of the body on the side stream; at its end, wait until it is done."""
-        with torch.cuda.stream(self._stream):
+        """Queue the device work of the body on a stream of this thread; at its end, wait until it is done."""
+        stream = getattr(self._of_thread, "stream", None)
+        if stream is None:
+            stream = self._of_thread.stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):
             yield
             event = torch.cuda.Event(blocking=True)
-            event.record(self._stream)
+            event.record(stream)
         event.synchronize()
-
-    def upload(self, slots: Ints) -> torch.Tensor:
-        """Return int64 numbers in device memory, for work on the current stream."""
-        pinned = torch.empty(len(slots), dtype=torch.int64, pin_memory=True)
-        pinned.numpy()[:] = slots
-        return pinned.to(self.device, non_blocking=True)
 
     register = staticmethod(register_host)
     unregister = staticmethod(unregister_host)

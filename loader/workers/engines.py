@@ -15,7 +15,6 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 from loader.batches.bad_samples import OnError
 from loader.batches.buffer_pool import BufferPool
 from loader.batches.feed import Feed
-from loader.batches.gather import GatherMethod
 from loader.batches.maker import BatchMaker, MadeBatch, move_batch
 from loader.batches.turns import BatchKey
 from loader.gpu.cuda_driver import can_register
@@ -208,16 +207,15 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
 
 def _feed_of_device(feed: Feed, mover: DeviceMover, limit_bytes: int) -> Feed | None:
     """Return a feed whose batches the device gathers, or None, with a warning, where it cannot."""
-    samples = feed.gathered
-    form = samples.record_form if samples is not None else None
-    if samples is None or form is None or not can_register(mover.device.index):
+    source = feed.records
+    if source is None or not can_register(mover.device.index):
         reason = (
-            "samples are not records of one size" if form is None else "the device cannot read such memory"
+            "samples are not records of one size" if source is None else "the device cannot read such memory"
         )
         warnings.warn(f"pinned_bytes={limit_bytes} has no effect: {reason}", stacklevel=2)
         return None
-    found, gather = feed.for_thread(), RecordGather(samples, form, mover, limit_bytes)
-    found.gather_by(GatherMethod(gather.locate, gather.make))
+    found = feed.for_thread()
+    found.on_device = RecordGather(source, feed.share, mover, limit_bytes).batch
     return found
 
 

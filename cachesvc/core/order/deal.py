@@ -33,6 +33,13 @@ class Dealt(NamedTuple):
     valid: I64
 
 
+class Places(NamedTuple):
+    """Slot i of full batch b lies at `base[i] + b * width[i]` of the run. Two int64[slots]."""
+
+    base: I64
+    width: I64
+
+
 class _Part(NamedTuple):
     """The slots [low, high) of one canonical node: run position = base + step * width + slot."""
 
@@ -78,6 +85,14 @@ class Deal:
             positions = part.base + steps * part.width + np.arange(part.low, part.high, dtype=np.int64)
             found.append(at(positions.reshape(-1)).reshape(positions.shape))
         return np.concatenate(found, axis=1)
+
+    def places(self, low: int, high: int) -> Places:
+        """The positions of the slots [low, high) of every full batch."""
+        base, width = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for part in self._parts(low, high):
+            base.append(part.base + np.arange(part.low, part.high, dtype=np.int64))
+            width.append(np.full(part.high - part.low, part.width, np.int64))
+        return Places(np.concatenate(base), np.concatenate(width))
 
     def tail(self, low: int, high: int, batches: int) -> Dealt:
         """The slots [low, high) of the partial batch, in `batches` micro-batches of `(high - low) / batches` slots. All

@@ -35,9 +35,9 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.deal import I64, Deal
+from cachesvc.core.order.deal import I64, Deal, Places
 from cachesvc.core.order.intervals import Intervals
-from cachesvc.core.order.permute import MAX_SIZE, U64, mix, mix_each, permute, permute_groups
+from cachesvc.core.order.permute import MAX_SIZE, U64, Network, mix, mix_each, permute, permute_groups
 
 Last = Literal["drop", "pad", "error", "short"]
 
@@ -124,6 +124,22 @@ def merged(plans: Sequence[Plan]) -> Plan:
     return Plan(extent[order], first_step[order], last_step[order])
 
 
+class OrderTables(NamedTuple):
+    """What the full batches of a rank are computed from, for an implementation on another processor.
+
+    Slot i of full batch b has the run position p = `places.base[i] + b * places.width[i]`, in the block k with
+    `block_first[k]` <= p < `block_first[k + 1]`. `network` (None in an unshuffled order) permutes p - `block_first[k]` by
+    its permutation k. The sample at a position q of the permuted run is q + `shift[r]`, where r is the last with
+    `run_first[r]` <= q.
+    """
+
+    places: Places
+    block_first: I64
+    network: Network | None
+    run_first: I64
+    shift: I64
+
+
 class Touches(NamedTuple):
     """Extent `extent[i]` holds samples of the run positions [begin[i], end[i])."""
 
@@ -189,6 +205,14 @@ class EpochOrder:
         int64[last_step - first_step, high - low]. Any step costs the same. Ask for at least 16,384 samples at once.
         """
         return self._deal.slots(self.at, first_step, last_step, low, high)
+
+    def tables(self, low: int, high: int) -> OrderTables:
+        """What `slots` of the slots [low, high) is computed from. O(extents + slots)."""
+        sizes = np.diff(self.block_first).astype(np.uint64)
+        network = Network(sizes, self._block_key) if self.spec.shuffle else None
+        return OrderTables(
+            self._deal.places(low, high), self.block_first, network, self.run_first, self._shift
+        )
 
     def tail(self, low: int, high: int, batches: int = 1) -> Tail:
         """The slots [low, high) of the last, partial batch, cut into `batches` micro-batches. All micro-batches of the

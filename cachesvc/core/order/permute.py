@@ -34,8 +34,9 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _SLICE = 1 << 14
 """Positions permuted at a time: the three 64 KiB work arrays stay in a core's cache."""
-_SPREAD = np.uint32(0x7FEB352D)
-_SETTLE = np.uint32(0x846CA68B)
+SPREAD = np.uint32(0x7FEB352D)
+SETTLE = np.uint32(0x846CA68B)
+"""The factors of `_hash`."""
 _HALF = np.uint32(16)
 
 
@@ -68,7 +69,7 @@ def permute(values: npt.NDArray[Any], size: int, key: int) -> U64:
     """
     assert 1 <= size <= MAX_SIZE
     flat = values.reshape(-1).astype(np.uint64)
-    network = _Network(np.array([size], np.uint64), np.array([key & _MASK], np.uint64))
+    network = Network(np.array([size], np.uint64), np.array([key & _MASK], np.uint64))
     for start in range(0, flat.size, _SLICE):
         network.walk(flat[start : start + _SLICE])
     return flat.reshape(values.shape)
@@ -80,7 +81,7 @@ def permute_groups(values: npt.NDArray[Any], group: I64, sizes: I64, keys: U64) 
     For many small permutations at once: about three times the cost of `permute` a value. One-dimensional.
     """
     flat = values.astype(np.uint64)
-    network = _Network(sizes.astype(np.uint64), keys)
+    network = Network(sizes.astype(np.uint64), keys)
     for start in range(0, flat.size, _SLICE):
         network.walk(flat[start : start + _SLICE], group[start : start + _SLICE])
     return flat
@@ -92,8 +93,12 @@ def _finalise(state: int) -> int:
     return state ^ (state >> 31)
 
 
-class _Network:
-    """The rounds of g permutations: arrays of length g, or of length 1 that broadcast."""
+class Network:
+    """The rounds of g permutations: arrays of length g, or of length 1 that broadcast.
+
+    A value is (high, low): the low half has `low_bits` bits, uint64[g], and the high half is below `highs`, uint32[g].
+    `keys`: of each round, uint32[ROUNDS, g].
+    """
 
     __slots__ = ("highs", "keys", "low_bits", "sizes")
 
@@ -148,10 +153,10 @@ class _Network:
 def _hash(source: U32, keys: U32, into: U32, spare: U32) -> None:
     """Set `into` to a 32-bit hash of (source, key) whose high bits are good. `spare` is scratch."""
     np.add(source, keys, out=into)
-    into *= _SPREAD
+    into *= SPREAD
     np.right_shift(into, _HALF, out=spare)
     into ^= spare
-    into *= _SETTLE
+    into *= SETTLE
 
 
 def _bit_length(values: U64) -> U64:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader import DataLoader
-from loader.batches.gather import GatherMethod
 from loader.datasets.dataset import Dataset
 from loader.datasets.record_form import RecordForm
+from loader.gpu import record_gather
 from loader.gpu.host_view import host_rows
 from loader.gpu.record_gather import HostRecords, RecordGather
 from loader.gpu.registered_extents import registered_extents
-from loader.reading.reader import Ints
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -33,9 +33,10 @@ EVERYTHING = 1 << 30
 
 
 class Processor:
-    """Gathers as a GPU does, and checks that what it reads is registered."""
+    """Stands for a GPU."""
 
     device = torch.device("cpu")
+    working = staticmethod(nullcontext)
 
     def __init__(self, refuses: bool = False) -> None:
         self.registered: dict[int, int] = {}
@@ -51,15 +52,22 @@ class Processor:
     def unregister(self, address: int) -> None:
         del self.registered[address]
 
-    def upload(self, slots: Ints) -> torch.Tensor:
-        self.gathered += len(slots)
-        return torch.from_numpy(slots.copy())
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        assert self.registered
-        yield
-        assert self.registered
+class CheckedRecords(HostRecords):
+    """Checks that what is read is registered."""
+
+    def __init__(self, processor: Processor, form: RecordForm, address: int, *rest: Any) -> None:
+        super().__init__(form, address, *rest)
+        self._processor, self._form, self._address = processor, form, address
+
+    def gather(self, slots: torch.Tensor) -> torch.Tensor:
+        begin = self._address + slots.numpy() * self._form.stride_bytes
+        for at in (begin, begin + self._form.record_bytes - 1):  # no record spans three extents
+            places = self._processor.registered.items()
+            within = [(at >= address) & (at < address + size_bytes) for address, size_bytes in places]
+            assert np.any(within, axis=0).all()
+        self._processor.gathered += len(slots)
+        return super().gather(slots)
 
 
 def records(root: Path, **options: Any) -> MemoryLink:
@@ -80,15 +88,21 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def gathering(loader: DataLoader, device: Processor, limit_bytes: int) -> Any:
-    """The feed of a loader whose batches the device gathers."""
-    feed = loader._prepared().feed
-    samples = feed.gathered
-    assert samples is not None
-    assert samples.record_form is not None
-    own = RecordGather(samples, samples.record_form, device, limit_bytes)
-    feed.gather_by(GatherMethod(own.locate, own.make))
-    return feed
+Gathering = Callable[[DataLoader, Processor, int], Any]
+
+
+@pytest.fixture
+def gathering(monkeypatch: pytest.MonkeyPatch) -> Gathering:
+    """Returns the feed of a loader whose batches the device gathers, out of at most so many bytes."""
+
+    def feed_of(loader: DataLoader, device: Processor, limit_bytes: int) -> Any:
+        monkeypatch.setattr(record_gather, "HostRecords", partial(CheckedRecords, device))
+        feed = loader._prepared().feed
+        assert feed.records is not None
+        feed.on_device = RecordGather(feed.records, feed.share, device, limit_bytes).batch
+        return feed
+
+    return feed_of
 
 
 def tensors(batch: Any) -> list[torch.Tensor]:
@@ -99,43 +113,65 @@ def tensors(batch: Any) -> list[torch.Tensor]:
     )
 
 
+ORDERS: dict[str, dict[str, Any]] = {
+    "random": {"shuffle": True, "window": "all"},
+    "windows": {"shuffle": True, "window": 2 * EXTENT},
+    "in order": {"last": "short"},
+    "one rank of two, micro-batches": {"shuffle": True, "rank": 1, "world_size": 2, "global_batch_size": 42},
+}
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_the_device_makes_the_batches_of_the_processor(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("part", ["all", "some", "some, mixed"])
+def test_the_device_makes_the_batches_of_the_processor(
+    tmp_path: Path, gathering: Gathering, form: str, order: str, part: str
+) -> None:
     options, spec = FORMS[form]
     link, device = records(tmp_path, **options), Processor()
-    plain = DataLoader(in_memory(link, **spec), batch_size=7, shuffle=True, window="all")
-    feed = gathering(
-        DataLoader(in_memory(link, **spec), batch_size=7, shuffle=True, window="all"), device, EVERYTHING
-    )
-    for turn, expected in enumerate(plain):
-        found = feed[0, turn]
-        assert type(found) is type(expected)
-        for ours, theirs in zip(tensors(found), tensors(expected), strict=True):
-            assert (ours.dtype, ours.shape, ours.is_contiguous()) == (theirs.dtype, theirs.shape, True)
-            assert torch.equal(ours, theirs)
-    before = device.gathered  # the processor makes the batches in which an extent is leased
-    for turn in range(len(plain)):
-        feed[0, turn]
-    assert device.gathered - before >= COUNT
+
+    def loader() -> DataLoader:
+        data = in_memory(link, **spec)
+        if part != "all":
+            chosen = [index for index in range(len(data)) if index % 5 != 2]
+            data = data.select(chosen if part == "some" else chosen[::-1])
+        return DataLoader(data, batch_size=7, **ORDERS[order])
+
+    plain, feed = loader(), gathering(loader(), device, EVERYTHING)
+    for epoch in range(3):
+        for turn, expected in enumerate(plain):
+            found = feed[epoch, turn]
+            assert type(found) is type(expected)
+            for ours, theirs in zip(tensors(found), tensors(expected), strict=True):
+                assert (ours.dtype, ours.shape, ours.is_contiguous()) == (theirs.dtype, theirs.shape, True)
+                assert torch.equal(ours, theirs)
+    # the processor makes the batches in which an extent is leased
+    assert device.gathered >= feed.order(0).full_steps * 7
 
 
-def test_extents_are_registered_up_to_the_limit(tmp_path: Path) -> None:
+def test_windows_are_registered_up_to_the_limit(tmp_path: Path, gathering: Gathering) -> None:
     link, device, limit = records(tmp_path, format="records", dtype="(512,)u4"), Processor(), 3 * EXTENT
-    loader = DataLoader(in_memory(link), batch_size=4, shuffle=True, window=EXTENT)
+    loader = DataLoader(in_memory(link), batch_size=4, shuffle=True, window=2 * EXTENT)
     feed = gathering(loader, device, limit)
-    seen = [int(row[0]) // 512 for turn in range(COUNT // 4) for row in feed[0, turn]]
-    assert sorted(seen) == list(range(COUNT))
-    assert device.gathered == 0  # a slab of the order spans more extents than the limit allows
-    short = DataLoader(in_memory(link).select(range(8)), batch_size=4, shuffle=True)
-    feed = gathering(short, device, limit)
+    for epoch in range(2):
+        seen = [int(row[0]) // 512 for turn in range(COUNT // 4) for row in feed[epoch, turn]]
+        assert sorted(seen) == list(range(COUNT))
+    assert device.gathered >= COUNT // 2
+    assert 2 * EXTENT <= device.most_bytes <= limit
+
+
+def test_what_exceeds_the_limit_is_gathered_by_the_processor(tmp_path: Path, gathering: Gathering) -> None:
+    link, device = records(tmp_path, format="records", dtype="(512,)u4"), Processor()
+    feed = gathering(DataLoader(in_memory(link), 4, shuffle=True, window="all"), device, 3 * EXTENT)
     for _ in range(2):
-        for turn in range(2):
-            feed[0, turn]
-    assert device.gathered >= 8
-    assert device.most_bytes <= limit
+        seen = [int(row[0]) // 512 for turn in range(COUNT // 4) for row in feed[0, turn]]
+        assert sorted(seen) == list(range(COUNT))
+    assert (device.gathered, device.registered) == (0, {})
 
 
-def test_a_given_up_extent_is_unregistered_before_it_is_unmapped(tmp_path: Path) -> None:
+def test_a_given_up_extent_is_unregistered_before_it_is_unmapped(
+    tmp_path: Path, gathering: Gathering
+) -> None:
     link, device = records(tmp_path, format="records", dtype="(512,)u4"), Processor()
     data: Dataset = in_memory(link)
     feed = gathering(DataLoader(data, batch_size=COUNT), device, EVERYTHING)
@@ -161,16 +197,17 @@ def test_extents_in_use_stay_registered(tmp_path: Path) -> None:
     reader = in_memory(link).opened.reader()
     registered = registered_extents(reader, 2 * EXTENT, device.register, device.unregister)
     assert registered is registered_extents(reader, EVERYTHING, device.register, device.unregister)
-    with registered.using([0]) as first, registered.using([1]) as second, registered.using([2]) as third:
+    zero, one, two = (np.array([extent]) for extent in range(3))
+    with registered.using(zero) as first, registered.using(one) as second, registered.using(two) as third:
         assert (first, second, third) == (True, True, False)
-    with registered.using([0]), registered.using([2]) as fits:
+    with registered.using(zero), registered.using(two) as fits:
         assert fits
         assert registered.registered_bytes == 2 * EXTENT
     assert reader.place_of(1)[0] not in device.registered
 
 
 def test_a_driver_that_refuses_is_told_once_and_the_processor_gathers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, gathering: Gathering, caplog: pytest.LogCaptureFixture
 ) -> None:
     link, device = records(tmp_path, format="records", dtype="(512,)u4"), Processor(refuses=True)
     feed = gathering(DataLoader(in_memory(link), batch_size=8), device, EVERYTHING)
@@ -180,7 +217,7 @@ def test_a_driver_that_refuses_is_told_once_and_the_processor_gathers(
     assert (device.gathered, caplog.text.count("pinned_bytes has no effect")) == (0, 1)
 
 
-def test_threads_share_registrations(tmp_path: Path) -> None:
+def test_threads_share_registrations(tmp_path: Path, gathering: Gathering) -> None:
     link, device = records(tmp_path, format="records", dtype="(512,)u4"), Processor()
     data = in_memory(link)
     feeds = [gathering(DataLoader(data, batch_size=8, shuffle=True), device, EVERYTHING) for _ in range(3)]
