@@ -77,6 +77,8 @@ def rounded(value: Any) -> Any:
     """Return the value with four digits of each number."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

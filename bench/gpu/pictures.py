@@ -18,7 +18,7 @@ BATCH = 64
 
 def to_tensor(sample: dict[str, Any]) -> torch.Tensor:
     """Return the image of a sample as uint8 [3, height, width]."""
-    return torch.from_numpy(np.asarray(sample["jpg"])).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.array(sample["jpg"])).permute(2, 0, 1).contiguous()
 
 
 def by_torchvision(sample: dict[str, Any]) -> torch.Tensor:
