@@ -28,7 +28,7 @@ def main(folder: str) -> int:
     has_device = torch.cuda.is_available()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as root:
-        given = data.Data(Path(root, "data"), 2.0 if has_device else 1 / 16)
+        given = data.Data(Path(root, "data"), 6.0 if has_device else 1 / 16)
         began = time.perf_counter()
         data.write(given, 2_048 if has_device else 64)
         say(f"data written in {time.perf_counter() - began:.0f} s")
@@ -37,12 +37,12 @@ def main(folder: str) -> int:
             with data.daemon(given, "1GiB"):
                 measured(folder, found, "training", training.measure(given, "cpu", small=True))
             return 0
-        with data.daemon(given, "12GiB"):
+        with data.daemon(given, "16GiB"):
             found["checks"] = {check.__name__: passed(check, given) for check in checks.CHECKS[:-1]}
             measured(folder, found, "pictures", pictures.measure(given))
             measured(folder, found, "training", training.measure(given))
             measured(folder, found, "transfer", transfer.measure(given))
-        with data.daemon(given, "2304MiB"):
+        with data.daemon(given, f"{int(given.gib * 1024) + 256}MiB"):
             found["checks"]["recalls"] = passed(checks.CHECKS[-1], given)
     save(folder, found)
     return 0 if all(each["passed"] for each in found["checks"].values()) else 1

@@ -43,8 +43,9 @@ class GatherDevice(Protocol):
         """Undo `register`."""
         ...
 
-    def working(self) -> AbstractContextManager[None]:
-        """Work of the body is queued beside the training stream; waits at the end until the device has done it."""
+    def working(self, ahead: bool = False) -> AbstractContextManager[None]:
+        """Work of the body is queued beside the training stream; waits at the end until the device has done it. Work that
+        is done `ahead` does not wait for batches under way."""
         ...
 
 
@@ -167,12 +168,12 @@ class RecordGather:
         return slab[at : at + share.batch_size]
 
     def _slab(self, epoch: _Epoch, first: int, last: int) -> torch.Tensor:
-        with self._device.working():
+        with self._device.working(ahead=True):
             samples = epoch.order.samples(first, min(last, epoch.full_steps))
             return shifted(samples, epoch.run_first, epoch.run_shift)
 
     def _begin(self, order: EpochOrder) -> _Epoch:
-        with self._device.working():
+        with self._device.working(ahead=True):
             return _Epoch(order, self._share, self._source, self._device.device)
 
     def _of(self, reader: ExtentReader) -> _OfReader:

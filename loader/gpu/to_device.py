@@ -45,7 +45,7 @@ class DeviceMover:
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
         self._stream = torch.cuda.Stream(self.device)
-        self._of_thread = threading.local()
+        self._ahead = torch.cuda.Stream(self.device)
         self._images = images(self.device) if images is not None else None
         self._in_flight: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._lock = threading.Lock()
@@ -60,11 +60,9 @@ class DeviceMover:
         leave_captures_alone()
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Queue the device work of the body on a stream of this thread; at its end, wait until it is done."""
-        stream = getattr(self._of_thread, "stream", None)
-        if stream is None:
-            stream = self._of_thread.stream = torch.cuda.Stream(self.device)
+    def working(self, ahead: bool = False) -> Iterator[None]:
+        """See `GatherDevice`."""
+        stream = self._ahead if ahead else self._stream
         with torch.cuda.stream(stream):
             yield
             event = torch.cuda.Event(blocking=True)

@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ class Processor:
     """Stands for a GPU."""
 
     device = torch.device("cpu")
-    working = staticmethod(nullcontext)
 
     def __init__(self, refuses: bool = False) -> None:
         self.registered: dict[int, int] = {}
@@ -51,6 +50,9 @@ class Processor:
 
     def unregister(self, address: int) -> None:
         del self.registered[address]
+
+    def working(self, ahead: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class CheckedRecords(HostRecords):
