@@ -28,7 +28,7 @@ def main(folder: str) -> int:
     has_device = torch.cuda.is_available()
     found: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as root:
-        given = data.Data(Path(root, "data"), 6.0 if has_device else 1 / 16)
+        given = data.Data(Path(root, "data"), 16.0 if has_device else 1 / 16)
         began = time.perf_counter()
         data.write(given, 2_048 if has_device else 64)
         say(f"data written in {time.perf_counter() - began:.0f} s")
@@ -37,7 +37,7 @@ def main(folder: str) -> int:
             with data.daemon(given, "1GiB"):
                 measured(folder, found, "training", training.measure(given, "cpu", small=True))
             return 0
-        with data.daemon(given, "16GiB"):
+        with data.daemon(given, "40GiB"):
             found["checks"] = {check.__name__: passed(check, given) for check in checks.CHECKS[:-1]}
             measured(folder, found, "pictures", pictures.measure(given))
             measured(folder, found, "training", training.measure(given))

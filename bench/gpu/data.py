@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 500, 375
 
 @dataclass(frozen=True)
 class Data:
-    """Folders of one run. `gib`: size of the records, and of the tokens; odd records have a third of it."""
+    """Folders of one run. `gib`: size of the records, and of the tokens; odd records have an eighth of it."""
 
     root: Path
     gib: float
@@ -56,7 +56,7 @@ def write(data: Data, pictures: int) -> None:
     for name in ("records", "odd"):
         data.path(name).parent.mkdir(parents=True)
         with data.path(name).open("wb") as file:
-            for number in range(max(1, int(data.gib * 16 / (3 if name == "odd" else 1)))):
+            for number in range(max(1, int(data.gib * 16 / (8 if name == "odd" else 1)))):
                 file.write(np.roll(block, number * 4099 + 1).data)
     data.path("tokens").parent.mkdir(parents=True)
     tokens = rng.integers(0, VOCABULARY, 32 << 20, np.uint16)

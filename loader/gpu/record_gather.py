@@ -156,11 +156,15 @@ class RecordGather:
                     return None
                 slots = self._slots(epoch, turn)
                 with self._device.working():
-                    return _batch_of(self._source.form, of.records.gather(slots))
+                    made = _batch_of(self._source.form, of.records.gather(slots))
+                    self._slots(epoch, turn + SLAB // 2 // share.batch_size)  # made while the device gathers
+                    return made
 
     def _slots(self, epoch: _Epoch, turn: int) -> torch.Tensor:
-        """Return the slots of a batch, on the device."""
+        """Return the slots of a batch, on the device; no slots behind the last full batch."""
         share = self._share
+        if turn >= epoch.full_steps * share.accumulate:
+            return epoch.run_first[:0]
         steps = max(1, SLAB // (share.high - share.low))
         first = turn // share.accumulate // steps * steps
         slab = self._slabs.get((epoch.number, first), lambda: self._slab(epoch, first, first + steps))
