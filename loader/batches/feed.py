@@ -217,7 +217,7 @@ class Feed(TorchDataset[Any]):
         row = turn - slab.first
         if self._view is not None:
             reader = self._view.opened.reader()
-            if reader.on_disk:
+            if reader.reads_ahead:
                 self._read_ahead(reader, slab, row + self.turn_stride)
             if slab.located is not None:
                 return slab.located.batch(reader, row, self.empty)

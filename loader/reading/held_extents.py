@@ -52,6 +52,10 @@ class HeldExtents:
         """By index: whether the extent is mapped."""
         self.files = 0
         """Extents held as open descriptors."""
+        count = len(catalog.extent_starts)
+        self.file_of, self.offset_in_file = np.full(count, -1, np.int64), np.zeros(count, np.int64)
+        """By index: the descriptor of the extent if it is a file without holes, else -1, and where in it the extent
+        begins."""
         self.before_unmapping: Callable[[int], None] = _no_call
         """Called with each extent that is about to be unmapped."""
         self._catalog, self._limit_bytes = catalog, limit_bytes
@@ -98,11 +102,14 @@ class HeldExtents:
             os.close(fd)
         else:
             self.files += 1
+            if held.holes is None:
+                self.file_of[extent], self.offset_in_file[extent] = held.fd, held.offset
 
     def remove(self, extent: int) -> None:
         """Unmap or close an extent that no read needs."""
         held = self.by_index.pop(extent)
         if held.fd >= 0:
+            self.file_of[extent] = -1
             os.close(held.fd)
             self.files -= 1
         else:
@@ -154,6 +161,7 @@ class HeldExtents:
         for held in self.by_index.values():
             if held.fd >= 0:
                 os.close(held.fd)
+        self.file_of[:] = -1
         self.by_index.clear()
         self.range.forget()
 

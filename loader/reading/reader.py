@@ -199,9 +199,9 @@ class ExtentReader:
         return out
 
     @property
-    def on_disk(self) -> bool:
-        """True while extents are held as files: `expect` has an effect on those alone."""
-        return self._held.files > 0
+    def reads_ahead(self) -> bool:
+        """Whether `expect` has an effect: extents are held as files, and their bytes come from the disk."""
+        return self._held.files > 0 and self._files.reads_ahead
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
         """Announce the ranges that will be read next; see `FileReads.expect`."""
@@ -279,6 +279,10 @@ class ExtentReader:
         `MAX_GROUP` extents, down to those of one range when room is refused. Raises OutOfSpace when one does not fit."""
         if self._held.files:
             self._changed_files.release_changed()
+        needed = touched(first, last)
+        if len(needed) <= MAX_GROUP and self._leases.ensure(read, needed):
+            yield np.arange(len(first))
+            return
         waiting = [np.argsort(first, kind="stable")]
         while waiting:
             part = waiting.pop()
@@ -297,16 +301,17 @@ class ExtentReader:
         layout, first, last = self._catalog.layout, read.first, read.last
         assert isinstance(layout, Fixed), "only records of one size can be gathered"
         size = layout.record_bytes
-        memory = out.view(np.uint8).data
+        memory = out.view(np.uint8)
         for part in self._held_parts(read, first, last):
             is_mapped = self._are_mapped(first[part], last[part])
-            mapped, others = part[is_mapped], part[~is_mapped]
-            if len(mapped):
+            others = part
+            if is_mapped.any():
+                mapped, others = part[is_mapped], part[~is_mapped]
                 out[mapped] = self._records[slots[mapped]]
-                self._leases.count(first[mapped], len(mapped) * size)
-            self._leases.count(first[others], len(others) * size)
-            into = [memory[at * size : (at + 1) * size] for at in others.tolist()]
-            self._files.read_into(read, slots[others] * layout.stride_bytes, first[others], into)
+            self._leases.count(first[part], len(part) * size)
+            addresses = slots[others] * layout.stride_bytes
+            lengths = np.full(len(others), size)
+            self._files.read_into(read, addresses, lengths, first[others], memory, others * size)
         return out
 
     def _join_mixed(
@@ -315,16 +320,19 @@ class ExtentReader:
         lengths, memory = ends - addresses, self._held.range.memory
         size = int(lengths.sum())
         out = np.empty(size, np.uint8) if empty is None else empty(size)
-        places = _parts(out, lengths)
+        places, into = np.cumsum(lengths) - lengths, out.data
         for part in self._held_parts(read, read.first, read.last):
             part = part[lengths[part] > 0]
             is_mapped = self._are_mapped(read.first[part], read.last[part])
             mapped, others = part[is_mapped], part[~is_mapped]
-            for at in mapped.tolist():
-                places[at][:] = memory[addresses[at] : ends[at]]
+            for at, size, address in zip(
+                places[mapped].tolist(), lengths[mapped].tolist(), addresses[mapped].tolist(), strict=True
+            ):
+                into[at : at + size] = memory[address : address + size]
             self._leases.count(read.first[part], int(lengths[part].sum()))
-            into = [places[at] for at in others.tolist()]
-            self._files.read_into(read, addresses[others], read.first[others], into)
+            self._files.read_into(
+                read, addresses[others], lengths[others], read.first[others], out, places[others]
+            )
         return out
 
     def _read_all(self, addresses: Ints, lengths: Ints) -> list[bytes | None]:
