@@ -28,7 +28,7 @@ _log = logging.getLogger("cachesvc")
 SMALL_BYTES = 16 << 10
 """Ranges of this mean size and less are read by one system call a batch. Larger ones are announced ahead and read one by
 one, without a second copy."""
-FROM_DISK_S = 20e-6
+FROM_DISK_S = 8e-6
 """A batch whose ranges took longer each came from the disk: the page cache takes 1 to 2 us for 4 KiB."""
 ANNOUNCED_BATCHES = 64
 """So many batches are announced ahead of their reads after one that came from the disk."""

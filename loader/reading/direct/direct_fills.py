@@ -66,14 +66,16 @@ class DirectGrants:
             self._budget = self._budget if budget_bytes is None else budget_bytes
             self._plan, self._position = extents, {extent: at for at, extent in enumerate(extents)}
 
-    def prepare(self, extents: Sequence[int]) -> set[int]:
-        """Begin to fill extents, and those that come next, as far as there is room. Returns the extents that are filled."""
+    def prepare(self, extents: Sequence[int]) -> tuple[set[int], set[int]]:
+        """Begin to fill extents, and those that come next, as far as there is room. Returns the extents that are filled,
+        and those for which leased ones leave no room."""
         found: dict[int, _Copy | None] = {}
         with self._lock, suppress(OSError):  # too many open files
             found = {extent: self._begin(extent, needed=True) for extent in extents}
             self._read_ahead(extents)
-        filled = {extent: copy.filled for extent, copy in found.items() if copy is not None}
-        return {extent for extent, fill in filled.items() if fill.done() and fill.exception() is None}
+        fills = {extent: copy.filled for extent, copy in found.items() if copy is not None}
+        filled = {extent for extent, fill in fills.items() if fill.done() and fill.exception() is None}
+        return filled, found.keys() - fills.keys()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`. Raises what the source raises."""

@@ -21,6 +21,8 @@ class LocalGrants:
     def __init__(self, extent_of: Callable[[int], Extent], others: Grants, copies: DirectGrants) -> None:
         self._extent_of, self._others, self._copies = extent_of, others, copies
         self._copied: frozenset[int] = frozenset()
+        self._refused: set[int] = set()
+        """Extents for whose copies there was no room at the last request."""
         self._leased: dict[Grants, Counter[int]] = {others: Counter(), copies: Counter()}
         self._closed = False
 
@@ -38,18 +40,23 @@ class LocalGrants:
         found = {index: self._file_of(index) for index in extents}
         files = {index: file for index, file in found.items() if file is not None}
         copied = [index for index in files if index in self._copied]
-        filled = self._copies.prepare(copied) if copied else set[int]()
+        filled, without_room = self._copies.prepare(copied) if copied else (set[int](), set[int]())
+        self._refused = without_room - self._refused
+        for index in self._refused:  # the reader releases what it does not need, and asks again
+            del files[index]
         elsewhere: dict[Grants, list[int]] = {
-            self._others: [index for index in extents if index not in files],
+            self._others: [index for index in extents if found[index] is None],
             self._copies: [index for index in extents if index in filled],
         }
-        answers: list[Granted | Refused] = []
+        answers: list[Granted | Refused] = [Refused(index) for index in self._refused]
         try:
             for index, (piece, path) in files.items():
                 if index not in filled:
                     once = index in self._copied
                     fd = _open(piece, path)
-                    answers.append(Granted(index, fd, piece.offset, piece.length, "local", once=once))
+                    answers.append(
+                        Granted(index, fd, piece.offset, piece.length, "local", once=once, brief=once)
+                    )
             for grants, wanted in elsewhere.items():
                 if wanted:
                     given = grants.acquire(wanted, timeout_s)

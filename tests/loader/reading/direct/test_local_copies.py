@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.protocol import Refused
 from cachesvc.core.errors import SourceChanged
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, open_dataset
+from loader.reading.direct.direct_access import direct_access
 from loader.reading.direct.local_copies import copy_budget
+from loader.reading.direct.local_files import LocalGrants
 from tests.support.datasets import array_file
 from tests.support.training.loader_fakes import compiled
 from tests.support.waiting import wait_until
@@ -32,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def loader(data: Path, record_bytes: int = 4 * NUMBERS, **arguments: Any) -> DataLoader[Any]:
     dataset = open_dataset(data, format="records", record_bytes=record_bytes, extent_bytes=EXTENT)
-    return DataLoader(dataset, 8, shuffle=True, window=4 * EXTENT, **arguments)
+    return DataLoader(dataset, 8, **{"shuffle": True, "window": 4 * EXTENT, **arguments})
 
 
 def numbers(batches: DataLoader[Any]) -> list[int]:
@@ -41,7 +45,7 @@ def numbers(batches: DataLoader[Any]) -> list[int]:
 
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}])
 def test_small_samples_come_from_copies_each_once(data: Path, arguments: dict[str, Any]) -> None:
-    batches = loader(data, **arguments)
+    batches = loader(data, window=64 * EXTENT, persistent_workers=arguments != {}, **arguments)
 
     def copied() -> int:
         assert sorted(numbers(batches)) == list(range(COUNT))
@@ -49,7 +53,34 @@ def test_small_samples_come_from_copies_each_once(data: Path, arguments: dict[st
         assert read["direct"] + read["local"] == COUNT * 4 * NUMBERS
         return read["direct"]
 
-    wait_until(lambda: copied() > 0)  # a file is read in place until its copy is filled
+    # A file is read in place until its copy is filled. The budget holds all copies.
+    wait_until(lambda: copied() == COUNT * 4 * NUMBERS)
+
+
+def test_room_for_copies_is_made_by_the_reader(data: Path, tmp_path: Path) -> None:
+    form = {"format": "records", "record_bytes": 4 * NUMBERS, "extent_bytes": EXTENT}
+    catalog = compiled(data, tmp_path, **form).catalog()
+    grants = direct_access(catalog).grants
+    assert isinstance(grants, LocalGrants)
+    grants.follow(range(4), 2 * int(catalog.extent_sizes[0]))
+
+    def origin_of(extent: int) -> str:
+        """Where an extent is read; a file is released after the read, a copy is kept."""
+        (answer,) = grants.acquire([extent], 10.0)
+        if isinstance(answer, Refused):
+            return "refused"
+        os.close(answer.fd)
+        assert answer.once == answer.brief == (answer.origin == "local")
+        if answer.origin == "local":
+            grants.release([extent])
+        return answer.origin
+
+    for extent in (0, 1):
+        wait_until(lambda extent=extent: origin_of(extent) == "direct")
+    assert [origin_of(2), origin_of(2), origin_of(2)] == ["refused", "local", "refused"]
+    grants.release([0])
+    wait_until(lambda: origin_of(2) == "direct")
+    grants.close()
 
 
 @pytest.mark.parametrize(
