@@ -91,7 +91,7 @@ class Setting:
     def copied(self) -> LocalGrants:
         grants = self.local()
         grants.follow(range(EXTENTS), EXTENTS * EXTENT)
-        wait_until(lambda: len(grants._copies.prepare(range(EXTENTS))) == EXTENTS)
+        wait_until(lambda: len(grants._copies.prepare(range(EXTENTS))[0]) == EXTENTS)
         return grants
 
     def memory(self) -> MemoryGrants:
