@@ -104,7 +104,7 @@ class Feed(TorchDataset[Any]):
 
     @property
     def records(self) -> RecordSource | None:
-        """Where the records of this order lie, if batches are records that need no Python call per sample; else None."""
+        """The places of this order's records, if batches are records that need no Python call per sample; else None."""
         view = self._view if self._default_collation else None
         return record_source(view, self._layout) if view is not None else None
 

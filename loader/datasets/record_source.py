@@ -1,4 +1,4 @@
-"""Where the records of an order lie, for a device that gathers them."""
+"""Finds the places of an order's records, for a device that gathers them."""
 
 from __future__ import annotations
 

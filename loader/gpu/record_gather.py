@@ -84,9 +84,9 @@ class _Steps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _OfReader:
-    """What holds for one reader. The last record that begins in extent e ends in extent `ends_in[e]`."""
+    """The records and registered extents of one reader. The last record that begins in extent e ends in extent
+    `ends_in[e]`."""
 
-    reader: ExtentReader
     records: HostRecords
     registered: RegisteredExtents
     ends_in: Ints
@@ -132,7 +132,7 @@ class RecordGather:
     def __init__(
         self, source: RecordSource, share: RankShare, device: GatherDevice, limit_bytes: int
     ) -> None:
-        """At most `limit_bytes` of extents are registered."""
+        """`limit_bytes`: extents of at most this size together are registered."""
         self._source, self._share, self._device, self._limit_bytes = source, share, device, limit_bytes
         self._of_readers, self._epochs = Latest[_OfReader](), Latest[_Epoch]()
         self._slabs = Latest[torch.Tensor]()
@@ -184,7 +184,7 @@ class RecordGather:
         device = self._device
         records = HostRecords(self._source.form, *reader.space, device.device)
         registered = registered_extents(reader, self._limit_bytes, device.register, device.unregister)
-        return _OfReader(reader, records, registered, self._source.ends_in(reader))
+        return _OfReader(records, registered, self._source.ends_in(reader))
 
 
 def _batch_of(form: RecordForm, records: torch.Tensor) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
+from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
 from loader.reading.block_cache import BLOCK_BYTES, BlockCache
@@ -25,9 +26,6 @@ from loader.reading.wait_for_room import PAUSE_S, wait_for_room
 
 _log = logging.getLogger("cachesvc")
 
-SMALL_BYTES = 16 << 10
-"""Ranges of this mean size and less are read by one system call a batch. Larger ones are announced ahead and read one by
-one, without a second copy."""
 FROM_DISK_S = 8e-6
 """A batch whose ranges took longer each came from the disk: the page cache takes 1 to 2 us for 4 KiB."""
 ANNOUNCED_BATCHES = 64
@@ -125,9 +123,11 @@ class FileReads:
         return np.flatnonzero(found != lengths)
 
     def _are_small(self, lengths: Ints) -> bool:
-        """Whether ranges are read together."""
+        """Whether ranges are read together. Large ones are announced ahead and read one by one, without a second copy."""
         return (
-            self._verified is None and len(lengths) > 1 and int(lengths.sum()) <= len(lengths) * SMALL_BYTES
+            self._verified is None
+            and len(lengths) > 1
+            and int(lengths.sum()) <= len(lengths) * SMALL_SAMPLE_BYTES
         )
 
     def _read_each(self, read: ActiveRead, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
@@ -156,12 +156,12 @@ class FileReads:
     ) -> None:
         """Set `out` for the ranges of `part`: in disk order, all announced before the first is read. Raises as
         `read_into`."""
+        if self._read_small(part, read.first[part], addresses[part], lengths[part], out):
+            return
         counted: list[tuple[int, int]] = []
         alone: list[tuple[int, FileRange]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
-        if self._read_small(part, read.first[part], addresses[part], lengths[part], out):
-            return
         part = part[np.argsort(addresses[part])]
         sizes, extents = lengths[part].tolist(), read.first[part].tolist()
         offsets = self._offsets(addresses[part], read.first[part])

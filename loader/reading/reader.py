@@ -279,11 +279,7 @@ class ExtentReader:
         `MAX_GROUP` extents, down to those of one range when room is refused. Raises OutOfSpace when one does not fit."""
         if self._held.files:
             self._changed_files.release_changed()
-        needed = touched(first, last)
-        if len(needed) <= MAX_GROUP and self._leases.ensure(read, needed):
-            yield np.arange(len(first))
-            return
-        waiting = [np.argsort(first, kind="stable")]
+        waiting = [np.arange(len(first))]
         while waiting:
             part = waiting.pop()
             begins = first[part]
@@ -291,7 +287,7 @@ class ExtentReader:
             if len(needed) <= MAX_GROUP and self._leases.ensure(read, needed):
                 yield part
             elif len(part) > 1:
-                half = len(part) // 2
+                part, half = part[np.argsort(first[part], kind="stable")], len(part) // 2
                 waiting += [part[half:], part[:half]]
             else:
                 wait_for_room(self._leases, read, needed, self._timeout_s)

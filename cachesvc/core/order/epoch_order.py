@@ -125,7 +125,7 @@ def merged(plans: Sequence[Plan]) -> Plan:
 
 
 class OrderTables(NamedTuple):
-    """What the full batches of a rank are computed from, for an implementation on another processor.
+    """The arrays from which another processor computes the full batches of a rank.
 
     Slot i of full batch b has the run position p = `places.base[i] + b * places.width[i]`, in the block k with
     `block_first[k]` <= p < `block_first[k + 1]`. `network` (None in an unshuffled order) permutes p - `block_first[k]` by
@@ -207,7 +207,7 @@ class EpochOrder:
         return self._deal.slots(self.at, first_step, last_step, low, high)
 
     def tables(self, low: int, high: int) -> OrderTables:
-        """What `slots` of the slots [low, high) is computed from. O(extents + slots)."""
+        """Return the arrays from which `slots` of the slots [low, high) can be computed. O(extents + slots)."""
         sizes = np.diff(self.block_first).astype(np.uint64)
         network = Network(sizes, self._block_key) if self.spec.shuffle else None
         return OrderTables(

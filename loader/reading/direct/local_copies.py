@@ -1,7 +1,6 @@
 """Decides whether extents of local files are copied into this process's memory before their samples are read.
 
-A sample that is read from a file costs a system call of some 8 us, whatever its size. Where samples are small, that is more
-than their share of a copy of the whole extent.
+A small sample costs more when it is read from its file than its share of a copy of the whole extent.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def test_room_for_copies_is_made_by_the_reader(data: Path, tmp_path: Path) -> No
     grants.follow(range(4), 2 * int(catalog.extent_sizes[0]))
 
     def origin_of(extent: int) -> str:
-        """Where an extent is read; a file is released after the read, a copy is kept."""
+        """Acquire an extent and return its origin, or "refused". A file is released at once, a copy is kept."""
         (answer,) = grants.acquire([extent], 10.0)
         if isinstance(answer, Refused):
             return "refused"
