@@ -27,12 +27,13 @@ import trustme
 from cachesvc.config import Tls
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.fills.block_client import BlockClient
-from cachesvc.daemon.fills.block_target import PART_BYTES, open_target
 from cachesvc.daemon.peers.block_replies import Lent
 from cachesvc.daemon.peers.block_server import BlockServer
+from cachesvc.system.buffers import Buffers
+from cachesvc.system.fill_target import CACHED_BYTES, open_target
+from cachesvc.system.huge_pages import use_huge_pages
 from cachesvc.tiers.checksum import StreamedChecksums, block_digest
 from cachesvc.tiers.fill_progress import FillProgress
-from cachesvc.tiers.huge_pages import use_huge_pages
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 
@@ -209,11 +210,11 @@ def _read_ours(client: BlockClient, address: str) -> None:
 def _read_bare(host: str) -> None:
     with socket.create_connection((host, PORT + 2)) as connection:
         for _, fd in _targets():
-            with open_target(fd, EXTENT_BYTES) as target:
-                for at in range(0, EXTENT_BYTES, PART_BYTES):
-                    with target.room(at, PART_BYTES) as view:
+            with open_target(fd, EXTENT_BYTES, Buffers(CACHED_BYTES)) as target:
+                for at in range(0, EXTENT_BYTES, CACHED_BYTES):
+                    with target.room(at, CACHED_BYTES) as view:
                         got = connection.recv_into(view, 0, socket.MSG_WAITALL)
-                        assert got == PART_BYTES
+                        assert got == CACHED_BYTES
                         for begin in range(0, got, CHECKSUM_BLOCK_BYTES):
                             block_digest(view[begin : begin + CHECKSUM_BLOCK_BYTES])
 
@@ -223,7 +224,6 @@ def _targets() -> Iterator[tuple[ExtentId, int]]:
     tier = RamTier()
     for extent in _extents():
         fd = tier.reserve(extent, EXTENT_BYTES)
-        use_huge_pages(fd, EXTENT_BYTES)
         yield extent, fd
         os.close(fd)
         tier.abort(extent)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64_digest
 
 from cachesvc.core.errors import CorruptData
+from cachesvc.system.fill_target import CACHED_BYTES, FillTarget
 from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
@@ -76,15 +77,36 @@ class StreamedChecksums:
 def verify(fd: int, checksums: Checksums) -> None:
     """Read an extent and compare every block. Raises `CorruptData` naming the first block that differs, `TierFailed` when
     the file cannot be read."""
-    expected = checksums.digests
-    if len(expected) != block_count(checksums.size_bytes) * DIGEST_BYTES:
-        raise CorruptData(f"{len(expected)} bytes of digests do not fit {checksums.size_bytes} bytes of data")
+    _check_count(checksums)
     for index, digest in _digests(fd, checksums.size_bytes, range(block_count(checksums.size_bytes))):
-        if digest != expected[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]:
-            raise CorruptData(
-                f"block {index} (bytes from {index * CHECKSUM_BLOCK_BYTES}) does not match its checksum; "
-                "the copy must be dropped and filled again"
-            )
+        _compare(index, digest, checksums)
+
+
+def copy_verified(origin: int, into: FillTarget, checksums: Checksums) -> None:
+    """Copy an extent, and compare every block while it is in the processor's cache. Raises as `verify`, and OutOfSpace."""
+    _check_count(checksums)
+    for at in range(0, checksums.size_bytes, CACHED_BYTES):
+        size_bytes = min(CACHED_BYTES, checksums.size_bytes - at)
+        with into.room(at, size_bytes) as room:
+            _read_fully(origin, room, at)
+            for begin in range(0, size_bytes, CHECKSUM_BLOCK_BYTES):
+                digest = block_digest(room[begin : begin + CHECKSUM_BLOCK_BYTES])
+                _compare((at + begin) // CHECKSUM_BLOCK_BYTES, digest, checksums)
+            into.store(room, at)
+
+
+def _check_count(checksums: Checksums) -> None:
+    count = len(checksums.digests)
+    if count != block_count(checksums.size_bytes) * DIGEST_BYTES:
+        raise CorruptData(f"{count} bytes of digests do not fit {checksums.size_bytes} bytes of data")
+
+
+def _compare(index: int, digest: bytes, checksums: Checksums) -> None:
+    if digest != checksums.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]:
+        raise CorruptData(
+            f"block {index} (bytes from {index * CHECKSUM_BLOCK_BYTES}) does not match its checksum; "
+            "the copy must be dropped and filled again"
+        )
 
 
 def _digests(fd: int, size_bytes: int, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:

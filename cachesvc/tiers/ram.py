@@ -13,11 +13,11 @@ import os
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.system.huge_pages import SIZE_SEALS
 from cachesvc.tiers.os_errors import tier_error, translated
 from cachesvc.tiers.tier import Checksums
 
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13
-_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _CONTENT_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -52,7 +52,7 @@ class RamTier:
             own = _memfd(f"cachesvc:{extent.hex()}")
             try:
                 os.ftruncate(own, size_bytes)
-                fcntl.fcntl(own, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+                fcntl.fcntl(own, fcntl.F_ADD_SEALS, SIZE_SEALS)
                 given = os.dup(own)
             except OSError:
                 os.close(own)

@@ -18,7 +18,6 @@ from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls_contexts import TlsContexts
-from cachesvc.daemon.fills.block_target import PART_BYTES, BlockTarget, open_target
 from cachesvc.daemon.peers.block_wire import (
     FRAME_BLOCKS,
     MAX_RANGES,
@@ -34,6 +33,8 @@ from cachesvc.daemon.peers.block_wire import (
     receive_into,
     set_timeout,
 )
+from cachesvc.system.buffers import Buffers
+from cachesvc.system.fill_target import CACHED_BYTES, FillTarget, open_target
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.fill_progress import ROOT_BYTES, FillProgress, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -46,7 +47,9 @@ IDLE_S = 20.0
 """An idle connection is used again within this time, before the server would close it."""
 IDLE_CONNECTIONS = 2
 """Idle connections that are kept for each address."""
-_PART_BLOCKS = PART_BYTES // CHECKSUM_BLOCK_BYTES
+BUFFERS_BYTES = 64 << 20
+"""The limit of all buffers, which only extents on disks need."""
+_PART_BLOCKS = CACHED_BYTES // CHECKSUM_BLOCK_BYTES
 
 
 class PeerFailed(Exception):
@@ -89,6 +92,7 @@ class BlockClient:
         self._tls = TlsContexts(tls, tls_name) if tls else None
         self._silent_s = silent_s
         self._idle = _IdleConnections()
+        self._buffers = Buffers(BUFFERS_BYTES)
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -114,7 +118,7 @@ class BlockClient:
         bytes with matching digests: abort `progress` and fill anew.
         """
         assert os.getpid() == self._pid, "used across a fork"
-        with open_target(target_fd, size_bytes) as target:
+        with open_target(target_fd, size_bytes, self._buffers) as target:
             reading = _Reading(address, extent, target, progress, wait_s)
             while True:
                 wanted = progress.missing(MAX_RANGES)
@@ -188,7 +192,7 @@ class _Reading:
     """One extent on its way from one peer."""
 
     def __init__(
-        self, address: str, extent: ExtentId, target: BlockTarget, progress: FillProgress, wait_s: float
+        self, address: str, extent: ExtentId, target: FillTarget, progress: FillProgress, wait_s: float
     ) -> None:
         self.address = address
         self.extent = extent

@@ -32,7 +32,7 @@ from cachesvc.catalog.layout import Indirect
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.config import ClusterSettings, Settings, Tls
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.core.model import Extent, ExtentId
 from cachesvc.daemon.fills.block_client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
@@ -46,9 +46,10 @@ from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.watched import HUNG_S, CallWatch
-from cachesvc.tiers.checksum import StreamedChecksums, verify
+from cachesvc.system.buffers import Buffers
+from cachesvc.system.fill_target import open_target
+from cachesvc.tiers.checksum import StreamedChecksums, copy_verified, verify
 from cachesvc.tiers.fill_progress import FillProgress
-from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
 from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
@@ -57,6 +58,8 @@ MAX_CATALOGS = 16
 """Open catalogs; each costs two descriptors and no memory of its own."""
 MAX_MESSAGE_CHARS = 1 << 20
 """The limit of an error message, which may quote untrusted data or a caller's arguments."""
+COPY_BUFFERS_BYTES = 8 << 20
+"""The limit of the buffers of copies to a disk."""
 PROGRESS_S = 0.2
 WATCH_S = 1.0
 IDLE_S = 5.0
@@ -86,6 +89,7 @@ class Filler:
         )
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._peers = _block_client(settings)
+        self._buffers = Buffers(COPY_BUFFERS_BYTES)
         self._fetcher = Fetcher(self._sources, settings.filler_threads)
         self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
         self._catalogs_lock = threading.Lock()
@@ -166,8 +170,6 @@ class Filler:
         """Fill the target from another node. What came is counted also where the node fails in the middle."""
         if self._peers is None:
             raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
-        if is_memfd(target):
-            use_huge_pages(target, job.size_bytes)
         progress = FillProgress(progress_fd, job.size_bytes)
         before, done = _complete_bytes(progress), jobs.JobDone(job.number, from_peer=True)
         try:
@@ -196,8 +198,6 @@ class Filler:
     def _fetch(
         self, job: jobs.FillJob, target: int, dataset: Catalog, extent: Extent, passing: StreamedChecksums
     ) -> jobs.JobDone:
-        if is_memfd(target):
-            use_huge_pages(target, extent.size_bytes)
         missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # a compressed shard can be checked only now
             with translated("tier", "read an extent"):
@@ -216,16 +216,9 @@ class Filler:
         )
 
     def _copy(self, job: jobs.CopyJob, target: int, origin: int) -> jobs.JobDone:
-        if is_memfd(target):
-            use_huge_pages(target, job.size_bytes)
-        offset = 0
-        while offset < job.size_bytes:
-            with translated("tier", "copy an extent"):
-                copied = os.sendfile(target, origin, offset, job.size_bytes - offset)
-            if copied == 0:
-                raise CorruptData(f"a cached extent ends after {offset:,} of {job.size_bytes:,} bytes")
-            offset += copied
-        verify(target, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
+        checksums = Checksums(job.size_bytes, jobs.unpack_digests(job.digests))
+        with open_target(target, job.size_bytes, self._buffers) as into:
+            copy_verified(origin, into, checksums)
         return jobs.JobDone(job.number, digests=job.digests)
 
     def _verify(self, job: jobs.VerifyJob, extent: int) -> jobs.JobDone:

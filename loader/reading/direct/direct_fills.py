@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import CacheError, DeadlineExceeded
 from cachesvc.core.model import Extent
 from cachesvc.system.fork_hooks import abandon_in_children
-from cachesvc.tiers.huge_pages import use_huge_pages
+from cachesvc.system.huge_pages import SIZE_SEALS
 from cachesvc.tiers.os_errors import translated
 
 DIRECT_BYTES = 2 << 30
@@ -166,9 +167,10 @@ class DirectGrants:
         wanted = self._extent_of(extent)
         if not self._reserve(wanted.size_bytes, needed):
             return None
-        fd = os.memfd_create("cachesvc-direct", os.MFD_CLOEXEC)
+        fd = os.memfd_create("cachesvc-direct", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, wanted.size_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS)
         except OSError:
             os.close(fd)
             raise
@@ -178,7 +180,6 @@ class DirectGrants:
         return copy
 
     def _run(self, extent: Extent, fd: int) -> str:
-        use_huge_pages(fd, extent.size_bytes)
         self._closing.wait(self._take(extent.stored_bytes))
         self._check_open()
         return self._fill(extent, fd)

@@ -14,9 +14,9 @@ import zstandard
 from cachesvc.core.model import RAM, Piece, extent_of
 from cachesvc.core.records.tier_state import TierState
 from cachesvc.daemon.fills.fill_memory import KEPT_PEAKS, MAX_MEASUREMENTS, FillMemory
-from cachesvc.sources.buffers import Buffers
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
+from cachesvc.system.buffers import Buffers
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.address_space import unit
 from cachesvc.core.model import HUGE_BYTES, PAGE_BYTES, ExtentId
-from cachesvc.tiers.huge_pages import is_memfd, use_huge_pages
+from cachesvc.system.huge_pages import is_memfd, use_huge_pages
 from cachesvc.tiers.ram import RamTier
 from loader.reading.address_range import AddressRange
 

@@ -16,22 +16,25 @@ from contextlib import suppress
 from cachesvc.core.model import HUGE_BYTES
 from cachesvc.system import mapping
 
+SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""What every memfd of an extent has: no access to a mapping of it lies beyond its end."""
 _MADV_COLLAPSE = 25
 _OVER = mmap.MAP_SHARED | mapping.MAP_FIXED
 
 
 def is_memfd(fd: int) -> bool:
-    """Tell by the seal of its size whether a descriptor to fill is a memfd of the RAM tier."""
+    """Tell by the seals of its size whether a descriptor to fill is a memfd of an extent."""
     try:
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW)
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
     except OSError:  # a file on a disk cannot be sealed
         return False
 
 
 def use_huge_pages(fd: int, size_bytes: int) -> None:
-    """Back every whole 2 MiB of an empty memfd with one huge page, as far as the kernel has them."""
+    """Back every whole 2 MiB of a memfd with one huge page, as far as the kernel has them. Leave a memfd that is not empty
+    as it is: the marks would overwrite its bytes."""
     whole = size_bytes // HUGE_BYTES * HUGE_BYTES
-    if not whole:
+    if not whole or os.fstat(fd).st_blocks:
         return
     with suppress(OSError):  # small pages remain
         for at in range(0, whole, HUGE_BYTES):
