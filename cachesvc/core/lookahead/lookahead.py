@@ -126,13 +126,14 @@ class Lookahead:
             self._reserve.ahead_of_nvme and not promotes
         ):  # the window is for small samples
             return True
-        waits = promotes and plan.rows[plan.next][1] > plan.passed
+        if promotes and plan.rows[plan.next][1] <= plan.passed:
+            return True  # it is due: its reader has opened the file, and reads the window's samples there
         if self._copies.busy:
-            return not waits
+            return not promotes
         placement = self._policy.promote(entry)
         if self._copies.carry_out(placement, entry, source=copy):
             return True
-        return not placement.room_coming and not (waits and self._policy.window_is_free)
+        return not placement.room_coming and not (promotes and self._policy.window_has_room)
 
     def _evict_kept_for(self, plan: PlanState, entry: CacheEntry) -> bool:
         """Evict a kept copy so that an absent extent may be kept in its place; whether one was evicted."""

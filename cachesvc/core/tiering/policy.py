@@ -142,10 +142,11 @@ class Policy:
         return self.reserve.ahead_of_nvme and small and copy.tier.name != RAM
 
     @property
-    def window_is_free(self) -> bool:
-        """No kept copies take the window's room in its tier, as those do that were kept before it grew."""
+    def window_has_room(self) -> bool:
+        """Kept copies leave more room in the window's tier than plans read side by side. Those that were kept before the
+        window grew stay in it."""
         tier = self.reserve.tier
-        return tier is not None and tier.kept_bytes <= tier.keep_bytes
+        return tier is not None and tier.budget_bytes - tier.kept_bytes > self.reserve.open_bytes
 
     def role(self, copy: Copy) -> Role:
         """The role of a resident, idle copy: claimed ones that this node is to keep are kept while there is room."""

@@ -218,10 +218,14 @@ def test_an_extent_that_fits_no_tier_takes_no_look_ahead_from_the_others() -> No
     assert node.policy.reserve.largest_bytes == SIZE
 
 
-def tiers_read(sample_bytes: int, ram: int, windows: int = 12, size: int = 2) -> list[str]:
+def tiers_read(sample_bytes: int, ram: int, windows: int = 12, size: int = 2, kept: int = 0) -> list[str]:
     """The tiers that grant each extent of an order, in which windows of `size` extents are read one after the other. All
-    lie on NVMe, and fills end before the next step."""
+    lie on NVMe, and fills end before the next step. RAM has kept `kept` extents of other data since before the order."""
     node = node_of(ram=ram, nvme=2 * windows * size, lookahead_bytes=None)
+    others = [ExtentId(bytes([255 - number]) * 16) for number in range(kept)]
+    tell(node, declare(*others, job=2, dataset=OTHER))
+    read(node, *others)
+    tell(node, *(Released(ONE, each) for each in others))
     extents = [ExtentId(bytes([number]) * 16) for number in range(windows * size)]
     tell(node, Recovered(NVME, dict.fromkeys(extents, SIZE)))
     rows = tuple((each, 10 * (n // size), 10 * (n // size) + 9) for n, each in enumerate(extents))
@@ -251,6 +255,22 @@ def tiers_read(sample_bytes: int, ram: int, windows: int = 12, size: int = 2) ->
 def test_small_samples_on_nvme_are_read_from_a_window_of_ram_that_moves_with_the_plan() -> None:
     tiers = tiers_read(3_000, ram=8)
     assert tiers[2:] == [RAM] * (len(tiers) - 2)
+
+
+def test_the_window_moves_with_the_plan_beside_extents_that_were_kept_before_it() -> None:
+    """RAM has room for six extents beside them, and windows have four: two of the next are copied before it is due, then
+    all of the one after."""
+    tiers = tiers_read(3_000, ram=12, size=4, kept=6)
+    assert tiers == [*[NVME] * 4, *[*[RAM] * 6, *[NVME] * 2] * 5, *[RAM] * 4]
+
+
+def test_what_is_due_is_not_copied_since_its_reader_has_opened_the_file() -> None:
+    node = node_of(ram=4, nvme=9, lookahead_bytes=None)
+    extents = (A, B, C, D, E, F)
+    tell(node, Recovered(NVME, dict.fromkeys(extents, SIZE)))
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, SIZE) for each in extents), sample_bytes=3_000))
+    rows = ((A, 0, 9), (B, 0, 9), (C, 10, 19), (D, 10, 19), (E, 20, 29), (F, 20, 29))
+    assert tell(node, Planned(1, 1, rows)) == [StartFill(C, RAM, NVME), StartFill(D, RAM, NVME)]
 
 
 def test_large_samples_are_read_from_nvme() -> None:
