@@ -45,6 +45,8 @@ DELAY_MS, RATE_MB = 20.0, 90.0
 COLD_KIND: Kind = "blobs"
 RESUME_KIND: Kind = "tokens"
 DECODED_KIND: Kind = "images"
+DISK_KIND: Kind = "records"
+DISK_RUN_S = 1.5
 WORKERS = 2
 OPTIONS: dict[Kind, Options] = {
     "records": Options(format="records", record_bytes=corpus.RECORD_BYTES),
@@ -69,13 +71,15 @@ PEERS_OF_KIND: dict[Kind, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class Scale:
     """Size of a comparison. `counts`: samples of each kind; `runs`: timed runs; `seconds`: length of a timed run;
-    `longer`: the same for kinds with slow batches, which need more."""
+    `longer`: the same for kinds with slow batches, which need more; `disk_records`: those of the dataset that is four times
+    as large as the RAM tier."""
 
     counts: dict[Kind, int]
     longer: dict[Kind, float]
     seconds: float = 0.6
     runs: int = 3
     thorough: bool = False
+    disk_records: int = 0
 
 
 FULL = Scale(
@@ -88,6 +92,7 @@ FULL = Scale(
         "rows": 1_281_167,
     },
     {"images": 1.5},
+    disk_records=350_000,
 )
 QUICK = Scale(
     {"records": 2_000, "varied": 2_000, "tokens": 2_000, "blobs": 200, "images": 160, "rows": 20_000},
@@ -95,16 +100,18 @@ QUICK = Scale(
     0.1,
     1,
     thorough=True,
+    disk_records=4_000,
 )
 
 
 @dataclass
 class Results:
-    """Answer of each process, or {"error": line}. Keys of `warm` are "kind/peer/workers", those of `cold` and `resume`
-    the peer's name. By kind, `sizes` are dataset bytes and `shared_bytes` the memory of our daemon and its tier."""
+    """Answer of each process, or {"error": line}. Keys of `warm` are "kind/peer/workers", those of the others the
+    peer's name. By kind, `sizes` are dataset bytes and `shared_bytes` the memory of our daemon and its tier."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     warm: dict[str, dict[str, Any]] = field(default_factory=dict)
+    disk: dict[str, dict[str, Any]] = field(default_factory=dict)
     cold: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     resume: dict[str, dict[str, Any]] = field(default_factory=dict)
     shared_bytes: dict[str, int] = field(default_factory=dict)
@@ -128,6 +135,7 @@ class Bench:
         self._prepare()
         for kind in corpus.KINDS:
             self._warm(kind)
+        self._disk()
         for _ in range(self.scale.runs):
             for peer in self.peers:
                 self.results.cold.setdefault(peer, []).append(self._cold(peer))
@@ -188,13 +196,8 @@ class Bench:
         """Measure ours through a daemon that holds the kind, the others from local files; resume likewise."""
         options = ["--ram", "4GiB", "--allow", f"s3://{BUCKET}/"]
         with Daemon(self.root / f"node-{kind}", options, self.s3.env()) as daemon:
-            with Control(daemon.socket_dir) as control:
-                found = control.open_dataset([self._prefix(OURS, kind)], OPTIONS[kind])
-                for _ in control.prefetch(found.id):
-                    pass
-                tiers = sum(tier.used_bytes for tier in control.status().tiers)
-            assert daemon.process is not None
-            pids = tuple(family(daemon.process.pid))
+            tiers = _prefetch(daemon, self._prefix(OURS, kind), kind)
+            pids = tuple(family(daemon.pid))
             self.results.shared_bytes[kind] = tiers + anonymous_bytes(pids)
             ours = replace(self._job(OURS, kind), remote=self._prefix(OURS, kind), watched=pids)
             for peer in self._peers_of(kind):
@@ -204,6 +207,39 @@ class Bench:
                     self.results.warm[key] = self._child("warm", peer, one, env=daemon.env)
                 if kind == RESUME_KIND and peer != LIMIT:
                     self.results.resume[peer] = self._child("resume", peer, job, env=daemon.env)
+
+    def _disk(self) -> None:
+        """Measure ours through a daemon whose RAM tier holds a quarter of the data and whose NVMe tier all of it, and the
+        others from local files."""
+        root = self.root / "disk"
+        corpus.write(root / "corpus", {DISK_KIND: self.scale.disk_records})
+        (root / "tier").mkdir()
+        ram_bytes = max(16 << 20, corpus.size_bytes(root / "corpus", DISK_KIND) // 4)
+        tiers = ["--ram", str(ram_bytes), "--nvme", f"{root}/tier=8GiB"]
+        options = [*tiers, "--extent-bytes", f"{ram_bytes >> 24}MiB", "--allow", f"{root}/"]
+        with Daemon(root / "node", options) as daemon:
+            for peer in self.peers:
+                if peer != "DataLoader, files":  # a file for each record takes ten minutes to write
+                    self.results.disk[peer] = self._from_disk(peer, root, daemon)
+
+    def _from_disk(self, peer: str, root: Path, daemon: Daemon) -> dict[str, Any]:
+        job = replace(
+            self._job(peer, DISK_KIND),
+            corpus=str(root / "corpus"),
+            folder=str(root / peer.replace(" ", "")),
+            samples=self.scale.disk_records,
+            disk=str(root),
+            seconds=DISK_RUN_S if self.scale.runs > 1 else self.scale.seconds,
+        )
+        Path(job.folder).mkdir()
+        answers = [self._child("write", peer, job)]
+        if peer == OURS:
+            _prefetch(daemon, job.folder, DISK_KIND)
+            job = replace(job, remote=job.folder, watched=tuple(family(daemon.pid)))
+        answers.append(self._child("warm", peer, job, env=daemon.env))
+        answers += [self._child("dropped", peer, job, env=daemon.env) for _ in range(job.runs)]
+        failed = next((each for each in answers if "error" in each), None)
+        return failed or {"warm": answers[1]["runs"], "cold": [each["run"] for each in answers[2:]]}
 
     def _cold(self, peer: str) -> dict[str, Any]:
         """Measure one epoch through the slow network with nothing cached, and the first one of a second job."""
@@ -254,6 +290,15 @@ class Bench:
             named = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", done.stderr, re.M)
             return {"error": f"FAILED: {named[-1][:200] if named else f'exit code {done.returncode}'}"}
         return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _prefetch(daemon: Daemon, source: str, kind: Kind) -> int:
+    """Fill the daemon's tiers; return the bytes in them."""
+    with Control(daemon.socket_dir) as control:
+        found = control.open_dataset([source], OPTIONS[kind])
+        for _ in control.prefetch(found.id):
+            pass
+        return sum(tier.used_bytes for tier in control.status().tiers)
 
 
 def _variants(job: Job) -> dict[str, Job]:

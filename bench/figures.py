@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from bench.compare import COLD_KIND, DECODED_KIND, LIMIT, OURS, RESUME_KIND, Results
+from bench.compare import COLD_KIND, DECODED_KIND, DISK_KIND, LIMIT, OURS, RESUME_KIND, Results
 from bench.grid import Grid, spread
 
 WARM_HEAD = (
@@ -20,6 +20,7 @@ WARM_HEAD = (
     "first batch, ms",
 )
 COLD_HEAD = ("loader", "epoch, s", "over s5cmd", "first batch, s", "S3 bytes / dataset", "a second job's, s")
+DISK_HEAD = ("loader", "page cache warm, samples/s", "CPU-s/GB", "page cache cold, samples/s", "CPU-s/GB")
 RESUME_HEAD = ("loader", "at 0 %, ms", "at 50 %, ms", "50 % over 0 %")
 KIND_TITLES = {
     "records": "Warm, 3,072-byte records, batch 64",
@@ -33,9 +34,9 @@ LIMITS: dict[str, str] = {"varied": "a plain join of slices", DECODED_KIND: "the
 
 
 def grids(results: Results) -> list[Grid]:
-    """A warm table per kind, the cold table and the resume table."""
+    """A warm table per kind, then those of the disk, of cold epochs and of resumes."""
     warm = [_warm(results, kind) for kind in KIND_TITLES]
-    return [*warm, _cold(results), _resume(results)]
+    return [*warm, _disk(results), _cold(results), _resume(results)]
 
 
 def _name(peer: str, kind: str = "") -> str:
@@ -83,6 +84,24 @@ def _warm_rows(results: Results, kind: str) -> Iterator[tuple[str, ...]]:
             f"{answer['memory_bytes'] / 1e6:,.0f}",
             f"{answer['first_s'] * 1e3:,.0f}",
         )
+
+
+def _disk(results: Results) -> Grid:
+    title = f"Local {DISK_KIND} of four times the RAM tier, 0 workers: ours from NVMe, the others from their own files"
+    rows: list[tuple[str, ...]] = []
+    for peer, answer in results.disk.items():
+        if "error" in answer:
+            rows.append((_name(peer), answer["error"]))
+            continue
+        cells = (
+            (
+                spread([run["samples_s"] for run in answer[how]]),
+                spread([run["cpu_s_gb"] for run in answer[how]], ".2f"),
+            )
+            for how in ("warm", "cold")
+        )
+        rows.append((_name(peer), *(cell for both in cells for cell in both)))
+    return Grid(title, DISK_HEAD, rows)
 
 
 def _cold(results: Results) -> Grid:

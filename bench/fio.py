@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+BATCHED = "fio, a batch at a time"
 PATTERNS = {
     "fio, one read at a time": ["--ioengine=psync"],
     "fio, two jobs": ["--ioengine=psync", "--numjobs=2", "--size=50%", "--offset_increment=50%"],
-    "fio, a batch at a time": ["--ioengine=io_uring", "--iodepth={batch}"],
+    BATCHED: ["--ioengine=io_uring", "--iodepth={batch}"],
 }
 """fio options by the number of outstanding reads. Our reader announces a whole batch at once."""
 
@@ -21,14 +22,28 @@ def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Call
     """Functions by pattern name; each makes one pass over `files` and returns bytes per second. A pass reads
     `read_bytes` at a time in random order, each offset once, through the page cache. The dict is empty without fio,
     and leaves out patterns that the kernel refuses (io_uring in most containers)."""
-    program = shutil.which("fio")
-    if program is None:
+    fixed = _reading(files)
+    if fixed is None:
         return {}
-    fixed = [program, "--name=limit", "--readonly", "--output-format=json", "--group_reporting"]
-    fixed += ["--rw=randread", "--direct=0", f"--bs={read_bytes}", "--file_service_type=random"]
-    fixed += ["--filename=" + ":".join(str(path).replace(":", r"\:") for path in files)]
+    fixed += ["--rw=randread", f"--bs={read_bytes}", "--file_service_type=random"]
     found = {name: [*fixed, *(one.format(batch=batch) for one in more)] for name, more in PATTERNS.items()}
     return {name: functools.partial(_rate, command) for name, command in found.items() if _runs(command)}
+
+
+def sequential(files: Sequence[Path]) -> Callable[[], float] | None:
+    """A function that reads `files` once, one after the other, and returns bytes per second; None without fio."""
+    fixed = _reading(files)
+    if fixed is None:
+        return None
+    return functools.partial(_rate, [*fixed, "--rw=read", "--bs=1M", "--file_service_type=sequential"])
+
+
+def _reading(files: Sequence[Path]) -> list[str] | None:
+    program = shutil.which("fio")
+    if program is None:
+        return None
+    fixed = [program, "--name=limit", "--readonly", "--output-format=json", "--group_reporting", "--direct=0"]
+    return [*fixed, "--filename=" + ":".join(str(path).replace(":", r"\:") for path in files)]
 
 
 def _runs(command: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from bench import fio
 from loader import DataLoader, open_dataset
+from testbed.memory import drop_page_cache
 
 RECORD_BYTES = 27 * 4096
 RECORDS = 4096
@@ -52,15 +53,6 @@ def write_data(path: Path) -> None:
     """Write one file of records on the tier's disk. It is uploaded as the dataset, and the limit reads it."""
     path.parent.mkdir(parents=True)
     np.random.default_rng(5).integers(0, 256, RECORDS * RECORD_BYTES, np.uint8).tofile(path)
-
-
-def drop_page_cache(files: Sequence[Path]) -> None:
-    """Drop these files from the page cache."""
-    for path in files:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)  # dirty pages cannot be dropped
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
 
 
 def measure(uri: str, local: Path, tier: Path) -> list[Cold]:

@@ -1,8 +1,11 @@
-"""Memory that the host has provided before a run is timed."""
+"""The state of memory before a run is timed: provided by the host, or without certain files."""
 
 from __future__ import annotations
 
 import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
 
 PAGE_BYTES = 4096
 RUN_BYTES = 3 << 30
@@ -19,3 +22,12 @@ def settle(size_bytes: int = RUN_BYTES) -> None:
         memory.madvise(mmap.MADV_HUGEPAGE)
         for at in range(0, size_bytes, PAGE_BYTES):
             memory[at] = 1
+
+
+def drop_page_cache(files: Iterable[Path]) -> None:
+    """Drop these files from the page cache."""
+    for path in files:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)  # dirty pages cannot be dropped
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)

@@ -1,4 +1,4 @@
-"""`python -m bench.peers write|warm|cold|resume JOB`: take one measurement of one peer, print it as a line of JSON.
+"""`python -m bench.peers write|warm|dropped|cold|resume JOB`: take one measurement of one peer, print it as a line of JSON.
 
 `bench.compare` runs it in the virtual environment where the peer is installed. Imports end before a clock starts.
 """
@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.peers import corpus
 from bench.peers.peer import UNTUNED, Batches, Job, Peer
-from testbed.memory import settle
+from testbed.memory import drop_page_cache, settle
 from testbed.usage import anonymous_bytes, cpu_s, family
 
 MODULES = {
@@ -125,6 +126,12 @@ def _warm(peer: Peer, job: Job) -> dict[str, Any]:
     return {"first_s": first_s, "runs": runs, "memory_bytes": memory, **_ledger(batches, job)}
 
 
+def _dropped(peer: Peer, job: Job) -> dict[str, Any]:
+    """Drop the page cache, then time one run. In a process of its own, since pages that are mapped cannot be dropped."""
+    drop_page_cache(path for path in Path(job.disk).rglob("*") if path.is_file())
+    return {"run": Passes(peer.batches(job), job.workers).run(job.seconds, job.watched)}
+
+
 def _ledger(batches: Batches, job: Job) -> dict[str, Any]:
     """{"exact": True} when one epoch holds each sample once, as far as a count and a sum can tell; {} if not asked."""
     if not job.thorough:
@@ -168,6 +175,7 @@ def main() -> None:
         "write": lambda peer, job: peer.write(job),
         "warm": _warm,
         "cold": _cold,
+        "dropped": _dropped,
         "resume": _resume,
     }
     for job in jobs:

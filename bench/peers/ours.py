@@ -1,4 +1,5 @@
-"""This project's loader, through the daemon that `CACHESVC_SOCKET` names. Nothing is tuned."""
+"""This project's loader, through the daemon that `CACHESVC_SOCKET` names. Nothing is tuned. Beside the small RAM tier of
+the runs from a disk the window is as much smaller: a quarter of it, as the default is of 1 GiB."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "images": {"format": "webdataset", "decode": pictures.decoded},
     "rows": {"format": "records", "record_bytes": ROW_BYTES},
 }
+
+DISK_WINDOW = 64 << 20
 
 
 def write(job: Job) -> None:
@@ -56,6 +59,8 @@ def _loader(job: Job) -> DataLoader:
         more["collate_fn"] = jagged
     if job.threads:
         more["worker_type"] = "thread"
+    if job.disk:
+        more["window"] = DISK_WINDOW
     return DataLoader(
         data,
         job.batch_size,

@@ -20,7 +20,8 @@ class Job:
     """One measurement. `corpus`: folder of the raw data. `folder`: the same data in the peer's format. `remote`: an S3
     prefix with the contents of `folder`, "" to read `folder` itself. `cache`: an empty folder that the peer may fill.
     `endpoint`: URL of the S3 server. `seconds`: length of a timed run. `watched`: further processes whose CPU time
-    counts (a daemon's). `thorough`: compare a whole epoch with the corpus."""
+    counts (a daemon's). `thorough`: compare a whole epoch with the corpus. `disk`: the folder of the files that are read
+    from a disk, whose page cache is dropped before cold runs."""
 
     peer: str
     kind: Kind
@@ -37,6 +38,7 @@ class Job:
     runs: int = 3
     watched: tuple[int, ...] = ()
     thorough: bool = False
+    disk: str = ""
 
     def as_json(self) -> str:
         """JSON for the command line of the measuring process."""
