@@ -220,7 +220,7 @@ def _disk(_: SeaweedFS, root: Path) -> tuple[RenderableType, bool]:
             lambda: os.environ.update(on_disk.env | {"CACHESVC": "require"}),
             lambda: os.environ.update({"CACHESVC": "off"}),
         )
-        warm_rows, cold_rows = disk.warm(data, nodes), disk.cold(data, tier, nodes)
+        cold_rows, warm_rows = disk.cold(data, tier, nodes), disk.warm(data, nodes)
         del os.environ["CACHESVC"]
     asked = f"of the RAM tier (>= {disk.OF_RAM})", f"of a memmap (>= {disk.OF_MEMMAP})"
     head = "RAM a quarter of the data, shuffled, batch 64, page cache"

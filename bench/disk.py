@@ -1,7 +1,7 @@
 """Small samples out of the NVMe tier beside a RAM tier of a quarter of the data, and out of local files without a daemon.
 
 The page cache warm: against the RAM tier that holds all of it, and a memmap of the same local file, collated by numpy. The
-page cache cold: against fio over a file of the same bytes on the same disk.
+page cache cold: against fio over the tier's files.
 """
 
 from __future__ import annotations
@@ -171,14 +171,14 @@ def warm(root: Path, nodes: Nodes) -> list[Warm]:
 
 
 def cold(root: Path, tier: Path, nodes: Nodes) -> list[Cold]:
-    """3 KB records, the page cache dropped before each epoch. [] where fio is not installed."""
+    """3 KB records, the page cache dropped before each epoch. `tier` holds nothing else. [] where fio is not installed."""
     opened = lambda: open_dataset(root / "records", **RECORDS)  # noqa: E731
     ram = Epochs(nodes.all_in_ram, opened)
     windowed = {"NVMe tier": Epochs(nodes.quarter, opened), "local files": Epochs(nodes.alone, opened)}
     extents = [path for path in tier.glob("**/extents/**/*") if path.is_file()]
     source = root / "records" / "r.bin"
-    random = [fio.limits([source], RECORD_BYTES, depth).get(fio.BATCHED) for depth in DEPTHS]
-    sequential = fio.sequential([source])
+    random = [fio.limits(extents, RECORD_BYTES, depth).get(fio.BATCHED) for depth in DEPTHS]
+    sequential = fio.sequential(extents)
     if sequential is None:
         return []
     found = [
@@ -186,7 +186,7 @@ def cold(root: Path, tier: Path, nodes: Nodes) -> list[Cold]:
         for where in windowed
     ]
     for _ in range(RUNS):
-        drop_page_cache([source])
+        drop_page_cache(extents)
         limit = min(sequential() / RECORD_BYTES, ram.rate())
         for row in found:
             drop_page_cache([*extents, source])
@@ -199,7 +199,7 @@ def cold(root: Path, tier: Path, nodes: Nodes) -> list[Cold]:
         row.ours.append(everywhere.rate())
         best = 0.0
         for rate in filter(None, random):
-            drop_page_cache([source])
+            drop_page_cache(extents)
             best = max(best, rate() / RECORD_BYTES)
         row.limit.append(best)
     return [*found, *([row] if all(row.limit) else [])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -43,7 +44,11 @@ def _reading(files: Sequence[Path]) -> list[str] | None:
     if program is None:
         return None
     fixed = [program, "--name=limit", "--readonly", "--output-format=json", "--group_reporting", "--direct=0"]
-    return [*fixed, "--filename=" + ":".join(str(path).replace(":", r"\:") for path in files)]
+    folder = os.path.commonpath(
+        [path.parent for path in files]
+    )  # fio limits the length of the names together
+    names = (os.path.relpath(path, folder).replace(":", r"\:") for path in files)
+    return [*fixed, f"--directory={folder}", "--filename=" + ":".join(names)]
 
 
 def _runs(command: Sequence[str]) -> bool:
