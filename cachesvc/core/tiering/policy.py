@@ -128,18 +128,21 @@ class Policy:
     def stay(self, copy: Copy) -> Stay:
         """The time for which a reader may hold this copy. A kept one: for good; where part of the data streams, until the
         plan has passed it, so that another may be kept in its place. A streaming one: until a later read leaves it out.
-        Where readers compete for the window, or the copy is recalled: for one read."""
+        One that was promoted for a window that no plan has any more: for good, if its samples are small. Where readers
+        compete for the window, or the copy is recalled: for one read."""
         if copy.recalled:
             return "once"
         if copy.role is not Role.KEPT:
+            moves = self.reserve.streams or self.reserve.ahead_of_nvme
+            if not moves and copy.entry.kept and _small(copy):
+                return "kept"
             return "once" if self.reserve.tight else "brief"
         passes = self.reserve.streams and not self.reserve.tight and copy.entry.needs
         return "brief" if passes or self.promotes(copy) else "kept"
 
     def promotes(self, copy: Copy) -> bool:
         """Return whether look-ahead copies this copy's extent into RAM before plans need it."""
-        small = any(dataset.small_samples for dataset in copy.entry.datasets)
-        return self.reserve.ahead_of_nvme and small and copy.tier.name != RAM
+        return self.reserve.ahead_of_nvme and _small(copy) and copy.tier.name != RAM
 
     @property
     def window_has_room(self) -> bool:
@@ -251,6 +254,10 @@ class Policy:
                     return
                 excess -= copy.entry.size_bytes
                 yield copy
+
+
+def _small(copy: Copy) -> bool:
+    return any(dataset.small_samples for dataset in copy.entry.datasets)
 
 
 def _kept_elsewhere(copy: Copy) -> bool:

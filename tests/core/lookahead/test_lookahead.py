@@ -273,6 +273,19 @@ def test_what_is_due_is_not_copied_since_its_reader_has_opened_the_file() -> Non
     assert tell(node, Planned(1, 1, rows)) == [StartFill(C, RAM, NVME), StartFill(D, RAM, NVME)]
 
 
+def test_small_samples_stay_leased_in_ram_where_no_window_moves() -> None:
+    """Otherwise every batch of an order without windows would lease them anew."""
+    node = node_of(ram=4, nvme=9, lookahead_bytes=None)
+    extents = (A, B, C, D, E, F)
+    tell(node, Recovered(NVME, dict.fromkeys(extents, SIZE)))
+    tell(node, DatasetDeclared(1, DATASET, tuple((each, SIZE) for each in extents), sample_bytes=3_000))
+    tell(node, Planned(1, 1, tuple((each, 10 * n, 10 * n + 9) for n, each in enumerate(extents))))
+    fill(node, B)
+    assert tell(node, Demanded(ONE, 1, B)) == [Grant(ONE, 1, B, RAM, "brief")]
+    tell(node, PlanEnded(1), Released(ONE, B), Planned(1, 1, tuple((each, 0, 99) for each in extents)))
+    assert tell(node, Demanded(ONE, 2, B)) == [Grant(ONE, 2, B, RAM, "kept")]
+
+
 def test_large_samples_are_read_from_nvme() -> None:
     assert tiers_read(100_000, ram=8).count(RAM) < 12
 
