@@ -96,11 +96,11 @@ class FilesSource:
         """Read a range; check the version on the open file before and after."""
         try:
             try:
-                self._read(version, offset, into, received)
+                self._read(version, offset, into)
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
-                self._read(version, offset, into, received)  # replaced on the server: opens the new file
+                self._read(version, offset, into)  # replaced on the server: opens the new file
         except CacheError:
             raise
         except OSError as error:
@@ -112,14 +112,13 @@ class FilesSource:
     def close(self) -> None:
         """Do nothing: no resources are held."""
 
-    def _read(self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived) -> None:
+    def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         # Without O_NONBLOCK, opening a FIFO waits for its writer.
         file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._check(file, version.uri)
             _unchanged(os.fstat(file), version)
-            received(0)
-            _read(file, offset, into, version, received)
+            _read(file, offset, into, version)
             _unchanged(stat_from_server(file), version)
         finally:
             os.close(file)
@@ -285,14 +284,13 @@ def _unchanged(found: Attributes, version: ObjectVersion) -> None:
         raise SourceChanged(f"{version.uri} was written to since it was listed; open the dataset again")
 
 
-def _read(file: int, offset: int, into: memoryview, version: ObjectVersion, received: OnReceived) -> None:
+def _read(file: int, offset: int, into: memoryview, version: ObjectVersion) -> None:
     done = 0
     while done < len(into):
         got = os.preadv(file, [into[done : done + _MAX_READ_BYTES]], offset + done)
         if not got:
             raise SourceChanged(f"{version.uri} ends early, at byte {offset + done}; open the dataset again")
         done += got
-        received(done)
 
 
 def _translated(error: OSError, uri: str) -> CacheError:
