@@ -25,8 +25,8 @@ class RamTier:
     """Extents as memfds. Evicting closes the tier's descriptor; the memory is freed when the last reader closes its own.
 
     A reservation allocates no pages: no limit on memfds would answer ENOSPC there (the cgroup kills instead), and zeroing
-    64 MiB would hold the daemon's thread for tens of milliseconds. Fills use `pwrite`, which returns an error when memory
-    is short, where a mapping would get SIGBUS.
+    64 MiB would hold the daemon's thread for tens of milliseconds. Fills make pages present before they use them, so that
+    a lack of memory is an error and no SIGBUS.
     """
 
     def __init__(self, name: TierName = RAM, most: int | None = None) -> None:
