@@ -16,7 +16,8 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from bench import cold, cores, decoding, disk, fills, latency, nvme, transfer, warm
+from bench import cold, cores, decoding, latency, transfer, warm
+from bench.storage import disk, fills, nvme
 from cachesvc.catalog.options import Options
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS

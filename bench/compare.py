@@ -219,7 +219,7 @@ class Bench:
         options = [*tiers, "--extent-bytes", f"{ram_bytes >> 24}MiB", "--allow", f"{root}/"]
         with Daemon(root / "node", options) as daemon:
             for peer in self.peers:
-                if peer != "DataLoader, files":  # a file for each record takes ten minutes to write
+                if peer != "DataLoader, files":  # it would write a file for each record
                     self.results.disk[peer] = self._from_disk(peer, root, daemon)
 
     def _from_disk(self, peer: str, root: Path, daemon: Daemon) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import fio
+from bench.storage import fio
 
 READ_BYTES = 27 * 4096
 READS = 40

@@ -37,7 +37,7 @@ S5CMD_CPU = 1.5
 
 @dataclass
 class Copied:
-    """What copying `SIZE_BYTES` took, in seconds of time and of CPU."""
+    """Seconds of time and of CPU that a copy of `SIZE_BYTES` took."""
 
     took_s: float
     cpu_s: float

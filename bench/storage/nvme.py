@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import fio
+from bench.storage import fio
 from loader import DataLoader, open_dataset
 from testbed.memory import drop_page_cache
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import fio
+from bench.storage import fio
 from bench.warm import RECORD_BYTES, SEQ_LEN, VARIED_BYTES, write_tars
 from loader import DataLoader, Dataset, open_dataset
 from testbed.memory import drop_page_cache

@@ -1,0 +1,1 @@
+"""Reads from a disk and fills, against fio, s5cmd and cp."""
