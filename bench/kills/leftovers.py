@@ -127,9 +127,9 @@ def _memory(pid: int) -> Iterator[str]:
 
 def files(daemon: Daemon, nvme: Path, temporary: Path, shared_memory: set[str]) -> Iterator[str]:
     """Files left when all processes have ended, the daemon included, and all extents were evicted."""
-    for folder, expected in ((Path(daemon.socket_dir), {"lock"}), (nvme / "cachesvc/v1/tmp", set())):
+    for folder, expected in ((Path(daemon.socket_dir), {"lock"}), (nvme / "cachesvc-nvme/v1/tmp", set())):
         yield from (f"{folder}/{name}" for name in set(os.listdir(folder)) - expected)
-    extents = nvme / "cachesvc/v1/extents"
+    extents = nvme / "cachesvc-nvme/v1/extents"
     yield from (str(path) for path in extents.rglob("*") if path.is_file())
     catalogs = daemon.root / "state/catalogs"
     yield from (str(path) for path in catalogs.iterdir() if path.suffix != ".lmdb")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +18,19 @@ from cachesvc.tiers.os_errors import tier_error, translated
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""
+NAME, FORMER_NAME = "cachesvc-nvme", "cachesvc"
+"""The directory below the one that `--nvme` names, and its name in releases before 0.2. A script beside a directory named
+as a package would import that instead of the package."""
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The directory that `--nvme` names, with the directory `cachesvc` in it, which one daemon locks."""
+    """The directory that `--nvme` names, with a directory of ours in it, which one daemon locks."""
 
     path: Path
+    home: Path
+    """The locked directory: `NAME` below `path`, or `FORMER_NAME`."""
     lock: int
     """Descriptor of the locked directory. A process with a duplicate of it shares the lock."""
     mounted: bool
@@ -42,7 +49,7 @@ class Directory:
         say."""
         with translated(str(self.path), "look at the cache directory"):
             try:
-                return os.path.samestat(os.stat(_home(self.path)), os.fstat(self.lock))
+                return os.path.samestat(os.stat(self.home), os.fstat(self.lock))
             except FileNotFoundError:
                 return False
 
@@ -50,7 +57,7 @@ class Directory:
         """Raise `TierFailed` when the path names another directory now, or none."""
         if not self.in_place():
             raise TierFailed(
-                f"{_home(self.path)} is not the directory that this daemon locked: it was removed, moved, or another"
+                f"{self.home} is not the directory that this daemon locked: it was removed, moved, or another"
                 " disk was mounted or unmounted there"
             )
 
@@ -70,7 +77,6 @@ def lock_directory(
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed` or `OutOfSpace` for what the operator can
     repair, `TierFailed` for a failing disk.
     """
-    home = _home(path.absolute())
     try:
         if not _is_directory(path):
             raise InvalidInput(f"{path} is no directory: mount or create it, or name another for --nvme")
@@ -79,16 +85,17 @@ def lock_directory(
             raise InvalidInput(
                 f"{path}: no disk is mounted there any more; mount one, or stop the daemon and start it again"
             )
+        home = _adopt_former(path.absolute(), locks)
         _make_home(home)
         shared = _shared(home, locks)
-        lock = _locked(home) if shared is None else shared
+        lock = _locked(home) if shared is None else os.dup(shared)
         there = os.fstat(lock)
     except PermissionError as error:
         raise NotAllowed(f"{path} is not writable: give it to the daemon's user, or name another") from error
     except OSError as error:
         raise tier_error(error, str(path), "set up the tier") from error
     found = Directory(
-        path.absolute(), lock, here if mounted is None else mounted, (there.st_dev, there.st_ino)
+        path.absolute(), home, lock, here if mounted is None else mounted, (there.st_dev, there.st_ino)
     )
     try:
         with translated(str(path), "set up the tier"):
@@ -121,8 +128,39 @@ def sync_directory(directory: str | Path, sync: Sync) -> None:
         os.close(fd)
 
 
-def _home(path: Path) -> Path:
-    return path / "cachesvc"
+def homes(path: Path) -> tuple[Path, Path]:
+    """Return where our directory below `path` is, and where releases before 0.2 had it."""
+    return path / NAME, path / FORMER_NAME
+
+
+def _adopt_former(path: Path, locks: Sequence[int]) -> Path:
+    """Return the directory to lock below `path`. Rename one that a release before 0.2 left; remove it where both exist,
+    as after a downgrade. It keeps its name where it cannot be renamed, and where it is taken over from a daemon, which
+    may yet go on and looks for it there. Raises InvalidInput where a daemon uses it, OSError.
+    """
+    home, former = homes(path)
+    if not _is_former(former):
+        return home
+    if _shared(former, locks) is not None:
+        return former
+    lock = _locked(former)
+    try:
+        if os.path.lexists(home):
+            shutil.rmtree(former, ignore_errors=True)
+        else:
+            os.rename(former, home)
+    except OSError:  # a mount point, or in a directory of another user
+        return former
+    finally:
+        os.close(lock)
+    return home
+
+
+def _is_former(former: Path) -> bool:
+    """Tell whether a directory is one of ours, and not a checkout or a package of our name."""
+    with suppress(OSError):
+        return os.listdir(former) == ["v1"] and (former / "v1" / "extents").is_dir()
+    return False
 
 
 def _is_directory(path: Path) -> bool:
@@ -147,7 +185,7 @@ def _make_home(home: Path) -> None:
 
 def _shared(home: Path, locks: Sequence[int]) -> int | None:
     here = os.stat(home)
-    return next((os.dup(fd) for fd in locks if os.path.samestat(os.fstat(fd), here)), None)
+    return next((fd for fd in locks if os.path.samestat(os.fstat(fd), here)), None)
 
 
 def _locked(home: Path) -> int:

@@ -1,9 +1,9 @@
 """An NVMe tier: one file for each extent, complete under its final name, or garbage that the next start removes.
 
-<dir>/cachesvc/            locked by one daemon
-<dir>/cachesvc/v1/tmp/     extents being filled
-<dir>/cachesvc/v1/extents/xx/<hex id>.<size_bytes>
-                           the extent's bytes, then its footer (`footer.py`)
+<dir>/cachesvc-nvme/            locked by one daemon
+<dir>/cachesvc-nvme/v1/tmp/     extents being filled
+<dir>/cachesvc-nvme/v1/extents/xx/<hex id>.<size_bytes>
+                                the extent's bytes, then its footer (`footer.py`)
 
 The directory is the index: a name is a committed extent. No index can be damaged by a torn write or needs rebuilding, and
 there is no mapping in which a disk error becomes SIGBUS.

@@ -211,7 +211,7 @@ def test_a_network_disk_is_a_warning(tmp_path: Path) -> None:
 def test_a_budget_below_an_extent_fails_until_extents_are_there(tmp_path: Path) -> None:
     spec = NvmeSpec(str(tmp_path), size_bytes=4096)
     assert [each.level for each in doctor_checks.disk(spec, 8192)][-1] is Level.FAIL
-    shelf = tmp_path / "cachesvc" / "v1" / "extents" / "00"
+    shelf = tmp_path / "cachesvc-nvme" / "v1" / "extents" / "00"
     shelf.mkdir(parents=True)
     (shelf / "extent").write_bytes(bytes(4096))
     assert [each.level for each in doctor_checks.disk(spec, 8192)][-1] is Level.OK

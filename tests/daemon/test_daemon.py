@@ -273,7 +273,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
         on_nvme = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "nvme"]
         assert in_ram
         assert on_nvme
-        index = nvme / "cachesvc/v1/extents"
+        index = nvme / "cachesvc-nvme/v1/extents"
         wait_until(lambda: len(list(index.rglob("?" * 32 + ".*"))) == len(on_nvme))
         daemon.kill()
         with pytest.raises(DaemonUnavailable):
@@ -340,7 +340,7 @@ def test_a_corrupt_file_is_found_before_its_first_grant_and_filled_again(
         with Control(daemon.socket_dir) as control:
             *_, last = control.prefetch(info.id)
             assert last.resident_extents == EXTENTS
-        files = nvme / "cachesvc/v1/extents"
+        files = nvme / "cachesvc-nvme/v1/extents"
         wait_until(lambda: len(list(files.rglob("?" * 32 + ".*"))) == EXTENTS)
         assert daemon.stop() == 0
         for path in files.rglob("?" * 32 + ".*"):

@@ -29,7 +29,7 @@ RECORDS = Options(format="records", record_bytes=4096)
 
 def committed(nvme: Path) -> int:
     """Files under their final names, which serve as the index."""
-    return sum(1 for _ in (nvme / "cachesvc/v1/extents").rglob("?" * 32 + ".*"))
+    return sum(1 for _ in (nvme / "cachesvc-nvme/v1/extents").rglob("?" * 32 + ".*"))
 
 
 def until_killed(work: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ def test_extents_that_a_killed_daemon_committed_are_granted_by_the_next(tmp_path
             with Control(daemon.socket_dir) as control:
                 on_disk = control.status().tiers[1]
                 assert on_disk.used_bytes == before * EXTENT
-                assert os.listdir(nvme / "cachesvc/v1/tmp") == []
+                assert os.listdir(nvme / "cachesvc-nvme/v1/tmp") == []
                 control.open_dataset([f"{tmp_path}/data/"], RECORDS)
                 read_some(daemon.socket_dir, dataset, data, list(range(EXTENTS)))
                 missing = (EXTENTS - before) * EXTENT

@@ -144,7 +144,7 @@ def test_after_a_restart_nvme_is_warm_and_held_memory_counts(
         in_ram, on_disk = read["ram"] // EXTENT, read["nvme"] // EXTENT
         assert in_ram
         assert on_disk
-        files = nvme / "cachesvc/v1/extents"
+        files = nvme / "cachesvc-nvme/v1/extents"
         wait_until(lambda: len(list(files.rglob("?" * 32 + ".*"))) >= on_disk)
         daemon.kill()
         daemon.start()

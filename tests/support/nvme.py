@@ -25,5 +25,5 @@ def put(tier: NvmeTier, number: int, data: bytes = b"bytes") -> None:
 
 
 def files(directory: Path) -> list[str]:
-    root = directory / "cachesvc" / "v1"
+    root = directory / "cachesvc-nvme" / "v1"
     return sorted(p.stem for part in ("tmp", "extents") for p in (root / part).rglob("*") if p.is_file())

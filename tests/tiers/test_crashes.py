@@ -58,12 +58,12 @@ def killed_at_random(directory: Path, points: int, seed: int) -> Counter[str]:
             committed.symmetric_difference_update({int(text)})
             first = max(first, int(text) + 1) if sign == "+" else first
         first += 1  # its last fill may have been committed and not printed
-        in_fill = os.listdir(directory / "cachesvc/v1/tmp")
+        in_fill = os.listdir(directory / "cachesvc-nvme/v1/tmp")
         started = time.monotonic()
         tier = open_nvme(NAME, directory)
         found = sound(tier)
         assert time.monotonic() - started < 10, "start takes 10 s at most"
-        assert os.listdir(directory / "cachesvc/v1/tmp") == []
+        assert os.listdir(directory / "cachesvc-nvme/v1/tmp") == []
         tier.close()
         kept, lost = kept + len(committed & found), lost + len(committed - found)
         assert not committed - found, f"seed {seed}, point {point}: committed extents are gone"

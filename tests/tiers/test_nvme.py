@@ -34,7 +34,7 @@ def reopened(directory: Path) -> tuple[NvmeTier, dict[ExtentId, int]]:
 
 def final(directory: Path, number: int) -> Path:
     text = extent(number).hex()
-    shelf = directory / "cachesvc/v1/extents" / text[:2]
+    shelf = directory / "cachesvc-nvme/v1/extents" / text[:2]
     return next(shelf.glob(f"{text}.*"), shelf / text)
 
 
@@ -44,7 +44,7 @@ def test_commits_survive_and_garbage_does_not(tmp_path: Path) -> None:
         put(tier, number)
     tier.evict(extent(0))
     tier.close()
-    root = tmp_path / "cachesvc" / "v1"
+    root = tmp_path / "cachesvc-nvme" / "v1"
     (root / "tmp" / "left").write_bytes(b"x")
     final(tmp_path, 77).write_bytes(b"no row")
     (root / "extents" / "00" / "stranger").write_bytes(b"no id")
@@ -120,15 +120,15 @@ def test_folders_that_somebody_removed_are_made_again(tmp_path: Path, removed: s
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     tier.probe(thorough=True)
-    shutil.rmtree(tmp_path / "cachesvc" / removed)
+    shutil.rmtree(tmp_path / "cachesvc-nvme" / removed)
     put(tier, 2)
     tier.probe(thorough=True)
     writer = tier.reserve(extent(3), 5)
     os.pwrite(writer, b"three", 0)
-    shutil.rmtree(tmp_path / "cachesvc" / "v1/extents")
+    shutil.rmtree(tmp_path / "cachesvc-nvme" / "v1/extents")
     tier.commit(extent(3), StreamedChecksums(5).checksums(writer))
     os.close(writer)
-    shutil.rmtree(tmp_path / "cachesvc" / "v1")
+    shutil.rmtree(tmp_path / "cachesvc-nvme" / "v1")
     tier.probe(thorough=True)
     put(tier, 4)
     with pytest.raises(TierFailed, match="removed behind"):
@@ -233,7 +233,7 @@ def test_a_folder_or_a_fifo_with_an_extents_name_stops_no_start(tmp_path: Path) 
     tier = open_nvme(NAME, tmp_path)
     put(tier, 1)
     tier.close()
-    (tmp_path / "cachesvc/v1/tmp/folder").mkdir()
+    (tmp_path / "cachesvc-nvme/v1/tmp/folder").mkdir()
     pipe = Path(f"{final(tmp_path, 2)}.5")
     os.mkfifo(pipe)
     tier, found = reopened(tmp_path)
@@ -256,7 +256,7 @@ def test_a_folder_or_a_fifo_with_an_extents_name_stops_no_start(tmp_path: Path) 
 
 @pytest.mark.parametrize("place", ["v1", "v1/tmp", "v1/extents", "v1/extents/ab"])
 def test_a_file_in_the_place_of_a_folder_stops_no_start(tmp_path: Path, place: str) -> None:
-    path = tmp_path / "cachesvc" / place
+    path = tmp_path / "cachesvc-nvme" / place
     path.parent.mkdir(parents=True)
     path.write_bytes(b"stray")
     tier = open_nvme(NAME, tmp_path)
@@ -268,10 +268,10 @@ def test_a_file_in_the_place_of_a_folder_stops_no_start(tmp_path: Path, place: s
 
 
 def test_a_file_in_the_place_of_the_cache_directory_is_left_and_named(tmp_path: Path) -> None:
-    (tmp_path / "cachesvc").write_bytes(b"somebody's")
+    (tmp_path / "cachesvc-nvme").write_bytes(b"somebody's")
     with pytest.raises(InvalidInput, match="is no directory; remove what lies there"):
         open_nvme(NAME, tmp_path)
-    assert (tmp_path / "cachesvc").read_bytes() == b"somebody's"
+    assert (tmp_path / "cachesvc-nvme").read_bytes() == b"somebody's"
 
 
 def test_two_daemons_cannot_share_a_directory(tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_commits_beside_evictions_and_reads_lose_nothing(tmp_path: Path) -> None
 
 def test_the_directory_lock_does_not_outlive_its_tier_in_children(tmp_path: Path) -> None:
     tier = open_nvme(NAME, tmp_path)
-    lock = os.open(tmp_path / "cachesvc", os.O_RDONLY)
+    lock = os.open(tmp_path / "cachesvc-nvme", os.O_RDONLY)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         tier.close()
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

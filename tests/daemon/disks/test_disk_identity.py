@@ -72,7 +72,7 @@ def test_a_tier_acts_only_on_the_directory_that_it_locked(directory: Path) -> No
     tier = open_nvme(NAME, directory)
     put(tier, 1)
     directory.rename(directory.parent / "moved")
-    other = directory / "cachesvc/v1/tmp"
+    other = directory / "cachesvc-nvme/v1/tmp"
     other.mkdir(parents=True)
     put(tier, 2)
     fd, _ = tier.open(extent(2))

@@ -214,9 +214,9 @@ def test_a_daemon_starts_beside_a_read_only_disk(tmp_path: Path, data: bytes, le
     with mounted(tmp_path / "ro", "size=16m") as disk, beside(tmp_path, data, disk) as found:
         assert found.daemon.stop() == 0
         if left:
-            (disk / "cachesvc/v1/tmp" / ("0" * 32)).write_bytes(b"half")
+            (disk / "cachesvc-nvme/v1/tmp" / ("0" * 32)).write_bytes(b"half")
         elif left is False:
-            shutil.rmtree(disk / "cachesvc")
+            shutil.rmtree(disk / "cachesvc-nvme")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         restarted(found)
         assert tiers_lost(found) == [False, False, True]
@@ -295,7 +295,7 @@ def test_a_takeover_while_a_new_directory_is_being_probed(tmp_path: Path, data: 
     with node(tmp_path, data, f"{path}=8MiB", ram="1MiB") as found:
         shutil.rmtree(path)
         path.mkdir()
-        wait_until(lambda: (path / "cachesvc/v1/extents").is_dir(), LOST_S)  # the successor is locked
+        wait_until(lambda: (path / "cachesvc-nvme/v1/extents").is_dir(), LOST_S)  # the successor is locked
         assert found.tier().lost
         assert found.daemon.take_over().wait(LOST_S) == 0
         wait_until(lambda: not found.tier().lost, BACK_S)

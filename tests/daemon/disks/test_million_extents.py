@@ -110,7 +110,7 @@ def test_a_start_over_a_million_extents_costs_little_more_than_listing_them(
             ).id
             *_, last = control.prefetch(dataset)
             assert last.resident_extents == EXTENTS
-        extents = nvme / "cachesvc/v1/extents"
+        extents = nvme / "cachesvc-nvme/v1/extents"
         wait_until(lambda: sum(len(files) for *_, files in os.walk(extents)) == EXTENTS)
         daemon.stop()
         few_cpu_s, _, few_bytes = started(daemon)

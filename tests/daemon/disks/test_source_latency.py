@@ -88,7 +88,7 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
                 return bytes(into)
 
             if fault == "gone":
-                os.rename(disk.path / "cachesvc", disk.path / "elsewhere")
+                os.rename(disk.path / "cachesvc-nvme", disk.path / "elsewhere")
             else:
                 disk.behave(fault)
             if fault != "enospc":  # a full disk is not lost, and the first fill meets the error

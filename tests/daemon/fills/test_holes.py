@@ -434,7 +434,7 @@ def test_a_file_with_holes_is_not_recovered_by_the_next_daemon(tmp_path: Path) -
     assert footer.read(fd, A, 5) == checksums
     os.close(fd)
     tier.evict(A)
-    assert not any(path.is_file() for path in (tmp_path / "cachesvc/v1").rglob("*"))
+    assert not any(path.is_file() for path in (tmp_path / "cachesvc-nvme/v1").rglob("*"))
     fd = tier.reserve(A, 5)
     os.close(fd)
     tier.hold(A, checksums)

@@ -86,7 +86,7 @@ def node(
 
 
 def stored(directory: Path) -> list[Path]:
-    return sorted((directory / "cachesvc/v1/extents").rglob("?" * 32 + ".*"))
+    return sorted((directory / "cachesvc-nvme/v1/extents").rglob("?" * 32 + ".*"))
 
 
 def flip(path: Path, at: int) -> None:
