@@ -22,7 +22,7 @@ PART_COLUMNS = ("piece.stored", "piece.tail")
 """Columns of catalogs whose pieces are decoded from parts of objects."""
 HASHES = "piece.hash"
 """Column of catalogs whose index states the hashes of objects."""
-BUILDER_VERSION = 14
+BUILDER_VERSION = 15
 """Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
 
 

@@ -48,11 +48,14 @@ def value_of(catalog: Catalog, name: str) -> ValueOf | None:
     return lambda sample: texts[int(codes[sample])] if codes[sample] >= 0 else ""
 
 
-def values_of(catalog: Catalog, wanted: Sequence[str], fields: Sequence[str]) -> dict[str, ValueOf]:
-    """Return the functions of those names that are no fields, but the catalog has the values of.
+def values_of(catalog: Catalog, wanted: Sequence[str] | None, fields: Sequence[str]) -> dict[str, ValueOf]:
+    """Return the functions of those names that are no fields, but the catalog has the values of. `wanted`: None for all
+    fields, of which rows of JSON may have none.
 
-    Raises InvalidInput for unknown names, and for none.
+    Raises InvalidInput for unknown names, and for an empty choice.
     """
+    if wanted is None:
+        return {}
     stored = {field.name for field in catalog.fields}
     found = {
         name: None if name in stored else value_of(catalog, name) for name in wanted if name not in fields

@@ -55,7 +55,7 @@ class SampleReader:
         parsed = text and spec.decode in ("auto", "cuda")
         names = [ROW] if text and not parsed else [field.name for field in catalog.fields]
         self._names = names if spec.fields is None else list(spec.fields)
-        self._values = values_of(catalog, self._names, names)
+        self._values = values_of(catalog, spec.fields, names)
         self._columns = [-1 if name in self._values else names.index(name) for name in self._names]
         self._label = value_of(catalog, LABEL)
         self._parser = None

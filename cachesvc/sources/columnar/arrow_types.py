@@ -17,6 +17,7 @@ from cachesvc.sources.columnar.column import MAX_DEPTH, Column
 
 U32 = "<u4"
 _EXTENSION, _EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
+_JSON = "arrow.json"
 _HUGGING_FACE = b"huggingface"
 _SHAPED = frozenset({"Array2D", "Array3D", "Array4D", "Array5D"})
 
@@ -37,13 +38,13 @@ def column_of(arrow: Any, field: Any, feature: Any = None, depth: int = 0) -> Co
         stored = column_of(arrow, arrow.field(name, kind.storage_type), feature, depth)
         if isinstance(kind, arrow.FixedShapeTensorType):
             return _extended(
-                stored, kind.extension_name, {"shape": kind.shape, "permutation": kind.permutation}
+                stored, kind.extension_name, {"shape": kind.shape, "permutation": kind.permutation}, feature
             )
-        return _extended(stored, kind.extension_name, {})
+        return _extended(stored, kind.extension_name, {}, feature)
     if field.metadata and _EXTENSION in field.metadata:
         stored = column_of(arrow, arrow.field(name, kind), feature, depth)
         given = _json(field.metadata.get(_EXTENSION_METADATA))
-        return _extended(stored, field.metadata[_EXTENSION].decode(errors="replace"), given)
+        return _extended(stored, field.metadata[_EXTENSION].decode(errors="replace"), given, feature)
     types = arrow.types
     if types.is_dictionary(kind):
         values = column_of(arrow, arrow.field(name, kind.value_type), feature, depth + 1)
@@ -68,7 +69,8 @@ def column_of(arrow: Any, field: Any, feature: Any = None, depth: int = 0) -> Co
                 raise Unread(str(kind))
             return Column(name, "fixed list", means, size=kind.list_size, children=(item,))
         return Column(name, "list", means, "<i8" if types.is_large_list(kind) else "<i4", children=(item,))
-    return _leaf(arrow, name, kind)
+    leaf = _leaf(arrow, name, kind)
+    return _extended(leaf, _JSON, {}, feature) if _type_of(feature) == "Json" else leaf
 
 
 def _leaf(arrow: Any, name: str, kind: Any) -> Column:
@@ -108,8 +110,13 @@ def _dtype(kind: Any) -> str:
     return str(np.dtype(kind.to_pandas_dtype()).str)
 
 
-def _extended(stored: Column, name: str, given: Mapping[str, Any]) -> Column:
+def _extended(stored: Column, name: str, given: Mapping[str, Any], feature: Any) -> Column:
     """Return a column of an extension type with its parameters; one of an unknown type is read as it is stored."""
+    if name == _JSON:
+        decoded = stored.means == "text" and not (
+            isinstance(feature, dict) and feature.get("decode") is False
+        )
+        return replace(stored, means="json") if decoded else stored
     means = {"arrow.uuid": "uuid", "arrow.bool8": "bool8"}.get(name, stored.means)
     order = ",".join(map(str, given.get("permutation") or ()))
     if name == "arrow.fixed_shape_tensor" and isinstance(given.get("shape"), list):

@@ -7,6 +7,7 @@ https://parquet.apache.org/docs/file-format/
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ _MEASURED_BYTES = 256 << 20
 """Memory for the values that are expanded at a time to measure a chunk."""
 _MARK_BYTES = 8
 """Added to an extent for each row group, so that its size tells how many it holds."""
+_EXTENSIONS = "arrow_extensions_enabled"
+"""The argument of pyarrow that turns JSON into a type of its own, which is never read as a dictionary."""
 MAX_RUN = 4096
 """The most row groups of an extent."""
 Ranges = tuple[tuple[int, int], ...]
@@ -211,16 +214,19 @@ class Footer:
 
     def _open(self, data: Any, coded: Sequence[int]) -> Any:
         """Open the file, to read text and bytes of the `coded` leaves as dictionaries: expanding what they repeat has no
-        bound."""
+        bound. JSON is read as text, since pyarrow expands its own type of it."""
         source = data if isinstance(data, _Part) else self.arrow.BufferReader(self.arrow.py_buffer(data))
         if isinstance(source, _Part):
             source = self.arrow.PythonFile(source, "r")
-        return self.arrow.parquet.ParquetFile(
+        found = self.arrow.parquet.ParquetFile
+        known = inspect.signature(found).parameters  # earlier releases read JSON as text always
+        return found(
             source,
             metadata=self._metadata,
             read_dictionary=[self._paths[leaf] for leaf in coded],
             page_checksum_verification=True,
             pre_buffer=False,
+            **({_EXTENSIONS: False} if _EXTENSIONS in known else {}),
         )
 
     @contextmanager

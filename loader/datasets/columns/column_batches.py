@@ -35,8 +35,9 @@ def columns_batch(
 
     try:
         batch = [_column_batch(samples, each, empty, collate) for each in found]
-    except UnicodeDecodeError:
-        samples.rows(reader, ids)  # raises an error that names the sample
+    except ValueError as error:
+        if not isinstance(error, InvalidInput):
+            samples.rows(reader, ids)  # raises an error that names the sample
         raise
     return shaped_batch(samples.names, batch, as_tuple)
 

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from cachesvc.catalog.row_syntax import json_value
 from cachesvc.sources.columnar.column import Column
 from loader.datasets.columns.column_reader import Values
 from loader.reading.reader import Ints
@@ -154,6 +155,10 @@ def _texts(data: Any, rest: str) -> list[Any]:
     return [raw.decode() for raw in data]
 
 
+def _json_values(data: Any, rest: str) -> list[Any]:
+    return [json_value(raw) for raw in data]
+
+
 def _plain_bytes(data: Any, rest: str) -> list[Any]:
     return _bytes_of(data) if isinstance(data, np.ndarray) else list(data)
 
@@ -238,6 +243,7 @@ def _whole(data: Any, rest: str) -> list[Any]:
 _CONVERSIONS: dict[str, Callable[[Any, str], list[Any]]] = {
     "": _numbers,
     "text": _texts,
+    "json": _json_values,
     "bytes": _plain_bytes,
     "decimal": _decimals,
     "date": _dates,
