@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog.compiler import Inputs
-from cachesvc.catalog.formats.arrow_ipc import Batch, IpcFile
+from cachesvc.catalog.formats.arrow_ipc import MAGIC, Batch, IpcFile
 from cachesvc.core.errors import CorruptData
 from cachesvc.sources.columnar.arrow_types import Unread, column_of, features_of
 from cachesvc.sources.columnar.column import BUFFERS, NO_BUFFER, Column
@@ -32,7 +32,9 @@ class ArrowFile:
         self.columns: list[tuple[str, Column | None, Any]] = []
         """The name, the column (None if it is not read) and the type of each field."""
         try:
-            self.schema = arrow.ipc.read_schema(arrow.py_buffer(found.schema))
+            raw = arrow.py_buffer(found.schema)
+            in_file = found.schema.startswith(MAGIC)
+            self.schema = arrow.ipc.open_file(raw).schema if in_file else arrow.ipc.read_schema(raw)
             features = features_of(self.schema)
             for field in self.schema:
                 self.columns.append(

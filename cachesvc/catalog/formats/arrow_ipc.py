@@ -52,7 +52,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class IpcFile:
-    """`schema`: the message of the schema. `ids`: the id of each dictionary-encoded field, depth first."""
+    """`schema`: the message of the schema, or an IPC file without rows. `ids`: the id of each dictionary-encoded field,
+    depth first."""
 
     schema: bytes
     ids: tuple[int, ...]
@@ -68,7 +69,7 @@ def read_ipc(uri: str, begin: int, end: int, read: Read) -> IpcFile:
             return _File(uri, window).read()
         if window.get(begin, min(end - begin, len(FEATHER_1))) == FEATHER_1:
             raise InvalidInput(f"{uri} is Feather version 1: write it with pyarrow.feather.write_feather")
-        return _collected(uri, _messages(window))
+        return _stream(uri, _messages(window))
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         if isinstance(error, CacheError):
             raise
@@ -215,14 +216,16 @@ class _File:
         length = int.from_bytes(tail[:4], "little")
         if tail[4:] != MAGIC or not 0 < length <= min(end - self._window.begin, _METADATA_BYTES):
             _fail("it does not end with a footer: it was cut")
-        footer = _Table.root(self._window.get(end - length, length))
-        schema = _message(self._window, self._window.begin + 8)
-        if schema is None or schema.kind != _SCHEMA:
-            _fail("it does not begin with a schema")
-        return _collected(self._uri, self._blocks(schema, footer))
+        raw = self._window.get(end - length, length)
+        footer = _Table.root(raw)
+        schema = footer.table(1)
+        if schema is None:
+            _fail("its footer has no schema")
+        # Polars writes the schema in the footer alone; a file without rows is the footer between its marks.
+        alone = MAGIC + bytes(2) + raw + tail
+        return _collected(self._uri, alone, schema, footer.number(0, "h"), self._blocks(footer))
 
-    def _blocks(self, schema: _Message, footer: _Table) -> Iterator[_Message]:
-        yield schema
+    def _blocks(self, footer: _Table) -> Iterator[_Message]:
         for slot in (2, 3):
             for offset, _, _ in footer.structs(slot, "<qi4xq"):
                 found = _message(self._window, self._window.begin + offset)
@@ -231,13 +234,17 @@ class _File:
                 yield found
 
 
-def _collected(uri: str, messages: Iterator[_Message]) -> IpcFile:
+def _stream(uri: str, messages: Iterator[_Message]) -> IpcFile:
     schema = next(messages, None)
     if schema is None or schema.kind != _SCHEMA:
         raise ValueError("it does not begin with a schema")
-    if schema.header.number(0, "h"):
+    return _collected(uri, schema.raw, schema.header, schema.version, messages)
+
+
+def _collected(uri: str, raw: bytes, schema: _Table, version: int, messages: Iterator[_Message]) -> IpcFile:
+    if schema.number(0, "h"):
         raise InvalidInput(f"{uri} is big-endian, which is not read: write it on a little-endian machine")
-    if schema.version < _V4:
+    if version < _V4:
         raise InvalidInput(f"{uri} is of a version before Arrow 0.8, which is not read: write it anew")
     batches: list[Batch] = []
     dictionaries: dict[int, Batch] = {}
@@ -255,7 +262,7 @@ def _collected(uri: str, messages: Iterator[_Message]) -> IpcFile:
             dictionaries[each.header.number(0, "q")] = _batch(each, data, dict(dictionaries))
         else:
             raise ValueError(f"a message of kind {each.kind} among the rows")
-    return IpcFile(schema.raw, tuple(_ids(schema.header.tables(1), 0)), tuple(batches))
+    return IpcFile(raw, tuple(_ids(schema.tables(1), 0)), tuple(batches))
 
 
 def _batch(message: _Message, table: _Table, dictionaries: dict[int, Batch]) -> Batch:

@@ -169,6 +169,26 @@ def test_views_are_texts_as_polars_writes_them(tmp_path: Path, write: Callable[.
     assert batch[0] == tuple((text or "").encode() for text in texts)
 
 
+def test_files_of_polars_have_their_schema_in_the_footer_alone(tmp_path: Path) -> None:
+    body = (Path(__file__).parent / "data/polars-2.arrow").read_bytes()
+    write_files(tmp_path / "d", {"a.arrow": body, "b.feather": file(pa.table({"i": [3], "s": ["c"]}))})
+    assert list(open_dataset(tmp_path / "d")) == [
+        {"i": 1, "s": "a"},
+        {"i": 2, "s": "a text of more than twelve bytes"},
+        {"i": 3, "s": "c"},
+    ]
+
+
+@pytest.mark.parametrize("feathered_by", [file, feathered])
+def test_the_schema_at_the_beginning_of_a_file_is_not_read(
+    tmp_path: Path, feathered_by: Callable[..., bytes]
+) -> None:
+    body = feathered_by(TABLE, 30)
+    length = struct.unpack_from("<I", body, 12)[0]
+    write_files(tmp_path / "d", {"a.arrow": body[:8] + bytes(8 + length) + body[16 + length :]})
+    assert list(open_dataset(tmp_path / "d")) == TABLE.to_pylist()
+
+
 def saved(root: Path, name: str = "data-00000-of-00001.arrow") -> None:
     """Write files with the names that `save_to_disk` gives."""
     write_files(root, {name: stream(TABLE), "state.json": b"{}", "dataset_info.json": b"{}"})
