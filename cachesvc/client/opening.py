@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
+from cachesvc.client import local_view
 from cachesvc.client.control import Control
-from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.sources.uri import local_path
 
@@ -22,6 +27,9 @@ REQUIRE_S = 5.0
 daemon."""
 ACQUIRE_TIMEOUT_S = 300.0
 """A cold extent behind a throttled source takes minutes at worst; a longer wait is an error."""
+COMPARISONS = 3
+"""How often a local path is opened that looks different here: a file may have changed since the daemon listed it."""
+_log = logging.getLogger("cachesvc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +66,69 @@ def open_by_policy(
 ) -> Opened | None:
     """Open a dataset in the daemon; None where this process reads the source itself. `refresh`: list the source anew.
 
-    Raises DaemonUnavailable when a daemon is required and none answers in 5 s, and what opening a dataset raises.
+    Raises DaemonUnavailable when a daemon is required and none answers in 5 s, InvalidInput for a local path at which this
+    process sees other files than the daemon, and what opening a dataset raises.
     """
     wanted, explicit = policy(world_size)
     local = all(local_path(uri) is not None for uri in uris)
     required = wanted == "require" and (explicit or not local)
     if wanted == "off":
         return None
+    differs = ""
     try:
-        return _open_in_daemon(
-            uris, options, version, refresh, required, local and not explicit, wanted != "require"
-        )
+        for _ in range(COMPARISONS):
+            opened = _open_in_daemon(
+                uris, options, version, refresh, required, local and not explicit, wanted != "require"
+            )
+            if opened is None or not local:
+                return opened
+            differs = local_view.difference(uris, options, _catalog(opened))
+            if not differs:
+                return opened
+    except NotFound as error:
+        if not local or not local_view.finds_files(uris):
+            raise
+        unseen = f"the daemon does not see the files at {_folder(uris[0])} that this process sees"
+        if required:
+            raise NotFound(
+                f"{unseen} ({error}): mount the same folder for the daemon (its unit may have PrivateTmp=yes), or "
+                "set CACHESVC=auto"
+            ) from None
+        _warn_once(f"{unseen} (PrivateTmp=yes, or another mount): reading them directly")
+        return None
     except DaemonUnavailable as error:
         if explicit or isinstance(error, Busy):
             raise
         raise DaemonUnavailable(
             f"{error} (a job of {world_size} ranks needs one; CACHESVC=auto has each rank read the source itself)"
         ) from None
+    raise InvalidInput(
+        f"this process and the daemon see different files at {_folder(uris[0])} (the first: {differs}): mount the same "
+        "folder for both, or set CACHESVC=off to read what this process sees"
+    )
+
+
+def _catalog(opened: Opened) -> Catalog:
+    grants = DaemonGrants(opened.directory, opened.id)
+    try:
+        fd = grants.catalog()
+    finally:
+        grants.close()
+    try:
+        return Catalog.open(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def _folder(uri: str) -> str:
+    path = str(local_path(uri))
+    return os.path.dirname(path) if os.path.isfile(path) else path
+
+
+@lru_cache(64)
+def _warn_once(message: str) -> None:
+    """Log a warning, once for each folder: a program may open thousands of its files by name."""
+    _log.warning(message)
 
 
 def _open_in_daemon(
