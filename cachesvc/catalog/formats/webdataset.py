@@ -1,4 +1,7 @@
-"""Compiles WebDataset tars: consecutive members with one name up to its first dot are one sample.
+"""Compiles WebDataset tars: members of an archive with one name up to its first dot are one sample.
+
+They lie together, as a rule. Members that lie apart are joined where they begin in one extent or the next; a sample that is
+spread wider is refused, since each of its reads would fill several extents.
 
 A tar carries no index, so its headers are read once, through the cache, which is filled by that. Extents are cut at a fixed
 size, and a member may span two. A compressed tar is decoded instead, and is one extent (`object_bytes.py`).
@@ -71,7 +74,7 @@ def compile_webdataset(inputs: Inputs) -> Draft:
                 raise InvalidInput(
                     f"{uri} is compressed by {found}: give it a name that says so, like .tar.gz"
                 )
-        samples.begin_shard(uri, shard)
+        samples.begin_shard(uri, shard, _ANY_SIZE if packed else bodies.cut)
         try:
             for member in members(uri, _ANY_SIZE if packed else size, shard.read):
                 samples.add(member)
@@ -186,17 +189,22 @@ class _Collector:
     def __init__(self) -> None:
         self._uri, self._begun, self._fields_begun = "", (0, 0), 0
         self._shard: _Shard | _PackedShard | None = None
+        self._cut = 0
         self._key: str | None = None
-        self._seen: set[str] = set()
+        self._sample_of: dict[str, int] = {}  # the last one of each key of the archive
+        self._held = array("Q")  # a bit for each field that a sample has
+        self._apart: set[int] = set()  # samples that were joined of members that lie apart
+        self._first_apart = ""
         self._fields: dict[str, int] = {}
         self._keys, self._tags, self._first = TextColumn(), Tags(), array("q")
         self._links, self._link = 0, ""
         self._sample, self._field = array("q"), array("B")
         self._address, self._length = array("q"), array("q")
 
-    def begin_shard(self, uri: str, shard: _Shard | _PackedShard) -> None:
-        """Begin another archive: no sample spans two."""
-        self._uri, self._shard, self._key = uri, shard, None
+    def begin_shard(self, uri: str, shard: _Shard | _PackedShard, cut: int) -> None:
+        """Begin another archive, which is cut into extents of `cut` bytes: no sample spans two archives."""
+        self._uri, self._shard, self._cut, self._key = uri, shard, cut, None
+        self._sample_of = {}
         self._begun, self._fields_begun = (len(self._first), len(self._address)), len(self._fields)
 
     def end_shard(self, start: int) -> None:
@@ -211,6 +219,8 @@ class _Collector:
         self._keys.truncate(keys)
         for column, length in ((self._first, keys), (self._sample, members), (self._field, members)):
             del column[length:]
+        del self._held[keys:]
+        self._apart = {sample for sample in self._apart if sample < keys}
         del self._address[members:], self._length[members:]
         self._fields = dict(list(self._fields.items())[: self._fields_begun])
         self._tags.drop_samples(keys)
@@ -226,35 +236,62 @@ class _Collector:
             self._link = self._link or f"{member.name!r} in {self._uri}"
             return
         key, extension = match[1], match[2].lower()
-        if key != self._key:
-            self._key, self._seen = key, set()
-            self._keys.append(key)
-            self._first.append(member.offset)
-        if extension in self._seen:
-            at = member.offset - BLOCK
-            raise CorruptData(
-                f"{self._uri}: {member.name!r} at offset {at} is the second .{extension} of a sample"
-            )
-        self._seen.add(extension)
         if extension not in self._fields and len(self._fields) >= _MAX_FIELDS:
             raise InvalidInput(
                 f"{self._uri}: more than {_MAX_FIELDS} fields; {member.name!r} is one too many"
             )
-        sample = len(self._keys) - 1
+        field = self._fields.setdefault(extension, len(self._fields))
+        sample = self._sample_for(key, field, member)
+        self._key = key
+        self._held[sample] |= 1 << field
         self._sample.append(sample)
-        self._field.append(self._fields.setdefault(extension, len(self._fields)))
+        self._field.append(field)
         self._address.append(member.offset)
         self._length.append(member.size)
         if extension in SIDECARS and member.size <= SIDECAR_BYTES and self._shard is not None:
             self._tags.add_sidecar(sample, extension, self._shard.read(member.offset, member.size))
 
+    def _sample_for(self, key: str, field: int, member: TarMember) -> int:
+        """Return the sample of a member: the last one of its key, unless that has the field already and lies apart, as
+        where a sample is repeated.
+
+        Raises CorruptData for a field that follows twice, InvalidInput for a member too far from the first.
+        """
+        sample, together = self._sample_of.get(key), key == self._key
+        if sample is None or (not together and self._held[sample] >> field & 1):
+            sample = self._sample_of[key] = len(self._first)
+            self._keys.append(key)
+            self._first.append(member.offset)
+            self._held.append(0)
+        elif self._held[sample] >> field & 1:
+            extension = list(self._fields)[field]
+            at = member.offset - BLOCK
+            raise CorruptData(
+                f"{self._uri}: {member.name!r} at offset {at} is the second .{extension} of a sample"
+            )
+        elif not together:
+            first = self._first[sample]
+            if member.offset // self._cut - first // self._cut > 1:
+                raise InvalidInput(
+                    f"{self._uri}: {member.name!r} at offset {member.offset - BLOCK:,} belongs to the sample at "
+                    f"{first - BLOCK:,}, too far apart to be read together: write the archive with tar --sort=name"
+                )
+            if not self._apart:
+                self._first_apart = f"{key!r} in {self._uri}"
+            self._apart.add(sample)
+        return sample
+
     def _notes(self) -> list[str]:
-        """Return notes on left-out members and tags."""
+        """Return notes on joined samples, and on left-out members and tags."""
+        apart = (
+            f"the members of {len(self._apart):,} samples lie apart and were joined by their names, {self._first_apart} is "
+            "the first: tar --sort=name keeps them together, as other readers need them"
+        )
         links = (
             f"{self._links:,} members are links, without bytes of their own, and left out, {self._link} is the first: "
             "write the archives with tar --dereference --hard-dereference"
         )
-        return [*([links] if self._links else []), *self._tags.notes()]
+        return [*([apart] if self._apart else []), *([links] if self._links else []), *self._tags.notes()]
 
     def draft(self, inputs: Inputs, space: AddressSpace, tables: Sequence[int]) -> Draft:
         """Return the collected samples as a draft. Raises NotFound where there are none."""
