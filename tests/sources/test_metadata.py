@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from cachesvc.core.errors import CacheError, CorruptData, NotFound, OutOfSpace, SourceChanged
+from cachesvc.core.errors import CacheError, CorruptData, NotFound, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.metadata import CachedMetadata
 from cachesvc.sources.open import Sources, SourceSettings
@@ -189,8 +190,6 @@ def test_with_a_full_disk_listings_still_work(
         assert len(list(cached.list("s3://b/q/"))) == 3
         cached.head("s3://b/x")
     assert source.asked == asked + 4
-    with pytest.raises(OutOfSpace, match="free room in the state directory"):
-        cached.forget("s3://b/p/")
     others.unlink()
     for _ in range(2):
         list(cached.list("s3://b/q/"))
@@ -202,19 +201,81 @@ def test_without_the_directory_the_source_is_requested(source: CountingSource, t
     cached = CachedMetadata(source, tmp_path / "meta")
     list(cached.list("s3://b/p/"))
     shutil.rmtree(tmp_path / "meta")
-    for _ in range(2):
+    for _ in range(4):
         assert len(list(cached.list("s3://b/q/"))) == 3
     cached.close()
+    CachedMetadata(source, tmp_path / "meta").forget("s3://b/")
+    assert (tmp_path / "meta").stat().st_mode & 0o077 == 0, "the listings name the data of all users"
 
 
-def test_with_a_file_that_is_no_database_listings_still_work(source: CountingSource, tmp_path: Path) -> None:
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "meta/cache.db").write_bytes(b"garbage" * 1000)
+def damaged(file: Path, how: str, random: Random) -> None:
+    """Damage a database as a loss of power or a bad sector does."""
+    data = bytearray(file.read_bytes())
+    start = random.randrange(100, len(data))
+    if how == "behind the header":
+        data[100:] = random.randbytes(len(data) - 100)
+    elif how == "garbage":
+        data[:] = b"garbage" * 1000
+    elif how == "cut":
+        del data[start:]
+    elif how == "a page of zeros":
+        data[start & ~4095 : (start & ~4095) + 4096] = bytes(4096)
+    else:
+        for place in random.choices(range(100, len(data)), k=50):
+            data[place] ^= 1 << random.randrange(8)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["garbage", "behind the header", "cut", "a page of zeros", "flipped bits"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_database_is_replaced(source: CountingSource, tmp_path: Path, how: str, seed: int) -> None:
+    def listed(cached: CachedMetadata) -> int:
+        """Count the calls of the source for all listings."""
+        before = source.asked
+        for number in range(20):
+            assert len(list(cached.list(f"s3://b{number % 3}/{number}/"))) == 3
+        return source.asked - before
+
     cached = CachedMetadata(source, tmp_path / "meta")
-    for _ in range(2):
-        assert len(list(cached.list("s3://b/q/"))) == 3
-    assert source.asked == 2
+    listed(cached)
     cached.close()
+    damaged(tmp_path / "meta/cache.db", how, Random(seed))
+    cached = CachedMetadata(source, tmp_path / "meta")
+    for number in range(3):
+        cached.forget(f"s3://b{number}/")
+    assert listed(cached) == 20
+    listed(cached)
+    assert listed(cached) == 0, "it keeps again"
+    cached.close()
+
+
+def test_a_database_that_another_process_locks_delays_little_and_old_rows_are_not_used(
+    source: CountingSource, tmp_path: Path
+) -> None:
+    cached = CachedMetadata(source, tmp_path / "meta")
+    list(cached.list("s3://b/p/"))
+    rows = sqlite3.connect(tmp_path / "meta/cache.db", isolation_level=None)
+    rows.execute("BEGIN EXCLUSIVE")
+    assert cached.forget("s3://b/p/") == 0
+    rows.close()
+    list(cached.list("s3://b/p/"))
+    list(cached.list("s3://b/p/"))
+    assert source.asked == 3, "rows that were not dropped may be old"
+    cached.close()
+
+
+def test_a_database_that_is_locked_when_it_is_opened_is_not_waited_for(
+    source: CountingSource, tmp_path: Path
+) -> None:
+    CachedMetadata(source, tmp_path / "meta").forget("s3://b/")
+    rows = sqlite3.connect(tmp_path / "meta/cache.db", isolation_level=None)
+    rows.execute("BEGIN EXCLUSIVE")
+    cached = CachedMetadata(source, tmp_path / "meta")
+    for _ in range(20):  # not two seconds each
+        assert len(list(cached.list("s3://b/q/"))) == 3
+    assert source.asked == 20
+    cached.close()
+    rows.close()
 
 
 @pytest.mark.parametrize(
@@ -229,16 +290,22 @@ def test_with_a_file_that_is_no_database_listings_still_work(source: CountingSou
         ("value = ?, mode = 1", 17),
     ],
 )
-def test_a_tampered_row_is_refused_not_unpickled(
-    cached: CachedMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, value: object
+def test_a_tampered_row_is_replaced_and_not_unpickled(
+    source: CountingSource,
+    cached: CachedMetadata,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    value: object,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bomb").write_bytes(pickle.dumps(Bomb()))
     list(cached.list("s3://b/p/"))
     with sqlite3.connect(tmp_path / "meta" / "cache.db") as rows:
         rows.execute(f"UPDATE Cache SET {change}", (value,))
-    with pytest.raises(CorruptData):
-        list(cached.list("s3://b/p/"))
+    for _ in range(2):
+        assert len(list(cached.list("s3://b/p/"))) == 3
+    assert source.asked == 2, "the second one is kept again"
     assert not (tmp_path / "exploded").exists()
 
 
@@ -250,5 +317,5 @@ def test_a_tampered_key_is_refused_not_unpickled(
     with sqlite3.connect(tmp_path / "meta" / "cache.db") as rows:
         rows.execute("UPDATE Cache SET key = ?, raw = 0", (pickle.dumps(Bomb()),))
     with pytest.raises(CorruptData):
-        list(cached._cache)
+        list(cached._cache())
     assert not (tmp_path / "exploded").exists()
