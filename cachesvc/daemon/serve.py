@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import os
 import resource
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +18,6 @@ from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import (
     GRANTS_SOCKET,
-    STATE_BYTES,
     Settings,
     check_open_files,
     check_ram,
@@ -33,7 +30,7 @@ from cachesvc.config import (
     validate,
 )
 from cachesvc.core import events
-from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
+from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
@@ -42,7 +39,7 @@ from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.access.tls import read_tls
 from cachesvc.daemon.control.pins import Pins
-from cachesvc.daemon.control.server import NO_THREAD, control_path, control_server
+from cachesvc.daemon.control.server import NO_THREAD, ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.disks.budgets import Budgets
@@ -56,9 +53,9 @@ from cachesvc.daemon.disks.opening import (
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
-from cachesvc.daemon.grants.unix_sockets import identity, remove
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.own_directories import OwnDirectories, make_state_dir
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.ports import check_addresses
 from cachesvc.daemon.processes.logs import configure_logging
@@ -77,7 +74,6 @@ log = logging.getLogger(__name__)
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full garbage collection walks every extent's record, 30 ms for 20,000 extents, and delays grants. The core makes no
 reference cycles, so one in millions of allocations is enough."""
-STOP_GRACE_S = 2.0
 SWITCH_INTERVAL_S = 0.0002
 """The longest that a gRPC thread may keep the event loop, and so a grant, waiting; Python's default is 5 ms."""
 
@@ -169,28 +165,10 @@ def raise_open_files(wanted: int) -> int:
     return max(soft, wanted)
 
 
-def _make_state_dir(directory: str) -> None:
-    """Make the state directory. Raises NotAllowed or OutOfSpace where it cannot hold catalogs and metadata."""
-    try:
-        for private in (f"{directory}/catalogs", f"{directory}/metadata"):  # they name the data of all users
-            Path(private).mkdir(parents=True, exist_ok=True)
-            os.chmod(private, 0o700)
-        with tempfile.TemporaryFile(dir=directory) as probe:
-            os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        where = error.filename if isinstance(error, FileExistsError) else directory
-        change = f"free {STATE_BYTES >> 20} MiB there" if full else "give it to the daemon's user, writable"
-        raise (OutOfSpace if full else NotAllowed)(
-            f"{where} cannot hold the daemon's state ({error.strerror}); {change}, or give --state-dir another"
-            " directory"
-        ) from None
-
-
 @contextmanager
 def _running_fillers(settings: Settings, roots: tuple[str, ...], loop: Loop) -> Iterator[FillerPool]:
     """Start the fillers; they end with the daemon, also where its start fails."""
-    _make_state_dir(settings.state_dir)
+    make_state_dir(settings.state_dir)
     fillers = FillerPool(settings, roots, loop.watch, loop.unwatch)
     fillers.start()  # before the daemon starts a thread
     try:
@@ -214,8 +192,6 @@ def _build(
     quotas = Quotas(settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
     check_addresses(settings, old.addresses if old else ())
     loader = ThreadPool(2, "catalogs")
-    control_file: tuple[int, int] | None = None
-    ending.callback(lambda: remove(control_path(settings), control_file))
     tenants = Tenants(allowed, settings.rules)
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, old is None)
     ending.callback(datasets.close)
@@ -262,9 +238,10 @@ def _build(
         ending.callback(cluster.close)
         runner.cluster = cluster
         cluster.start()
-    server = control_server(settings, service, grants.caller, most_callers(open_files))
-    control_file = identity(control_path(settings))
-    ending.callback(server.stop, STOP_GRACE_S)
+    control = ControlServer(settings, service, grants.caller, most_callers(open_files))
+    ending.callback(control.close)
+    directories = OwnDirectories(settings, lock, loop, (grants, takeover), control)
+    ending.callback(directories.close)
     if settings.metrics:  # Prometheus's library takes 50 ms of CPU
         from cachesvc.daemon.metrics.collector import MetricsCollector
         from cachesvc.daemon.metrics.scrape_server import ScrapeServer

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
@@ -40,6 +40,24 @@ def only_daemon(directory: str, old: OldDaemon | None, wait_s: float) -> Iterato
         yield lock
     finally:
         os.close(lock)
+
+
+def lock_again(directory: str, lock: int, mode: int) -> bool:
+    """Make the directory and its lock again where they were removed under this daemon, and put them in the place of the
+    descriptor `lock`; `mode` is the directory's. Tell whether they were.
+
+    Raises as `only_daemon`, where another daemon serves the directory by now.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(os.stat(f"{directory}/lock"), os.fstat(lock)):
+            return False
+    made = not os.path.isdir(directory)
+    found = _locked(directory, 0.0)
+    if made:
+        os.chmod(directory, mode)
+    os.dup2(found, lock, inheritable=False)
+    os.close(found)
+    return True
 
 
 def _locked(directory: str, deadline: float) -> int:

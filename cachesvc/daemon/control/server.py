@@ -19,6 +19,7 @@ from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.access.tls import server_credentials
 from cachesvc.daemon.control.call_cap import CALLS, CallCap
 from cachesvc.daemon.control.service import Service
+from cachesvc.daemon.grants.unix_sockets import identity, remove
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
@@ -32,6 +33,8 @@ IDLE_S = 60.0
 """A connection without calls is closed after one to two times this timeout. The client's next call connects again."""
 HANDSHAKE_S = 5.0
 """The timeout of a connection's HTTP/2 handshake."""
+STOP_GRACE_S = 2.0
+"""How long calls under way may take at the end."""
 
 
 def connection_limits(connections: int) -> list[tuple[str, int]]:
@@ -48,11 +51,44 @@ def control_path(settings: Settings) -> str:
     return f"{os.path.abspath(settings.socket_dir)}/{CONTROL_SOCKET}"
 
 
-def control_server(
+class ControlServer:
+    """The server on its socket. `caller` returns the user of a token; `connections` limits those to each address.
+
+    The methods, and the constructor, raise as `_started_server`.
+    """
+
+    def __init__(
+        self, settings: Settings, service: Service, caller: Callable[[int], Peer | None], connections: int
+    ) -> None:
+        self._settings, self._service = settings, service
+        self._caller, self._connections = caller, connections
+        self._start()
+
+    def is_in_place(self) -> bool:
+        """Tell whether the socket's path still leads to this server."""
+        return self._file is not None and identity(control_path(self._settings)) == self._file
+
+    def start_again(self) -> None:
+        """Bind the socket again, since its file was removed. Calls under way end, and clients repeat them."""
+        # gRPC removes whatever lies at the path when a server stops, so this one stops first.
+        self._server.stop(None).wait()
+        self._start()
+
+    def close(self) -> None:
+        """Stop, and remove the socket's file. Calls under way may go on for `STOP_GRACE_S`."""
+        self._server.stop(STOP_GRACE_S)
+        remove(control_path(self._settings), self._file)
+
+    def _start(self) -> None:
+        self._server = _started_server(self._settings, self._service, self._caller, self._connections)
+        self._file = identity(control_path(self._settings))
+
+
+def _started_server(
     settings: Settings, service: Service, caller: Callable[[int], Peer | None], connections: int
 ) -> grpc.Server:
-    """Start and return the server. `caller` returns the user of a token; `connections` limits those to each address.
-    Raises InvalidInput for an address that cannot be bound, CacheError where no thread can be started."""
+    """Start and return a gRPC server. Raises InvalidInput for an address that cannot be bound, CacheError where no thread
+    can be started."""
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),

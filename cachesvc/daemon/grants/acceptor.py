@@ -38,13 +38,23 @@ class Acceptor:
         self._max_connections = max_connections
         self._cap = UserCap(per_user=max_connections // 2)
         self._accepted = accepted
-        self._path = path
+        self._path, self._mode = path, mode
         self.listener = listener or bind(path, mode)
         if listener is not None:
             with suppress(FileNotFoundError):  # somebody removed it
                 os.chmod(path, mode)  # it was bound with the other daemon's mode
         self._file = identity(path)
         self._spare = _spare_descriptor()
+
+    def is_in_place(self) -> bool:
+        """Tell whether the socket's path still leads to this listener."""
+        return self._file is not None and identity(self._path) == self._file
+
+    def bind_again(self) -> None:
+        """Listen at a new socket, since the file of the old one was removed. Raises as `bind`."""
+        listener = bind(self._path, self._mode)
+        self.listener.close()
+        self.listener, self._file = listener, identity(self._path)
 
     def close(self) -> None:
         """Close the listening socket and remove its file."""

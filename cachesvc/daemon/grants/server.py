@@ -62,6 +62,18 @@ class GrantsServer:
         self._acceptor = Acceptor(path, mode, listener, max_readers, self._accepted)
         watch(self._acceptor.listener.fileno(), self._acceptor.accept)
 
+    def is_in_place(self) -> bool:
+        """Tell whether the socket's path still leads to this server."""
+        return self._acceptor.is_in_place()
+
+    def bind_again(self) -> None:
+        """Listen at a new socket, since the file of the old one was removed; connections stay."""
+        self._unwatch(self._acceptor.listener.fileno())
+        try:
+            self._acceptor.bind_again()
+        finally:
+            self._watch(self._acceptor.listener.fileno(), self._acceptor.accept)
+
     def close(self) -> None:
         """Close every connection and remove the socket file."""
         for reader in list(self._readers.values()):

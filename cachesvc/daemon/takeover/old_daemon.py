@@ -75,15 +75,29 @@ class TakeoverListener:
         self._loop = runner.loop
         self._end = end
         self._busy = False
-        self._listener = bind(self._path, 0o600)
-        self._file = identity(self._path)
-        self._loop.watch(self._listener.fileno(), self._accept)
+        self._bind()
+
+    def is_in_place(self) -> bool:
+        """Tell whether the socket's path still leads to this listener."""
+        return self._file is not None and identity(self._path) == self._file
+
+    def bind_again(self) -> None:
+        """Listen at a new socket, since the file of the old one was removed. Raises as `bind`."""
+        before = self._listener
+        self._bind()
+        self._loop.unwatch(before.fileno())
+        before.close()
 
     def close(self) -> None:
         """Stop listening."""
         self._loop.unwatch(self._listener.fileno())
         self._listener.close()
         remove(self._path, self._file)
+
+    def _bind(self) -> None:
+        self._listener = bind(self._path, 0o600)
+        self._file = identity(self._path)
+        self._loop.watch(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         try:

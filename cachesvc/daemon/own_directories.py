@@ -1,0 +1,114 @@
+"""The socket directory and the state directory: made at the start, and again where a cleaner of temporary files or a
+logout removed them under a running daemon."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cachesvc.config import STATE_BYTES, Settings
+from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
+from cachesvc.daemon.control.server import ControlServer
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.socket_lock import lock_again
+
+log = logging.getLogger(__name__)
+LOOK_S = 1.0
+
+
+class Listener(Protocol):
+    """A socket of the loop's thread."""
+
+    def is_in_place(self) -> bool:
+        """Tell whether the socket's path still leads to it."""
+        ...
+
+    def bind_again(self) -> None:
+        """Bind it at its path again. Raises CacheError or OSError."""
+        ...
+
+
+class OwnDirectories:
+    """Looks every `LOOK_S` seconds, on a thread of its own, since the disks of the directories may hang."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        lock: int,
+        loop: Loop,
+        listeners: Sequence[Listener],
+        control: ControlServer,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`lock` is the lock of the socket directory."""
+        self._settings, self._lock, self._loop = settings, lock, loop
+        self._listeners, self._control = listeners, control
+        self._look_s = look_s
+        self._mode = os.stat(settings.socket_dir).st_mode & 0o7777
+        self._said = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="directories", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking. A directory that hangs is not waited for."""
+        self._ended.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._look_s):
+            try:
+                self._look()
+                self._said = ""
+            except (CacheError, OSError) as error:
+                if str(error) != self._said and not self._loop.ended:
+                    self._said = str(error)
+                    log.error("a directory of this daemon was removed", extra={"error": self._said})
+
+    def _look(self) -> None:
+        if not all(map(os.path.isdir, _state_folders(self._settings.state_dir))):
+            make_state_dir(self._settings.state_dir)
+            log.warning(
+                "the state directory was removed and is made again; pin again what is to stay pinned",
+                extra={"state_dir": self._settings.state_dir},
+            )
+        directory = self._settings.socket_dir
+        again = lock_again(directory, self._lock, self._mode)
+        for each in self._listeners:
+            if not each.is_in_place():
+                self._loop.call(each.bind_again)
+                again = True
+        if not self._control.is_in_place():
+            self._control.start_again()
+            again = True
+        if again:
+            log.warning("the sockets were removed and are made again", extra={"socket": directory})
+
+
+def _state_folders(directory: str) -> tuple[str, str]:
+    """Return the folders of a state directory. They name the data of all users, and are this user's alone."""
+    return f"{directory}/catalogs", f"{directory}/metadata"
+
+
+def make_state_dir(directory: str) -> None:
+    """Make the state directory. Raises NotAllowed or OutOfSpace where it cannot hold catalogs and metadata."""
+    try:
+        for private in _state_folders(directory):
+            Path(private).mkdir(parents=True, exist_ok=True)
+            os.chmod(private, 0o700)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            os.posix_fallocate(probe.fileno(), 0, STATE_BYTES)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        where = error.filename if isinstance(error, FileExistsError) else directory
+        change = f"free {STATE_BYTES >> 20} MiB there" if full else "give it to the daemon's user, writable"
+        raise (OutOfSpace if full else NotAllowed)(
+            f"{where} cannot hold the daemon's state ({error.strerror}); {change}, or give --state-dir another"
+            " directory"
+        ) from None
