@@ -22,10 +22,14 @@ ASIDE = "aside"
 PLAIN = "files"
 Kind = str | Container
 """A format's name, a container that is not read, `ASIDE`, or `PLAIN`: a file that may be a sample."""
-IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
+PLUGIN_IMAGES = frozenset({"avif", "heic", "heif"})
+"""Images that only some installations of Pillow read."""
+IMAGES = PLUGIN_IMAGES.union(
+    ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"]
+)
 """Extensions that the loader decodes as images."""
 _SAMPLES = """
-    pbm pnm heic heif avif jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd jpe jfif
+    pbm pnm jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd
     mp4 avi mkv mov webm m4v mpg mpeg wmv flv ts 3gp mjpeg
     wav flac mp3 ogg opus m4a aac aiff aif wma amr sph mid midi
     dcm nii nii.gz nrrd mha mhd svs ndpi edf fits las laz ply pcd obj stl off glb gltf fbx pdb cif mol sdf xyz

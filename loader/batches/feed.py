@@ -24,7 +24,7 @@ from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
 from loader.batches.gather import LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
-from loader.datasets.decoding.decode import ImageMode
+from loader.datasets.decoding.images import ImageMode
 from loader.datasets.extent_layout import extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed

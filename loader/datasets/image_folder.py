@@ -12,7 +12,7 @@ import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.dataset import Dataset, open_dataset
-from loader.datasets.decoding.decode import ImageMode
+from loader.datasets.decoding.images import ImageMode
 from loader.datasets.generators import rng_parameter
 from loader.datasets.samples import SampleReader
 from loader.reading.reader import Ints

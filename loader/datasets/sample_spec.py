@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.decoding.decode import IMAGE_MODES, ImageMode
+from loader.datasets.decoding.images import IMAGE_MODES, ImageMode
 from loader.datasets.targets import Targets, check_targets
 
 

@@ -17,8 +17,9 @@ from loader.datasets.columns.column_batches import columns_batch
 from loader.datasets.columns.column_samples import ColumnSamples
 from loader.datasets.columns.packed_columns import PackedColumns
 from loader.datasets.columns.plain_values import collates_as_torch, plain_column, shaped_batch
-from loader.datasets.decoding.decode import Decoder, decode_field, decoder, is_image
+from loader.datasets.decoding.decode import Decoder, are_images, decode_field, decoder, is_image
 from loader.datasets.decoding.encoded_images import EncodedImage
+from loader.datasets.decoding.images import Converter
 from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.generators import call_user, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
@@ -391,9 +392,10 @@ class SampleReader:
         if spec.decode not in ("auto", "cuda") or isinstance(self._layout, (Fixed, Columns)):
             return None
         fields = [self._catalog.fields[column] for column in self._columns if column >= 0]
+        several = are_images(field.encoding for field in self._catalog.fields)
         return [
             EncodedImage
             if spec.decode == "cuda" and is_image(field.encoding)
-            else decoder(field.name, field.encoding, spec.image_mode)
+            else decoder(field.name, field.encoding, Converter(field.name, spec.image_mode, several))
             for field in fields
         ]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.decoding.decode import ImageMode, decoder
 from loader.datasets.decoding.encoded_images import EncodedImages
+from loader.datasets.decoding.images import Converter, ImageMode, image_decoder
 
 _JPEG = b"\xff\xd8\xff"
 
@@ -31,7 +31,7 @@ class ImageDecoder:
         io = _torchvision()
         self._device, self._decode_jpeg = device, io.decode_jpeg
         modes = {"RGB": io.ImageReadMode.RGB, "L": io.ImageReadMode.GRAY, None: io.ImageReadMode.UNCHANGED}
-        self._mode, self._by_pillow = modes[mode], decoder("image", "jpg", mode)
+        self._mode, self._by_pillow = modes[mode], image_decoder("image", Converter("image", mode))
 
     def decode(self, images: EncodedImages) -> list[torch.Tensor]:
         """Return the images of a batch, decoded on the current stream. Raises UndecodableImage."""
@@ -65,6 +65,9 @@ class ImageDecoder:
             pixels: np.ndarray[Any, Any] = np.array(self._by_pillow(file.numpy().tobytes()))
         except Exception as error:  # Pillow's plugins raise their own
             raise UndecodableImage(row, error) from error
+        if pixels.dtype not in (np.uint8, np.bool_):
+            wide = TypeError(f"{pixels.dtype} does not fit uint8: give decode='auto', or image_mode='L'")
+            raise UndecodableImage(row, wide)
         planes = torch.from_numpy(pixels.astype(np.uint8, copy=False))
         planes = planes[None] if planes.dim() == 2 else planes.permute(2, 0, 1).contiguous()
         return planes.to(self._device)

@@ -15,7 +15,6 @@ from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.sources.open import Sources, SourceSettings
 from loader import open_dataset
-from loader.datasets.decoding import decode
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support.catalog_reader import compiled
@@ -217,7 +216,7 @@ def test_images_of_several_extensions_are_decoded(tmp_path: Path) -> None:
     names = ("a/1.jpg", "a/2.JPG", "b/3.jpeg", "b/4.png", "b/Thumbs.db")
     catalog = opened(tmp_path / "d", dict.fromkeys(names, b"x"))
     (field,) = catalog.fields
-    assert (field.name, field.encoding in decode.IMAGES) == ("image", True)
+    assert (field.name, field.encoding in kinds.IMAGES) == ("image", True)
     assert (catalog.samples, catalog.classes) == (4, ("a", "b"))
     assert catalog.notes == ("left out, as left by operating systems and tools: Thumbs.db",)
 
@@ -235,10 +234,6 @@ def test_images_among_as_many_other_files_stay_bytes_with_a_note(tmp_path: Path)
     catalog = opened(tmp_path / "d", files)
     assert ([field.name for field in catalog.fields], catalog.samples) == (["file"], 6)
     assert any("3 .png, 3 .bin" in note or "3 .bin, 3 .png" in note for note in catalog.notes)
-
-
-def test_catalog_and_loader_recognise_the_same_images() -> None:
-    assert kinds.IMAGES == decode.IMAGES
 
 
 # ---- names that are never data

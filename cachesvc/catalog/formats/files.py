@@ -11,7 +11,7 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -20,7 +20,7 @@ import numpy as np
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
-from cachesvc.catalog.kinds import IMAGES, TABLES, kind_of
+from cachesvc.catalog.kinds import IMAGES, PLUGIN_IMAGES, TABLES, kind_of
 from cachesvc.catalog.labels import label_tables, sidecars
 from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.layout import Field
@@ -183,14 +183,19 @@ def _one_image_field(split: list[tuple[str, str]]) -> tuple[list[tuple[str, str]
     if len(images) < 2 or IMAGE in given or len(set(stems)) < len(stems):
         return split, IMAGE
     joined = [(stem, IMAGE if extension in images else extension) for stem, extension in split]
-    return joined, images[0].lower()
+    return joined, _encoding({extension.lower() for extension in images})
 
 
 def _only_field(extensions: Sequence[str]) -> Field:
     """Return the field of samples of one file each, by their extensions."""
     if len(extensions) == 1:
         return Field(extensions[0] or "file", extensions[0])
-    return Field(IMAGE, extensions[0]) if IMAGES.issuperset(extensions) else Field("file", "")
+    return Field(IMAGE, _encoding(extensions)) if IMAGES.issuperset(extensions) else Field("file", "")
+
+
+def _encoding(extensions: Collection[str]) -> str:
+    """Return the extension of images that stands for all of these: one that every Pillow reads, if there is one."""
+    return min(extensions, key=lambda extension: (extension in PLUGIN_IMAGES, extension))
 
 
 def _mixed(entries: Sequence[ListedObject]) -> list[str]:

@@ -59,8 +59,7 @@ def column_of(arrow: Any, field: Any, feature: Any = None, depth: int = 0) -> Co
         if len({each.name for each in inner}) < len(inner):
             raise Unread("struct with two fields of one name")
         children = tuple(column_of(arrow, each, _part(feature, each.name), depth + 1) for each in inner)
-        image = _type_of(feature) == "Image" and feature.get("decode") is not False
-        return Column(name, "struct", "image" if image else "", children=children)
+        return Column(name, "struct", _image_of(feature), children=children)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         item = column_of(arrow, arrow.field("", kind.value_type), _part(feature, None), depth + 1)
         means = _shape_of(feature)
@@ -176,6 +175,14 @@ def _part(feature: Any, name: str | None) -> Any:
         part = inner.get(name) if isinstance(inner, dict) and "_type" not in inner else None
         return {"_type": "List", "feature": part} if part is not None else None
     return feature.get(name) if name is not None and "_type" not in feature else None
+
+
+def _image_of(feature: Any) -> str:
+    """Return "image" with the mode that a feature states ("image:L"), "" for other features."""
+    if _type_of(feature) != "Image" or feature.get("decode") is False:
+        return ""
+    mode = feature.get("mode")
+    return f"image:{mode}" if isinstance(mode, str) else "image"
 
 
 def _shape_of(feature: Any) -> str:

@@ -14,7 +14,8 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.sources.columnar.column import Column, firsts
 from loader.datasets.columns.column_reader import ColumnFacts, ColumnReader, Values
 from loader.datasets.columns.to_python import python_values, stored_values
-from loader.datasets.decoding.decode import ImageMode, decode_field, image_decoder
+from loader.datasets.decoding.decode import decode_field
+from loader.datasets.decoding.images import Converter, ImageMode, image_decoder
 from loader.reading.reader import ExtentReader, Ints
 
 _UNREADABLE = (ValueError, OverflowError, TypeError, LookupError)
@@ -41,8 +42,11 @@ class ColumnSamples:
         self._decode: Literal["auto"] | None = "auto" if decode in ("auto", "cuda") else None
         self._places = [self._places_of(schema) for schema in catalog.layout.schemas]
         columns = [column for column, _ in self._places[0]] if self._places else []
+        images = (
+            sum(any(map(_is_image, each.nodes())) for each in catalog.layout.schemas[0]) if columns else 0
+        )
         self._images = [
-            _image_finder(column, image_mode, name) if self._decode else None
+            _image_finder(column, image_mode, name, images > 1) if self._decode else None
             for column, name in zip(columns, names, strict=False)
         ]
 
@@ -121,10 +125,16 @@ class ColumnSamples:
         )
 
 
-def _image_finder(column: Column, mode: ImageMode, name: str) -> Callable[[Any], Any] | None:
-    """Return a function that decodes the images in a value of a column, None if it holds none."""
-    if column.means == "image":
-        decode = image_decoder(name, mode)
+def _is_image(column: Column) -> bool:
+    return column.means.partition(":")[0] == "image"
+
+
+def _image_finder(column: Column, mode: ImageMode, name: str, several: bool) -> Callable[[Any], Any] | None:
+    """Return a function that decodes the images in a value of a column, None if it holds none. `several`: so do other
+    columns."""
+    if _is_image(column):
+        stated = column.means.partition(":")[2]
+        decode = image_decoder(name, Converter(name, mode or stated or None, several))
 
         def image(value: Any) -> Any:
             raw = value.get("bytes") if isinstance(value, dict) else None
@@ -133,7 +143,7 @@ def _image_finder(column: Column, mode: ImageMode, name: str) -> Callable[[Any],
             return None if raw is None else decode(raw)
 
         return image
-    inner = {child.name: _image_finder(child, mode, name) for child in column.children}
+    inner = {child.name: _image_finder(child, mode, name, several) for child in column.children}
     if not any(inner.values()):
         return None
     if column.kind == "struct":

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.layout import LITDATA
 from cachesvc.core.errors import CorruptData, InvalidInput
+from loader.datasets.decoding.images import Converter, image_decoder, is_read, pillow
 from loader.datasets.decoding.litdata_values import value_decoder
 from loader.datasets.decoding.packed_values import array_of, arrays_of, gunzipped
 
 Decoder = Callable[[bytes], Any]
-ImageMode = Literal["RGB", "L"] | None
-"""Pillow's names of the modes that images are converted to; None keeps the mode of the file."""
-IMAGE_MODES: tuple[ImageMode, ...] = ("RGB", "L", None)
-IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"})
 PACKED = ".gz"
 """End of the encoding of a value in gzip."""
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
@@ -35,43 +31,44 @@ _ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
 """MDS's numbers of array types."""
 
 
-def decoder(name: str, encoding: str, image_mode: ImageMode = "RGB") -> Decoder:
-    """Return the decoder of a field; fields of unknown encoding stay bytes. `image_mode` applies to images.
+def decoder(name: str, encoding: str, convert: Converter | None = None) -> Decoder:
+    """Return the decoder of a field; fields of unknown encoding stay bytes. `convert` applies to images, RGB if None.
 
     Raises InvalidInput for pickles, and for images where Pillow is not installed.
     """
+    convert = convert or Converter(name, "RGB")
     if encoding.startswith(LITDATA):
-        return _litdata(name, encoding.removeprefix(LITDATA), image_mode)
+        return _litdata(name, encoding.removeprefix(LITDATA), convert)
     kind = _kind(encoding)
     if encoding.endswith(PACKED):
-        return gunzipped(decoder(name, encoding.removesuffix(PACKED), image_mode))
+        return gunzipped(decoder(name, encoding.removesuffix(PACKED), convert))
     if kind in _REFUSED:
         raise InvalidInput(
             f"field {name!r} is a pickle ({encoding}), which can run code when it is read; choose other fields=, "
             "or read its bytes with decode=None"
         )
-    if kind in IMAGES:
-        return image_decoder(name, image_mode)
+    if is_read(kind):
+        return image_decoder(name, convert)
     if kind in _MDS_IMAGES:
-        return _raw_image(name, image_mode) if kind == "pil" else _value_list(image_decoder(name, image_mode))
+        return _raw_image(name, convert) if kind == "pil" else _value_list(image_decoder(name, convert))
     if kind in _SCALARS:
         return _scalar(_SCALARS[kind])
     if kind.startswith("list[") and kind.endswith("]"):
-        return _value_list(decoder(name, kind[5:-1], image_mode), 4)
+        return _value_list(decoder(name, kind[5:-1], convert), 4)
     if kind == "ndarray" or kind.startswith("ndarray:"):
         return _ndarray(kind)
     return _PLAIN.get(kind, bytes)
 
 
-def _litdata(name: str, kind: str, image_mode: ImageMode) -> Decoder:
+def _litdata(name: str, kind: str, convert: Converter) -> Decoder:
     """Return the decoder of a type of litData: its own ones, then images and pickles as in other formats."""
     base = kind.partition(":")[0]
     if base in ("jpeg", "image"):
-        return image_decoder(name, image_mode)
+        return image_decoder(name, convert)
     if base in ("pil", "jpeg_array", "pickle"):
-        return decoder(name, base, image_mode)
+        return decoder(name, base, convert)
     if base == "graph":
-        return decoder(name, "pickle")
+        return decoder(name, "pickle", convert)
     return value_decoder(name, kind) or bytes
 
 
@@ -91,7 +88,12 @@ def text_kind(encoding: str) -> type | None:
 def is_image(encoding: str) -> bool:
     """Return whether a field of this encoding holds image files."""
     kind = encoding.removeprefix(LITDATA).partition(":")[0] if encoding.startswith(LITDATA) else ""
-    return kind in ("jpeg", "image") or _kind(encoding) in IMAGES
+    return kind in ("jpeg", "image") or is_read(_kind(encoding))
+
+
+def are_images(encodings: Iterable[str]) -> bool:
+    """Return whether several fields, of these encodings, hold one image each."""
+    return sum(is_image(each) or _kind(each.removeprefix(LITDATA)) == "pil" for each in encodings) > 1
 
 
 def _kind(encoding: str) -> str:
@@ -99,44 +101,16 @@ def _kind(encoding: str) -> str:
     return "jpeg" if kind.startswith("jpeg:") else kind  # MDS appends the quality
 
 
-def _pillow(name: str) -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InvalidInput(
-            f"field {name!r} is an image and Pillow is not installed: pip install 'cachesvc[images]', "
-            "or give decode=None for bytes"
-        ) from None
-    return Image
-
-
-def _converted(image: Any, mode: ImageMode) -> Any:
-    """Convert an image to a mode. Pillow would copy an image that already has it."""
-    return image if mode is None or image.mode == mode else image.convert(mode)
-
-
-def image_decoder(name: str, mode: ImageMode) -> Decoder:
-    """Return the decoder of a field of image files. Raises InvalidInput where Pillow is not installed."""
-    image = _pillow(name)
-
-    def decode(raw: bytes) -> Any:
-        opened = image.open(io.BytesIO(raw))
-        opened.load()
-        return _converted(opened, mode)
-
-    return decode
-
-
-def _raw_image(name: str, mode: ImageMode) -> Decoder:
+def _raw_image(name: str, convert: Converter) -> Decoder:
     """MDS `pil`: width, height and the length of the mode's name; then the name and the raw pixels."""
-    image = _pillow(name)
+    image = pillow(name)
 
     def decode(raw: bytes) -> Any:
         width, height, length = np.frombuffer(raw, "<u4", 3).tolist()
         stored, pixels = raw[12 : 12 + length].decode(), raw[12 + length :]
         if width * height > 8 * len(pixels):  # one bit per pixel is the smallest mode
             raise ValueError("not enough image data")
-        return _converted(image.frombytes(stored, (width, height), pixels), mode)
+        return convert(image.frombytes(stored, (width, height), pixels))
 
     return decode
 

@@ -125,3 +125,15 @@ def test_what_nvjpeg_does_not_read_is_decoded_by_pillow(monkeypatch: pytest.Monk
     with pytest.raises(UndecodableImage) as error:
         decoder.decode(damaged)
     assert error.value.row == 1
+
+
+def test_images_that_bytes_do_not_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = SimpleNamespace(RGB=1, GRAY=2, UNCHANGED=3)
+    monkeypatch.setattr(
+        image_decoder, "_torchvision", lambda: SimpleNamespace(ImageReadMode=modes, decode_jpeg=Nvjpeg())
+    )
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 300, np.uint16)).save(file, "PNG")
+    images = stack_encoded(lambda size: np.empty(size, np.uint8))([EncodedImage(file.getvalue())])
+    with pytest.raises(UndecodableImage, match="uint16 does not fit uint8"):
+        ImageDecoder(torch.device("cpu"), None).decode(images)

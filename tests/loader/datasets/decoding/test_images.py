@@ -4,20 +4,25 @@ images that differ."""
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import DataLoader, mix, open_dataset
-from loader.datasets.decoding.decode import IMAGE_MODES, decoder
+from loader.datasets.decoding.decode import decoder
+from loader.datasets.decoding.images import IMAGE_MODES, Converter
 from tests.support import datasets
 from tests.support.datasets import tar_bytes, write_files
 from tests.support.training.loader_fakes import compiled, in_memory
@@ -58,12 +63,13 @@ def direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.filterwarnings("ignore:an image of field")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_image_of_any_mode_equals_image_folders(mode: str) -> None:
     raw = stored(mode)
     plain = Image.open(io.BytesIO(raw))
     for wanted in IMAGE_MODES:
-        found = decoder("x", MODES[mode], wanted)(raw)
+        found = decoder("x", MODES[mode], Converter("x", wanted))(raw)
         right = plain.convert(wanted) if wanted else plain
         assert (found.mode, found.tobytes()) == (right.mode, right.tobytes())
 
@@ -183,3 +189,113 @@ def test_images_without_pillow_say_what_to_install(tmp_path: Path, monkeypatch: 
     with pytest.raises(InvalidInput, match=re.escape("pip install 'cachesvc[images]', or give decode=None")):
         open_dataset(data)
     assert open_dataset(data, decode=None)[0] == body
+
+
+RAMP = np.linspace(0, 65535, 12 * 12).astype(np.uint16).reshape(12, 12)
+"""Depths of more than 8 bits (https://github.com/python-pillow/Pillow/issues/5991)."""
+
+
+def encoded(pixels: np.ndarray[Any, Any], form: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()
+
+
+def _columns(root: Path, bodies: dict[str, bytes]) -> None:
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    cells = pa.array([{"bytes": body, "path": None} for body in bodies.values()], struct)
+    info = {"info": {"features": {"png": {"_type": "Image"}}}}
+    root.mkdir(parents=True)
+    table = pa.table({"png": cells}).replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, root / "0.parquet")
+
+
+@pytest.mark.parametrize("form", ["png", "tiff"])
+@pytest.mark.parametrize("write", [_files, _tar, _mds, _columns])
+def test_images_of_16_bits_are_clipped_with_one_warning(
+    tmp_path: Path, write: Callable[[Path, dict[str, bytes]], None], form: str
+) -> None:
+    write(tmp_path / "d", {name: encoded(RAMP, form) for name in "01"})
+    modes: tuple[Literal["RGB"], Literal["L"]] = "RGB", "L"
+    for mode in modes:
+        rows = open_dataset(tmp_path / "d", fields="png", image_mode=mode)
+        with pytest.warns(UserWarning, match=r"'png' .* is clipped at 255 .* image_mode=None") as said:
+            assert [rows[0].mode, rows[1].mode] == [mode, mode]
+        assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = open_dataset(tmp_path / "d", fields="png", image_mode=None)
+        assert [np.array_equal(row, RAMP) for row in rows] == [True, True]
+
+
+def test_depth_maps_beside_images_keep_their_values(tmp_path: Path) -> None:
+    pair = {"jpg": stored("CMYK"), "png": encoded(RAMP, "png")}
+    write_files(tmp_path / "d", {f"0.{name}": body for name, body in pair.items()})
+    write_files(tmp_path / "t", {"0.tar": tar_bytes({"0": pair})})
+    for root in ("d", "t"):
+        rows = open_dataset(tmp_path / root)
+        with pytest.warns(UserWarning, match=r"'png' .* keeps its mode beside other images") as said:
+            sample = rows[0]
+        assert (sample["jpg"].mode, len(said)) == ("RGB", 1)
+        assert np.array_equal(sample["png"], RAMP)
+        with pytest.warns(UserWarning, match="keeps its mode"):
+            assert np.array_equal(open_dataset(tmp_path / root, fields="png")[0], RAMP)
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.arange(200, dtype=np.uint16).reshape(10, 20), np.full((9, 9), 7, np.int32)],
+    ids=["16", "32"],
+)
+def test_values_that_fit_8_bits_are_not_warned_of(pixels: np.ndarray[Any, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = decoder("x", "tiff", Converter("x", "L"))(encoded(pixels, "tiff"))
+    assert np.array_equal(found, pixels)
+
+
+@pytest.mark.filterwarnings("ignore:an image of field")
+def test_the_mode_that_a_feature_states_stands_for_none(tmp_path: Path) -> None:
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    info = {"info": {"features": {"png": {"_type": "Image", "mode": "L"}}}}
+    cells = pa.array([{"bytes": stored("RGB"), "path": None}], struct)
+    (tmp_path / "d").mkdir()
+    table = pa.table({"png": cells}).replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, tmp_path / "d/0.parquet")
+    assert open_dataset(tmp_path / "d", image_mode=None)[0].mode == "L"
+    assert open_dataset(tmp_path / "d")[0].mode == "RGB"
+
+
+# ---- images that some installations of Pillow read
+
+
+def test_avif_and_jfif_are_images_where_pillow_reads_them(tmp_path: Path) -> None:
+    jpeg = stored("YCbCr")
+    bodies = {
+        "a/0.jfif": stored("CMYK"),
+        "a/1.jpe": stored("CMYK"),
+        "b/0.jpg": stored("CMYK"),
+        "b/1.tif": jpeg,
+    }
+    if ".avif" in Image.registered_extensions():
+        file = io.BytesIO()
+        image("RGB").save(file, "AVIF")
+        bodies["b/2.avif"] = file.getvalue()
+    write_files(tmp_path / "d", bodies)
+    dataset = open_dataset(tmp_path / "d")
+    found = sorted((label, sample.size, sample.mode) for sample, label in dataset)
+    assert found == [(0, (8, 6), "RGB")] * 2 + [(1, (8, 6), "RGB")] * (len(bodies) - 2)
+
+
+def test_images_without_their_plugin_stay_bytes_or_say_what_to_install(tmp_path: Path) -> None:
+    if ".heic" in Image.registered_extensions():
+        pytest.skip("pillow-heif is installed")
+    body = b"\0\0\0\x18ftypheic" + bytes(100)
+    write_files(tmp_path / "alone", {"0.heic": body, "1.heic": body})
+    assert list(open_dataset(tmp_path / "alone")) == [body, body]
+    write_files(tmp_path / "mixed", {"0.heic": body, "1.jpg": stored("CMYK")})
+    dataset = open_dataset(tmp_path / "mixed")
+    place = next(at for at in range(2) if dataset.catalog.key(at) == "0.heic")
+    assert dataset[1 - place].mode == "RGB"
+    with pytest.raises(CorruptData, match=r"0\.heic .* pip install pillow-heif"):
+        dataset[place]
