@@ -61,6 +61,7 @@ def build(
             inputs = replace(inputs, options=survey.options)
     draft = FORMATS[survey.format].compile(inputs)
     draft.notes[:0] = [
+        *survey.notes,
         *_left_out(survey, draft),
         *_litter(survey.litter),
         *warning(inputs, set(opaque).difference(draft.strays)),

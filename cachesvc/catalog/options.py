@@ -31,7 +31,8 @@ class Options:
     of labels ("folder", "none", or the name of a CSV/JSONL file beside the data; "" infers it), or their kind ("class" or
     "float"), or both ("truth.csv:float"), or a JSON object (`labels_text`). `header_bytes`: bytes before the items of each
     `.bin`; 0 infers them. `on_error`: "skip" leaves out damaged archives; "" and "raise" make them an error. `fields`: a
-    JSON list of the fields that are read of formats that store columns apart (`PROJECTED`); "" for all.
+    JSON list of the fields that are read of formats that store columns apart (`PROJECTED`); "" for all. `split`: the split
+    that is read, by its name or a keyword of it; "" where there is one, "all" for all of them.
 
     Raises InvalidInput for numbers out of range, and for arguments that are not text.
     """
@@ -46,15 +47,20 @@ class Options:
     header_bytes: int = 0
     on_error: str = ""
     fields: str = ""
+    split: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("format", "dtype", "labels", "on_error", "fields"):
+        for name in ("format", "dtype", "labels", "on_error", "fields", "split"):
             text(name, getattr(self, name))
         for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
             object.__setattr__(self, name, given)  # numpy's integers cannot be written as JSON
         if self.on_error not in ("", "raise", "skip"):
             raise InvalidInput(f"on_error={self.on_error!r}: give 'raise' or 'skip'")
+        if "[" in self.split or "+" in self.split:
+            raise InvalidInput(
+                f"split={self.split!r}: name one split, such as 'train'; select() and take() choose samples of it"
+            )
         object.__setattr__(self, "on_error", self.on_error.replace("raise", ""))
         object.__setattr__(self, "labels", checked_labels(self.labels))
 

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, replace
 
 from cachesvc.catalog.catalog import BUILDER_VERSION
 from cachesvc.catalog.compiler import ListedObject
-from cachesvc.catalog.format_choice import choose
+from cachesvc.catalog.format_choice import Choice, choose
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.listing import check_all_chosen, listing, name_of
 from cachesvc.catalog.options import PROJECTED, Options
+from cachesvc.catalog.splits import ALL, canonical_split, check_one_split, choose_split
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import EXTENT_BYTES, PAGE_BYTES, DatasetId, ObjectVersion
 from cachesvc.sources.source import Source
@@ -37,7 +38,7 @@ class Survey:
 
     `options.format` is resolved; `found_out`: it was inferred, not given. `left_out` counts listed objects that are not
     part of the dataset, `first_left_out` is the URI of one. `beside` is a catalog left with
-    the data, not checked yet. `litter`: see `Listing`.
+    the data, not checked yet. `litter`: see `Listing`. `notes`: on what the chosen split left out.
     """
 
     id: DatasetId
@@ -49,6 +50,7 @@ class Survey:
     left_out: int = 0
     first_left_out: str = ""
     litter: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def format(self) -> str:
@@ -64,23 +66,29 @@ class Survey:
 def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     """List the objects, find the format, and compute the version's digest. Reads no data.
 
-    Raises NotFound for an empty dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats,
-    and the errors of the source.
+    Raises NotFound for an empty dataset or an empty part of it, InvalidInput for unknown, ambiguous or several formats and
+    for several splits, and the errors of the source.
     """
     options = replace(options, extent_bytes=options.extent_bytes or EXTENT_BYTES)
     if not uris or options.extent_bytes < PAGE_BYTES or options.extent_bytes % PAGE_BYTES:
         raise InvalidInput(f"a dataset needs a URI, and extent_bytes in multiples of {PAGE_BYTES}")
     uri = name_of(uris)
     listed = listing(uris, sources)
-    choice = choose(uri, listed.entries, listed.zarrs, options)
-    options = options if choice.format in PROJECTED else replace(options, fields="")
+    found, notes = listed.entries, list[str]()
+    if options.split not in ("", ALL):
+        found, notes = choose_split(uri, uris, found, options.split)
+    choice = choose(uri, found, listed.zarrs, options)
+    if not options.split:
+        check_one_split(uri, uris, choice.entries, _may_hold_rows(choice))
+    split = "" if options.split == ALL else canonical_split(options.split)
+    options = replace(options, split=split, fields=options.fields if choice.format in PROJECTED else "")
     resolved = replace(options, format=choice.format)
     entries = tuple(choice.entries)
     if not entries:
-        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(listed.entries)} objects")
-    check_all_chosen(uris, listed, entries, resolved.format)
+        raise NotFound(f"{uri} holds no {resolved.format} data among its {len(found)} objects")
+    check_all_chosen(uris, listed, entries, f"{split} {resolved.format}".strip())
     _check_options(uri, resolved)
-    left_out = len(listed.entries) - len(entries)
+    left_out = len(found) - len(entries)
     taken = {entry.object.uri for entry in entries} if left_out else set()
     # Which files are samples depends on whether the format was given.
     opened = options if choice.found_out and choice.format == "files" else resolved
@@ -92,11 +100,19 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
         beside=listed.beside,
         found_out=choice.found_out,
         left_out=left_out,
-        first_left_out=next(uri for each in listed.entries if (uri := each.object.uri) not in taken)
+        first_left_out=next(uri for each in found if (uri := each.object.uri) not in taken)
         if left_out
         else "",
         litter=listed.litter,
+        notes=tuple(notes),
     )
+
+
+def _may_hold_rows(choice: Choice) -> bool:
+    """Tell whether a file may hold many samples. Files called `.json` may be JSON lines, which are seen when they are
+    read."""
+    rows = choice.found_out and all(entry.extension == "json" for entry in choice.entries)
+    return rows or not FORMATS[choice.format].file_is_sample
 
 
 def _check_options(uri: str, options: Options) -> None:

@@ -140,6 +140,15 @@ def daemon(verb: _F) -> _F:
     return socket(as_json(verb))
 
 
+def split(verb: _F) -> _F:
+    """Add `--split`."""
+    return click.option(
+        "--split",
+        default="",
+        help="train, validation, test or another split that the names of files and folders tell; all for all of them.",
+    )(verb)
+
+
 def dataset(verb: _F) -> _F:
     """Add the options of a dataset; they are passed as the fields of `catalog.options.Options`."""
     for option in (
@@ -161,6 +170,7 @@ def dataset(verb: _F) -> _F:
             default="",
             help="Fetch these fields alone (parquet), as open_dataset(fields=) does.",
         ),
+        split,
         click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(

@@ -33,6 +33,7 @@ SHARD_BYTES = 256 << 20
 @click.option("--field", default="", help="The field that holds the text.  [default: text, or the whole row]")
 @click.option("--eos", default="", metavar="TOKEN", help="Token to add at the end of each document.")
 @click.option("--format", default="", help="Format of SRC; inferred unless given.")
+@options.split
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),

@@ -30,7 +30,7 @@ FRESH_S = 10.0
 """Time after which a snapshot is compared with the source again. The daemon answers from a listing of up to ten minutes."""
 MAX_SNAPSHOTS = 32
 """Each may have a connection to the daemon."""
-_OPTIONS = Options(format="files", labels="none")
+_OPTIONS = Options(format="files", labels="none", split="all")
 _log = logging.getLogger("cachesvc")
 
 

@@ -45,6 +45,7 @@ def open_dataset(
     uri: str | os.PathLike[str] | Sequence[str],
     *,
     format: str | None = None,
+    split: str | None = None,
     fields: str | Sequence[str] | None = None,
     decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto",
     transform: Callable[..., Any] | None = None,
@@ -66,6 +67,8 @@ def open_dataset(
 
     - `format`: "files" | "webdataset" | "mds" | "litdata" | "parquet" | "arrow" | "jsonl" | "csv" | "text"
       | "documents" | "tfrecord" | "records" | "tokens"; None detects it from the data, but never "text" and "documents".
+    - `split`: "train", "validation", "test" or another split that the names of folders and files tell; "all" reads all
+      of them as one dataset. Several splits are an error without it. `ds.split()` makes parts at random instead.
     - `fields`: names of the fields that make a sample, which is then a tuple of their values; or one name, and a sample
       is that field's value. Besides stored fields: "label", "key", and columns of a table beside the data.
       None: (value, label) for a folder with labels, the value of a single field, otherwise a dict by field.
@@ -104,6 +107,7 @@ def open_dataset(
         labels=labels_text(labels) if isinstance(labels, Mapping) else labels,
         on_error=on_error,
         fields=fields_text(fields) if fields is not None else "",
+        split=split or "",
     )
     version = text("version", "" if version is None else version)
     verify = flag("verify", verify)

@@ -38,6 +38,7 @@ class ImageFolder(Dataset):
         is_valid_file: Transform = None,
         allow_empty: bool = False,
         *,
+        split: str | None = None,
         version: str | None = None,
         verify: bool = False,
         image_mode: ImageMode = "RGB",
@@ -60,6 +61,7 @@ class ImageFolder(Dataset):
         opened = open_dataset(
             root,
             format=_FORMAT,
+            split=split,
             transform=pair,
             version=version,
             verify=verify,
@@ -68,6 +70,7 @@ class ImageFolder(Dataset):
         )
         super().__init__(opened.opened, opened.sample_spec, _torchvisions_order(opened))
         self.root = os.fspath(root)
+        self._split = split
 
     @property
     def classes(self) -> list[str]:  # type: ignore[override]
@@ -91,7 +94,16 @@ class ImageFolder(Dataset):
         """(path, class index) of each sample. The path is below `root`, as `root` was given."""
         root = self.root.rstrip("/")
         keys = (self.catalog.key(int(each)) for each in self.ids_of(np.arange(len(self))))
-        return [(f"{root}/{key}", target) for key, target in zip(keys, self.targets, strict=True)]
+        whole = self._paths_of_keys() if self._split else {}
+        return [
+            (f"{root}/{whole.get(key, key)}", target) for key, target in zip(keys, self.targets, strict=True)
+        ]
+
+    def _paths_of_keys(self) -> dict[str, str]:
+        """Return the path below `root` of each key, which lacks the folder of the split."""
+        begin = len(self.catalog.uri.rstrip("/")) + 1
+        paths = [self.catalog.object(index).uri[begin:] for index in range(self.catalog.objects)]
+        return {path.partition("/")[2]: path for path in paths}
 
     @property
     def imgs(self) -> list[tuple[str, int]]:

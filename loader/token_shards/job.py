@@ -16,12 +16,13 @@ from loader.token_shards.workers import tokenised
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Options of one run. `format`, `field` and `eos` may be ""."""
+    """Options of one run. `format`, `split`, `field` and `eos` may be ""."""
 
     source: str
     folder: str
     tokenizer: str
     format: str
+    split: str
     field: str
     eos: str
     on_error: Literal["raise", "skip"]
@@ -36,6 +37,7 @@ def write_shards(job: Job) -> Iterator[dict[str, Any]]:
     dataset = open_dataset(
         job.source,
         format=job.format or None,
+        split=job.split or None,
         fields=job.field or None,
         labels="none",
         on_error=job.on_error,

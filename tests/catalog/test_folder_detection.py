@@ -153,7 +153,7 @@ def test_an_option_that_only_one_format_has_selects_it(tmp_path: Path) -> None:
         "input.txt": b"x",
         "prepare.py": b"x",
     }
-    catalog = opened(tmp_path / "d", files, dtype="uint16", seq_len=32)
+    catalog = opened(tmp_path / "d", files, dtype="uint16", seq_len=32, split="all")
     assert (catalog.format, catalog.samples, left_out(catalog)) == ("tokens", 16, (3, 5, "input.txt"))
 
 
@@ -286,6 +286,7 @@ SEVERAL = {
     "mixed": {"a.tar": TAR, "b.jpg": b"1"},
     "records": {"train.h5": b"x"},
     "hdf5": {"x.dat": HDF5},
+    "splits": {f"{split}.jsonl": b'{"a": 1}\n' for split in ("train", "test")},
     "unknown": {"x.weird": b"\0" + BIG},
 }
 
@@ -318,3 +319,4 @@ def test_the_format_is_the_same_with_a_daemon_and_in_a_bucket(
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
         monkeypatch.setenv("CACHESVC", "require")
         assert [told(uri) for uri in places] == direct
+        assert len(open_dataset(f"s3://{bucket}/splits", split="train")) == 1

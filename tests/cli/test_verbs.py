@@ -140,12 +140,15 @@ def test_dataset_options_reach_the_daemon(cache: CannedCache, capsys: Any) -> No
                 "2048",
                 "--overlap",
                 "1",
+                "--split",
+                "val",
                 URI,
             ]
         )
         == 0
     )
     wanted = cache.asked[0].options
+    assert wanted.split == "val"
     assert (wanted.format, wanted.dtype, wanted.seq_len, wanted.overlap) == ("tokens", "uint16", 2048, 1)
     assert wanted.extent_bytes == 0
 

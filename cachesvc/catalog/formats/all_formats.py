@@ -26,17 +26,18 @@ from cachesvc.catalog.formats import (
 @dataclass(frozen=True, slots=True)
 class Format:
     """`select` chooses the format's objects of a listing. `options` are fields and properties of `Options` that only some
-    formats have. `if_empty` follows the error for data that holds no whole sample."""
+    formats have. `if_empty` follows the error for data that holds no whole sample. `file_is_sample`: each file is one."""
 
     select: Callable[[Sequence[ListedObject]], list[ListedObject]]
     compile: Callable[[Inputs], Draft]
     options: tuple[str, ...] = ()
     if_empty: str = ""
+    file_is_sample: bool = False
 
 
 FORMATS = {
-    "files": Format(files.select, files.compile_files, ("labels_from", "label_kind")),
-    "images": Format(images.select, images.compile_images),
+    "files": Format(files.select, files.compile_files, ("labels_from", "label_kind"), file_is_sample=True),
+    "images": Format(images.select, images.compile_images, file_is_sample=True),
     "webdataset": Format(
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
     ),
@@ -53,7 +54,7 @@ FORMATS = {
     "csv": Format(csv_rows.select, csv_rows.compile_csv),
     "text": Format(plain_text.select, plain_text.compile_text),
     "tfrecord": Format(tfrecord.select, tfrecord.compile_tfrecord),
-    "documents": Format(plain_text.select, plain_text.compile_documents),
+    "documents": Format(plain_text.select, plain_text.compile_documents, file_is_sample=True),
     "records": Format(
         records.select,
         records.compile_records,

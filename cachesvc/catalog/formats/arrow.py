@@ -37,7 +37,7 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     splits = next((entry.object.uri for entry in entries if entry.name == "dataset_dict.json"), None)
     if splits is not None:
         raise InvalidInput(
-            f"{splits} says that its folders are datasets of their own (splits): open one of them"
+            f"{splits} says that its folders are datasets of their own (splits): open one of them, or name it by split="
         )
     folders = {_folder(entry) for entry in entries if entry.name in _INFOS}
     return [

@@ -5,6 +5,7 @@ Reading a sidecar costs one GET when the catalog is built, 16 at a time, and non
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +20,14 @@ from cachesvc.catalog.labels.label_tables import read_tables
 from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
 from cachesvc.catalog.layout import Field
+from cachesvc.catalog.splits import split_of
 from cachesvc.core.errors import InvalidInput
 
 __all__ = ["SIDECARS", "Files", "annotate"]
 
 MAX_SIDECARS = 200_000
 """Limit of sidecars. With more, none is read, since a search in a part of them would be wrong, and a note says so."""
-SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"})
+_HASH = re.compile(r"[0-9a-f]{2,}")
 _THREADS = 16
 _BATCH = 1024
 
@@ -89,22 +91,30 @@ def _folders(inputs: Inputs, files: Files, notes: list[str]) -> tuple[tuple[str,
         raise InvalidInput(
             f"labels='folder': {outside!r} lies in no folder below {inputs.uri}; labels='' infers the origin"
         )
-    if not requested and any(map(is_partition, classes)):
+    if not requested and (any(map(is_partition, classes)) or are_hashes(classes)):
         return None
     if len(classes) < 2 and not requested:
-        if SPLITS.intersection(classes) and any(path.count("/") > 1 for path in paths):
-            notes.append(f"no classes: to have the folders in {classes[0]}, open it")
+        if split := any(path.count("/") > 1 for path in paths) and split_of("".join(classes)):
+            notes.append(f"no classes: to have the folders in {classes[0]}, open it, or say split={split!r}")
         return None
     if outside is not None:
         if len(beside) < len(classes):
             notes.append(f"{outside!r} lies in no folder, so no folder names a class: keep it elsewhere")
         return None
-    if not requested and SPLITS.issuperset(classes):
+    if not requested and all(map(split_of, classes)):
         notes.append(f"the classes are {', '.join(classes)}: to have the folders in them, open one of these")
     names, labels = class_folders(paths, files.sample, files.samples)
     if inputs.options.label_kind == "float":
         return (), encode_labels(names, "float", inputs.uri)[1][labels]
     return names, labels
+
+
+def are_hashes(folders: Sequence[str]) -> bool:
+    """Tell whether folders are named by the digits of a hash (`00` to `ff`): as long as each other, and some begin with a
+    number and some with a letter."""
+    names = [folder.lower() for folder in folders]
+    alike = len({len(name) for name in names}) == 1 and all(map(_HASH.fullmatch, names))
+    return alike and len({name[0].isdecimal() for name in names}) == 2
 
 
 def class_folders(paths: Sequence[str], sample: Ints, samples: int) -> tuple[tuple[str, ...], Array]:

@@ -12,10 +12,6 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 
 _INDEX_BYTES = 512 << 20
 """Limit of an index, about a million shards. It is parsed in windows (`json_stream.py`)."""
-_SPLITS = frozenset(
-    {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "holdout"}
-)
-"""Names of folders that are datasets of their own: two of them are not one dataset."""
 
 
 def indices(inputs: Inputs, tool: str, merges: bool = False) -> list[ListedObject]:
@@ -33,8 +29,7 @@ def indices(inputs: Inputs, tool: str, merges: bool = False) -> list[ListedObjec
     chosen = []
     for root, found in below.items():
         outermost = _outermost(found)
-        splits = {part for entry in outermost for part in entry.path.split("/")} & _SPLITS
-        if len(outermost) > 1 and (not merges or len(splits) > 1):
+        if len(outermost) > 1 and not merges:
             paths = ", ".join(entry.path for entry in outermost[:4])
             raise InvalidInput(
                 f"{root} holds {len(outermost)} {tool} datasets ({paths}): open one of them, or a list of them"

@@ -229,6 +229,6 @@ def test_an_index_above_others_lists_their_shards(tmp_path: Path) -> None:
 
 
 def test_splits_are_datasets_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"2 MDS datasets \(train/index.json, val/index.json\): open one"):
+    with pytest.raises(InvalidInput, match=r"holds 2 splits, train \(3 files\), validation \(3 files\)"):
         compiled(tree(tmp_path / "d", "train", "val"))
     assert compiled(tree(tmp_path / "e", "train/a", "train/b")).samples == 40

@@ -217,19 +217,21 @@ def test_split_folders_that_become_classes_are_noted(tmp_path: Path) -> None:
     write_files(
         tmp_path / "d", {f"{split}/{kind}/0.dat": b"x" for split in ("train", "val") for kind in "ab"}
     )
-    catalog = compiled(tmp_path / "d")
+    catalog = compiled(tmp_path / "d", Options(split="all"))
     assert catalog.classes == ("train", "val")
     assert [note for note in catalog.notes if "train, val" in note]
-    assert compiled(tmp_path / "d", Options(labels="folder")).notes == ()
-    assert compiled(tmp_path / "d" / "train").classes == ("a", "b")
-    assert compiled(tmp_path / "d" / "train").notes == ()
+    assert compiled(tmp_path / "d", Options(labels="folder", split="all")).notes == ()
+    for opened in (compiled(tmp_path / "d" / "train"), compiled(tmp_path / "d", Options(split="train"))):
+        assert (opened.classes, opened.notes) == (("a", "b"), ())
 
 
 def test_classes_in_the_only_split_folder_are_noted(tmp_path: Path) -> None:
     write_files(tmp_path / "d", {f"train/{kind}/0.dat": b"x" for kind in "ab"})
     catalog = compiled(tmp_path / "d")
     assert catalog.classes == ()
-    assert [note for note in catalog.notes if "to have the folders in train, open it" in note]
+    assert [
+        note for note in catalog.notes if "have the folders in train, open it, or say split='train'" in note
+    ]
     write_files(tmp_path / "e", {"train/0.dat": b"x", "train/1.dat": b"x"})
     assert compiled(tmp_path / "e").notes == ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,21 @@ def test_attributes_samples_and_order_are_torchvisions(root: Path) -> None:
     assert (image.mode, image.size, target) == ("RGB", (8, 6), 0)
     again = pickle.loads(pickle.dumps(data))
     check(again, str(root))
+
+
+def test_a_split_is_opened_as_its_folder_and_its_paths_are_whole(root: Path) -> None:
+    for split in ("train", "val"):
+        shutil.copytree(root, root.parent / "splits" / split)
+    with pytest.raises(InvalidInput, match='choose one by split="train"'):
+        ImageFolder(root.parent / "splits")
+    data = ImageFolder(root.parent / "splits", width, negative, split="validation")
+    assert data.samples == [
+        (f"{data.root}/val/{path}", CLASSES.index(path.partition("/")[0])) for path in ORDER
+    ]
+    check(ImageFolder(root.parent / "splits/val", width, negative), f"{data.root}/val")
+    assert [data[n] for n in range(3)] == [
+        ImageFolder(f"{data.root}/val", width, negative)[n] for n in range(3)
+    ]
 
 
 def test_a_bucket_through_a_daemon_gives_the_same(

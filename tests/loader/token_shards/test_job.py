@@ -40,6 +40,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
         folder=str(tmp_path / "dst"),
         tokenizer=str(word_tokenizer(tmp_path / "tokenizer.json")),
         format="",
+        split="",
         field="",
         eos="",
         on_error="raise",
