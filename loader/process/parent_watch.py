@@ -14,13 +14,16 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from cachesvc.system.group_signals import outlive_group_signals
+from loader.process.pickled import sendable_errors
+
 ORPHANED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class EndsWithTrainer:
-    """A `worker_init_fn` that ties this worker to its trainer and then runs the user's own. In that, `get_worker_info()`
-    has the user's dataset, not our wrapper of it."""
+    """A `worker_init_fn` that ties this worker to its trainer and then runs the user's own. The worker ends with the
+    trainer, and not by a signal to both. In the user's own, `get_worker_info()` has the user's dataset, not our wrapper."""
 
     then: Callable[[int], None] | None
 
@@ -28,10 +31,12 @@ class EndsWithTrainer:
         parent = multiprocessing.parent_process()
         assert parent is not None, "only workers have a parent to outlive"
         end_with(parent.pid or 0, _temporary_folder())
+        outlive_group_signals()
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # the object's own __setattr__ raises
         if self.then is not None:
-            self.then(worker)
+            with sendable_errors():
+                self.then(worker)
 
 
 class EndsWithTrainerOnUnpickle:

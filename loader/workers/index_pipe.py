@@ -12,14 +12,18 @@ import multiprocessing
 import os
 import pickle
 import struct
+import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import chain, repeat
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from queue import Empty
 from select import PIPE_BUF
 from typing import Any
 
+FORK_SERVER_PRELOAD = "cachesvc.system.fork_server_preload"
 _HEAD = struct.Struct("!i")
 """The length before each message, as `Connection.recv` expects it."""
 
@@ -77,9 +81,35 @@ class IndexPipe:
 
 def index_pipe_context(context: Any) -> Any:
     """Return a `multiprocessing` context for one torch iterator. The first queue it creates is real and carries the
-    workers' results; each later one is an index pipe to one worker. `context` None is the default context."""
+    workers' results; each later one is an index pipe to one worker. Its processes are workers, which SIGTERM does not end.
+    `context` None is the default context."""
     real: Any = context or multiprocessing.get_context()
     queues = chain((real.Queue,), repeat(partial(IndexPipe, real)))
     copied = copy.copy(real)
     copied.Queue = lambda: next(queues)()
+    copied.Process = partial(_worker, real.Process)
+    if real.get_start_method() == "forkserver":
+        _start_fork_server(real)
     return copied
+
+
+def _worker(kind: Any, **given: Any) -> Any:
+    """Return a process that `terminate` kills. torch calls it for a worker that hangs. The interpreter calls it at its exit
+    and then waits for the process."""
+    process = kind(**given)
+    process._Popen = partial(_killable, kind._Popen)
+    return process
+
+
+def _killable(start: Callable[[Any], Any], process: Any) -> Any:
+    started = start(process)
+    started.terminate = partial(type(started).kill, weakref.proxy(started))
+    return started
+
+
+def _start_fork_server(context: Any) -> None:
+    """Start multiprocessing's fork server, unless it runs, so that it outlives what its workers outlive."""
+    preloaded = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+    if FORK_SERVER_PRELOAD not in preloaded:
+        context.set_forkserver_preload([*preloaded, FORK_SERVER_PRELOAD])
+    forkserver.ensure_running()

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from loader.process.pickled import pickled, unpickled
 from loader.reading.address_range import Bytes
 
 SLOT_BYTES = 1 << 30
@@ -83,10 +84,15 @@ class Arena:
                 return Slot(slot, np.frombuffer(self._memory, np.uint8, SLOT_BYTES, start))
         return None
 
-    def send(self, slot: Slot, tree: Any) -> SharedBatch:
-        """Hand a slot over to the trainer, in a worker."""
+    def send(self, batch: Any, slot: Slot | None) -> SentBatch:
+        """Hand a batch over to the trainer, in a worker, with the slot in which it was built. Raises what pickling it
+        raises."""
+        tree = batch if slot is None else pack_into_slot(batch, slot)
+        if slot is None or not slot.used:
+            return SentBatch(pickled(batch))
+        sent = SentBatch(pickled(tree), (self.token, slot.number, slot.used))
         self._states[slot.number] = SENT
-        return SharedBatch(self.token, slot.number, slot.used, tree)
+        return sent
 
     def lease(self, slot: int, size_bytes: int) -> Bytes:
         """Return the bytes in a slot, in the trainer. The slot becomes free when the last view of them dies."""
@@ -124,17 +130,20 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBatch:
-    """The message that crosses the pipe: the place of a batch, and its structure."""
+class SentBatch:
+    """The message that crosses the pipe: the structure of a batch, pickled, and the place of its memory: the token of its
+    arena, a slot and the bytes in it. None for a batch without such memory."""
 
-    token: int
-    slot: int
-    size_bytes: int
-    tree: Any
+    tree: bytes
+    place: tuple[int, int, int] | None = None
 
     def open(self) -> Any:
-        """Return the batch, in the trainer, once. Its tensors are views of the slot."""
-        return _unpacked(self.tree, _arenas[self.token].lease(self.slot, self.size_bytes))
+        """Return the batch, in the trainer, once. Its tensors are views of the slot. Raises what unpickling it raises."""
+        if self.place is None:
+            return unpickled(self.tree)
+        token, slot, size_bytes = self.place
+        memory = _arenas[token].lease(slot, size_bytes)
+        return _unpacked(unpickled(self.tree), memory)
 
     def pin_memory(self) -> Any:
         """Return the batch in pinned memory, which frees the slot. torch calls this in its pinning thread."""

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.context import ForkProcess
 from signal import strsignal
 from typing import Any, NamedTuple
 
@@ -21,12 +22,16 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.order.permute import mix
 from cachesvc.system.fork_hooks import abandon_in_children, forks_workers
+from cachesvc.system.group_signals import held_back
 from loader.batches.maker import BatchMaker, MadeBatch
 from loader.batches.turns import BatchKey
 from loader.process.parent_watch import EndsWithTrainerOnUnpickle
+from loader.process.pickled import sendable_errors
 from loader.workers.index_pipe import index_pipe_context
 from loader.workers.iteration import CHILD_SAYS, is_batch_error
-from loader.workers.shared_batches import Arena, SharedBatch, pack_into_slot
+from loader.workers.shared_batches import Arena
+from loader.workers.silence import SILENT_S, Silence
+from loader.workers.unsendable import opened, unsendable
 
 PASSED_EVERY_S = 1.0
 """Interval at which a worker reports its position. A worker has no plan of its own; a restarted daemon learns from
@@ -94,7 +99,8 @@ class _BatchDataset(TorchDataset[Any]):
         self._passed_at = 0.0
 
     def __getitem__(self, key: _Request) -> MadeBatch:
-        made = self._make(key)
+        with sendable_errors():
+            made = self._make(key)
         if (now := time.monotonic()) >= self._passed_at:
             self._passed_at = now + PASSED_EVERY_S
             self.feed.passed(key.turn)
@@ -110,10 +116,12 @@ class _BatchDataset(TorchDataset[Any]):
         slot = self.arena.free_slot(info.id)
         self.feed.empty = slot.empty if slot is not None else None
         made = self.maker.make(turn)
-        if slot is None or made.report.failure is not None:
+        if made.report.failure is not None:
             return made
-        tree = pack_into_slot(made.batch, slot)
-        return made._replace(batch=self.arena.send(slot, tree)) if slot.used else made
+        try:
+            return made._replace(batch=self.arena.send(made.batch, slot))
+        except Exception as error:  # noqa: BLE001  values of any class pickle themselves
+            return unsendable(made, self.feed, turn, error)
 
 
 def _as_is(batch: Any) -> Any:
@@ -161,6 +169,7 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if first_iter:
+            self._silence = loader.silence
             self._watch_workers()
         super()._reset(loader, first_iter)
 
@@ -184,17 +193,28 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
             pipe: Any
             for pipe in self._index_queues:
                 pipe.send()
-            wait = max(0.0, min(CHECK_S, deadline - time.monotonic()))
+            now = time.monotonic()
+            wait = max(0.0, min(CHECK_S, self._silence.limit_s, deadline - now))
+            if self._silence.is_long(now):
+                self._silence.warn(self._owing(), isinstance(self._workers[0], ForkProcess))
             ready = self._wait_for_result(0 if self._pin_memory else wait)
             try:
                 if ready:
+                    self._silence.heard()
                     return True, self._worker_result_queue.get()
                 found: tuple[bool, Any] = super()._try_get_data(wait) if self._pin_memory else (False, None)  # type: ignore[no-untyped-call]
             except Exception:
                 self._wait_for_result(0)
                 raise
+            if found[0]:
+                self._silence.heard()
             if found[0] or time.monotonic() >= deadline:
                 return found
+
+    def _owing(self) -> list[int | None]:
+        """Return the pids of the workers that have a request and have not answered it."""
+        owing = {found[0] for found in self._task_info.values() if len(found) == 1}
+        return [worker.pid for number, worker in enumerate(self._workers) if number in owing]
 
     def _wait_for_result(self, wait_s: float) -> bool:
         """Wait for a worker's death, which raises RuntimeError, or for a result in the pipe. With pinned memory
@@ -207,6 +227,10 @@ class _WorkerIterator(_MultiProcessingDataLoaderIter):
 
 
 class _Loader(torch.utils.data.DataLoader[Any]):
+    def __init__(self, *args: Any, silence: Silence, **given: Any) -> None:
+        self.silence = silence
+        super().__init__(*args, **given)
+
     def _get_iterator(self) -> Any:
         if not self.num_workers:
             return super()._get_iterator()
@@ -214,7 +238,7 @@ class _Loader(torch.utils.data.DataLoader[Any]):
         original = self.multiprocessing_context
         self.multiprocessing_context = index_pipe_context(original)
         try:
-            with forks_workers():
+            with held_back(), forks_workers():
                 return _WorkerIterator(self)
         finally:
             self.multiprocessing_context = original
@@ -245,7 +269,9 @@ class ProcessEngine:
     which they begin.
     """
 
-    def __init__(self, maker: BatchMaker, settings: dict[str, Any]) -> None:
+    def __init__(self, maker: BatchMaker, settings: dict[str, Any], silent_s: float = SILENT_S) -> None:
+        """`silent_s`: seconds after which workers that send nothing are named, once."""
+        self._silence = Silence(silent_s)
         self._sampler = _RequestSampler()
         self._dataset = _BatchDataset(maker)
         # Without a generator torch would draw its workers' seeds from the global one.
@@ -289,8 +315,7 @@ class ProcessEngine:
                 raise
             if made is None:
                 break
-            if isinstance(made.batch, SharedBatch):
-                made = made._replace(batch=made.batch.open())
+            made = opened(made)
             if requests.next_arrived() == key[1]:
                 return made
         raise CacheError(f"the workers ended before batch {key[1]} of epoch {key[0]}; see their output")
@@ -327,5 +352,10 @@ class ProcessEngine:
     def _new_loader(self) -> torch.utils.data.DataLoader[Any]:
         abandon_in_children(self)
         return _Loader(
-            self._dataset, batch_size=None, sampler=self._sampler, collate_fn=_as_is, **self._settings
+            self._dataset,
+            batch_size=None,
+            sampler=self._sampler,
+            collate_fn=_as_is,
+            silence=self._silence,
+            **self._settings,
         )
