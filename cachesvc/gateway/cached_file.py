@@ -68,6 +68,21 @@ class CachedFile(io.BufferedReader):
             buffer_bytes,
         )
         self.size = file.version.size_bytes
+        self.blocksize = buffer_bytes
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed. Chains such as `blockcache::` set it, after they have closed the file."""
+        return super().closed
+
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        if closed:
+            self.close()
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        """Return a range, for such chains."""
+        return self.fs.cat_file(self.path, start, end)
 
     @property
     def details(self) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from fsspec import AbstractFileSystem
 
-from cachesvc.core.errors import NotAllowed, NotFound
+from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound
 from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.cached_file import CachedFile
 from cachesvc.gateway.snapshot import Snapshot, SnapshotFile
@@ -73,19 +77,80 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return snapshot, snapshot.files[below]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """List a folder, or the one file of this name. Everything below the folder is listed once, as it is for a
-        dataset; hidden files, and those that datasets leave out as litter, are not in it."""
+        """List a folder, or the one file of this name where no folder has it, too. Everything below the folder is listed
+        once, as it is for a dataset; hidden files, and those that datasets leave out as litter, are not in it.
+
+        An object and a folder of one name are two entries. No folder has an empty name: `a//b` is in `a`, under `/b`.
+        """
         snapshot, below = self._snapshots.of(self._uri(path))
         base = self._strip_protocol(path) or stripped(self._only)
-        if below in snapshot.files:
+        if not snapshot.is_folder and (beside := self._snapshots.folder_of(snapshot.root)):
+            snapshot, below = beside, ""
+        if not snapshot.folders.get(below):
             found = [_details(snapshot, below, base)]
         else:
-            prefix = f"{below}/" if below else ""
-            found = [
-                _details(snapshot, f"{prefix}{name}", f"{base}/{name}")
-                for name in sorted(snapshot.folders[below])
-            ]
-        return found if detail else [each["name"] for each in found]
+            prefix, found = f"{below}/" if below else "", []
+            for name in sorted(snapshot.folders[below]):
+                child, shown = f"{prefix}{name}", f"{base}/{name}"
+                if child in snapshot.files:
+                    found.append(_details(snapshot, child, shown))
+                if child in snapshot.folders:
+                    found.append(_folder(shown))
+        return found if detail else list(dict.fromkeys(each["name"] for each in found))
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: str | Callable[[OSError], object] = "omit",
+        detail: bool = False,
+        **_: Any,
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Yield each folder from `path` on, with the names of its folders and files. fsspec's own takes the last segment
+        of a path as its name, which `a/b` and `a//b` share."""
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        path = self._strip_protocol(path)
+        try:
+            entries = self.ls(path)
+        except OSError as error:
+            if on_error == "raise":
+                raise
+            if callable(on_error):
+                on_error(error)
+            return
+        folders: dict[str, dict[str, Any]] = {}
+        files: dict[str, dict[str, Any]] = {}
+        for entry in entries:
+            into = folders if entry["type"] == "directory" else files
+            into[entry["name"][len(path) + 1 :]] = entry
+        found: tuple[str, Any, Any] = (path, folders, files)
+        if not detail:
+            found = (path, list(folders), list(files))
+        if topdown:
+            yield found
+        if maxdepth is None or maxdepth > 1:
+            for name in list(found[1]):  # the caller may have removed some
+                deeper = maxdepth and maxdepth - 1
+                yield from self.walk(f"{path}/{name}", deeper, topdown, on_error, detail)
+        if not topdown:
+            yield found
+
+    def get(self, rpath: Any, lpath: Any, recursive: bool = False, *more: Any, **options: Any) -> None:
+        """Copy files to a local folder. Raises InvalidInput for objects whose local paths would be one file, or a file and
+        a folder."""
+        if recursive and isinstance(rpath, str):
+            _check_copies(self.find(rpath))
+        super().get(rpath, lpath, recursive, *more, **options)
+
+    def modified(self, path: str) -> datetime:
+        """Return when a local file was modified. Listings of other sources keep no times, so it is the time when this
+        process first saw the version, which comes later and changes with the version."""
+        snapshot, file = self.file(path)
+        local = local_path(file.version.uri) is not None
+        seconds = int(file.version.etag.partition("-")[0]) / 1e9 if local else snapshot.seen_at
+        return datetime.fromtimestamp(seconds, timezone.utc)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return name, size in bytes, type, and for a file its ETag and URI. Raises NotFound."""
@@ -135,7 +200,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 def _details(snapshot: Snapshot, below: str, name: str) -> dict[str, Any]:
     file = snapshot.files.get(below)
     if file is None:
-        return {"name": name, "size": 0, "type": "directory"}
+        return _folder(name)
     version = file.version
     return {
         "name": name,
@@ -144,6 +209,25 @@ def _details(snapshot: Snapshot, below: str, name: str) -> dict[str, Any]:
         "ETag": version.etag,
         "uri": version.uri,
     }
+
+
+def _folder(name: str) -> dict[str, Any]:
+    return {"name": name, "size": 0, "type": "directory"}
+
+
+def _check_copies(names: list[str]) -> None:
+    """Raise InvalidInput for names that would be one local path, or a file in the place of a folder."""
+    local: dict[str, str] = {}
+    for name in names:
+        one = local.setdefault(re.sub("/+", "/", name), name)
+        if one != name:
+            raise InvalidInput(f"{one} and {name} would be one local file: get them by name, each to its own")
+    for path, name in local.items():
+        parents = accumulate(path.split("/")[:-1], lambda above, below: f"{above}/{below}")
+        if folder := next(filter(local.__contains__, parents), ""):
+            raise InvalidInput(
+                f"{local[folder]} would be a local file and the folder of {name}: get them by name"
+            )
 
 
 def _text(path: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ class Snapshot:
         """`leased`: the reads through the daemon. `direct`: the source may be read while the daemon is gone or has no
         room."""
         self.root, self.files, self._sources, self.leased, self._direct = root, files, sources, leased, direct
+        self.seen_at = time.time()
         self.folders = _folders(files)
         """The names directly below each folder, by its path below the root."""
 
@@ -48,6 +50,11 @@ class Snapshot:
     def id(self) -> str:
         """The dataset version that a daemon serves; "" without a daemon."""
         return "" if self.leased is None else str(self.leased.dataset)
+
+    @property
+    def is_folder(self) -> bool:
+        """False for one file that was opened by its name."""
+        return "" not in self.files
 
     def has(self, path: str) -> bool:
         """Tell whether there is such a file or folder."""
@@ -100,7 +107,7 @@ def files_of(catalog: Catalog) -> dict[str, SnapshotFile]:
 
 def files_listed(root: str, versions: Iterable[ObjectVersion]) -> dict[str, SnapshotFile]:
     """Return the files of a source's listing of `root`, without those that datasets leave out."""
-    found = _by_path(root, ((version, -1) for version in versions))
+    found = _by_path(root.rstrip("/"), ((version, -1) for version in versions))
     return {path: file for path, file in found.items() if not path or not is_ignored(path)}
 
 
@@ -114,11 +121,17 @@ def _by_path(root: str, versions: Iterable[tuple[ObjectVersion, int]]) -> dict[s
     return found
 
 
+def split_path(path: str) -> tuple[str, str]:
+    """Split a path into its folder and its name there. The name of `a//b` in `a` is `/b`: no folder has an empty name."""
+    folder = path[: max(0, path.rfind("/"))].rstrip("/")
+    return folder, path[len(folder) + 1 :] if folder else path
+
+
 def _folders(files: Iterable[str]) -> dict[str, set[str]]:
     folders: dict[str, set[str]] = {"": set()}
     for path in files:
         while path:
-            folder, _, name = path.rpartition("/")
+            folder, name = split_path(path)
             names = folders.setdefault(folder, set())
             if name in names:
                 break

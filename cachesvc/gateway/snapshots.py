@@ -13,17 +13,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.opening import Opened, open_by_policy, policy, read_timeout_s
-from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound
 from cachesvc.gateway.leased_reads import LeasedReads
 from cachesvc.gateway.snapshot import Snapshot, files_listed, files_of
-from cachesvc.gateway.urls import is_pattern
+from cachesvc.gateway.urls import opens_by_name
 from cachesvc.sources.ignored import is_ignored
-from cachesvc.sources.open import Sources, SourceSettings
-from cachesvc.sources.uri import local_path
+from cachesvc.sources.open import WEB, Sources, SourceSettings
+from cachesvc.sources.uri import canonical, local_path
 from cachesvc.system.fork_hooks import abandon_in_children
 
 FRESH_S = 10.0
@@ -58,21 +59,33 @@ class Snapshots:
         a dataset raises."""
         if self._folder and self._folder not in self._kept and uri.startswith(f"{self._folder}/"):
             self._open(self._folder)
-        for root in _and_parents(uri):
-            snapshot, path = self._fresh(root), uri[len(root) + 1 :]
+        for root in _roots(uri):
+            snapshot, path = self._fresh(root), uri[len(root.rstrip("/")) + 1 :]
             if snapshot is not None and snapshot.has(path):
                 return snapshot, path
-            if snapshot is not None and not is_ignored(path):
+            if snapshot is not None and snapshot.is_folder and not is_ignored(path):
                 raise NotFound(f"{uri} does not exist")
-        if not is_pattern(uri):
+        if {".", ".."}.intersection(uri.split("/")):
+            canonical(uri)  # raises
+        if opens_by_name(uri):
             return self._open(uri), ""
-        folder, _, path = uri.rpartition("/")
-        if is_pattern(folder):
-            raise InvalidInput(f"{uri} holds marks of patterns in the name of a folder: rename it")
-        snapshot = self._open(folder)
+        folder = next(filter(opens_by_name, _and_parents(uri)), "")
+        if not folder:
+            raise InvalidInput(f"{uri} holds marks of patterns in the name of its folder: rename it")
+        path = uri[len(folder) + 1 :]
+        snapshot = self._open(f"{folder}/" if _may_be_both(folder) else folder)
         if not snapshot.has(path):
             raise NotFound(f"{uri} does not exist")
         return snapshot, path
+
+    def folder_of(self, uri: str) -> Snapshot | None:
+        """Return the folder of the name of an object, in a bucket, which may have both; None without one."""
+        if not _may_be_both(uri):
+            return None
+        try:
+            return self._fresh(f"{uri}/") or self._open(f"{uri}/")
+        except (NotFound, NotAllowed):
+            return None
 
     def forget(self) -> None:
         """Open every snapshot anew at its next use, and have the daemon list the source anew for it."""
@@ -136,8 +149,21 @@ class Snapshots:
         return Snapshot(uri, files_of(leased.catalog), self._sources, leased, opened.direct)
 
 
+def _may_be_both(uri: str) -> bool:
+    """Tell whether an object and a folder can have one name, as in a bucket."""
+    return local_path(uri) is None and not uri.startswith((*WEB, "hf://"))
+
+
 def _and_parents(uri: str) -> Iterator[str]:
     """Yield a URI and the folders that it lies in, the nearest first."""
-    while not uri.endswith(":/") and uri:
+    while "://" in uri:
         yield uri
-        uri = uri.rpartition("/")[0]
+        uri = uri.rpartition("/")[0].rstrip("/")
+
+
+def _roots(uri: str) -> Iterator[str]:
+    """Yield the URIs of snapshots that may hold a file or folder. A folder beside an object of its name ends in a slash."""
+    yield uri
+    for folder in islice(_and_parents(uri), 1, None):
+        yield f"{folder}/"
+        yield folder

@@ -34,8 +34,8 @@ def stripped(url: str) -> str:
 
 
 def uri_of(path: str) -> str:
-    """Return the canonical URI that a path stands for. Raises NotFound for a path without a bucket, host or file,
-    InvalidInput for a malformed one."""
+    """Return the URI that a path stands for. A key of a bucket may hold anything, as in a listing. Raises NotFound for a
+    path without a bucket, host or file, InvalidInput for a malformed one."""
     scheme, _, rest = path.partition("/")
     if not rest:
         raise NotFound(f"{PROTOCOL}://{path} names no data; write {PROTOCOL}://s3/bucket/key")
@@ -43,7 +43,10 @@ def uri_of(path: str) -> str:
         raise InvalidInput(
             f"{PROTOCOL}://{path} does not begin with a scheme; write {PROTOCOL}://s3/bucket/key"
         )
-    return canonical(f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}").rstrip("/")
+    if scheme == "file" or f"{scheme.lower()}://" in WEB:
+        return canonical(f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}").rstrip("/")
+    bucket, slash, key = rest.partition("/")
+    return f"{canonical(f'{scheme}://{bucket}')}{slash}{key}".rstrip("/")
 
 
 def path_of(uri: str) -> str:
@@ -51,6 +54,12 @@ def path_of(uri: str) -> str:
     return stripped(uri)
 
 
-def is_pattern(uri: str) -> bool:
-    """Tell whether opening this URI as a dataset would expand it: names of files may hold `*`, `?`, `[` and braces."""
-    return any(mark in uri for mark in ("{" if uri.startswith(WEB) else "*?[{"))
+def opens_by_name(uri: str) -> bool:
+    """Tell whether the dataset of this URI is this one object or folder. Names with marks of patterns, and keys that are
+    not canonical (`a//b`, `a/../b`), are found in the listing of a folder above them."""
+    if any(mark in uri for mark in ("{" if uri.startswith(WEB) else "*?[{")):
+        return False
+    try:
+        return canonical(uri) == uri
+    except InvalidInput:
+        return False

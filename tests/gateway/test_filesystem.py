@@ -184,3 +184,15 @@ def test_a_range_of_a_large_file_takes_no_more_memory(fs: CachedFileSystem, tmp_
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_file_says_when_it_was_modified(fs: CachedFileSystem, folder: Path) -> None:
+    found = fs.modified(url(folder, "big.bin"))
+    assert found.timestamp() == pytest.approx((folder / "big.bin").stat().st_mtime)
+    assert found.tzinfo is not None
+
+
+def test_the_block_cache_of_fsspec_reads_through_it(way: str, folder: Path, tmp_path: Path) -> None:
+    chain = f"blockcache::{url(folder, 'big.bin')}"
+    with fsspec.open(chain, blockcache={"cache_storage": str(tmp_path)}) as file:
+        assert file.read() == (folder / "big.bin").read_bytes()

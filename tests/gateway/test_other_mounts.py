@@ -38,9 +38,6 @@ def read_by_loader(path: str, settings: dict[str, str]) -> Callable[[], str]:
     return work
 
 
-READS = pytest.mark.parametrize("read", [read_by_gateway, read_by_loader])
-
-
 @pytest.fixture
 def other(folder: Path, tmp_path: Path) -> Path:
     """A folder with files of the same names."""
@@ -49,8 +46,9 @@ def other(folder: Path, tmp_path: Path) -> Path:
 
 
 @needs_mounts
-@pytest.mark.parametrize("policy", ["auto", "require"])
-@READS
+@pytest.mark.parametrize(
+    ("read", "policy"), [(read_by_gateway, "auto"), (read_by_gateway, "require"), (read_by_loader, "auto")]
+)
 def test_another_folder_at_the_path_is_an_error_and_never_the_files_of_the_daemon(
     read: Any, policy: str, folder: Path, other: Path, daemon: Daemon
 ) -> None:
@@ -68,24 +66,22 @@ def test_the_same_folder_mounted_elsewhere_is_the_same(folder: Path, tmp_path: P
 
 
 @needs_mounts
-@READS
 def test_a_path_that_the_daemon_does_not_see_is_read_directly_in_auto(
-    read: Any, folder: Path, other: Path, tmp_path: Path, daemon: Daemon
+    folder: Path, other: Path, tmp_path: Path, daemon: Daemon
 ) -> None:
     unseen = folder / "unseen"  # for the daemon there is nothing in it
     unseen.mkdir(exist_ok=True)
     settings = {**daemon.env, "CACHESVC": "auto", "XDG_CACHE_HOME": str(tmp_path)}
-    assert as_user(0, read(str(unseen), settings), mount=(str(other), str(unseen))) == "other"
+    assert as_user(0, read_by_gateway(str(unseen), settings), mount=(str(other), str(unseen))) == "other"
 
 
 @needs_mounts
-@READS
 def test_a_path_that_the_daemon_does_not_see_names_the_cause_where_one_is_required(
-    read: Any, folder: Path, other: Path, daemon: Daemon
+    folder: Path, other: Path, daemon: Daemon
 ) -> None:
     unseen = folder / "unseen"
     unseen.mkdir(exist_ok=True)
-    work = read(str(unseen), {**daemon.env, "CACHESVC": "require"})
+    work = read_by_gateway(str(unseen), {**daemon.env, "CACHESVC": "require"})
     kind, said = as_user(0, work, mount=(str(other), str(unseen)))
     assert kind == "NotFound"
     assert all(part in said for part in ("the daemon does not see", "PrivateTmp=yes", "CACHESVC=auto"))

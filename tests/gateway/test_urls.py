@@ -7,7 +7,7 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.gateway.filesystem import CachedFileSystem
-from cachesvc.gateway.urls import is_pattern, path_of, stripped, uri_of
+from cachesvc.gateway.urls import opens_by_name, path_of, stripped, uri_of
 
 PAIRS = [
     ("cachesvc://s3/bucket/a/key.parquet", "s3://bucket/a/key.parquet"),
@@ -42,16 +42,22 @@ def test_a_url_without_a_bucket_or_file_is_not_found(url: str) -> None:
         uri_of(stripped(url))
 
 
-def test_a_url_that_leaves_its_bucket_is_refused() -> None:
-    with pytest.raises(InvalidInput):
-        uri_of("s3/bucket/../other/key")
+@pytest.mark.parametrize("path", ["s3/bucket/../other/key", "s3/bucket/a/./b", "file/data/../x"])
+def test_a_url_with_dots_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHESVC", "off")
+    with pytest.raises(InvalidInput, match="segment"):
+        CachedFileSystem(skip_instance_cache=True).info(path)
 
 
-def test_names_with_marks_of_patterns_are_told_from_others() -> None:
-    assert [is_pattern(f"s3://bucket/{name}") for name in ("a", "a*", "a?", "a[1]", "{a,b}")] == [
-        False
-    ] + 4 * [True]
-    assert not is_pattern("https://host/x?part=[1]")
+def test_a_key_may_hold_what_no_dataset_is_named_by() -> None:
+    assert uri_of("s3/bucket/a//b\\c") == "s3://bucket/a//b\\c"
+    assert uri_of("s3/bucket/a//") == "s3://bucket/a"
+
+
+def test_names_that_no_dataset_can_have_are_told_from_others() -> None:
+    names = ("a", "a*", "a?", "a[1]", "{a,b}", "a//b", "a\\b", "a\tb")
+    assert [opens_by_name(f"s3://bucket/{name}") for name in names] == [True] + 7 * [False]
+    assert opens_by_name("https://host/x?part=[1]")
 
 
 def test_fsspec_finds_the_file_system_by_its_protocol() -> None:

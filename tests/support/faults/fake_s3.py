@@ -167,7 +167,7 @@ def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
         for key in page
     )
     more = len(keys) > size or fake.stuck
-    following = "stuck|" if fake.stuck else f"{int(number or 0) + 1}|{escape(page[-1])}"
+    following = "stuck|" if fake.stuck else f"{int(number or 0) + 1}|{escape(page[-1]) if page else ''}"
     token = (
         ""
         if fake.version_1
