@@ -23,7 +23,9 @@ from cachesvc.core.safe_text import printable
 Mask = npt.NDArray[np.bool_]
 _MAX_TEXT = 65_536
 _MAX_DEPTH = 100
-_MAX_NUMBER = 2**63
+_MAX_DIGITS = 308
+_MAX_NUMBER = 10**_MAX_DIGITS
+"""Limit of the numbers that are compared: float64 holds all below, if not exactly."""
 _SHOWN = 20
 """Number of classes that an error names."""
 _EXACT = 2**53
@@ -71,6 +73,10 @@ class NumberValues:
             constant = _number(constant, constant)
         if not isinstance(constant, (int, float)):
             return _unlike(compare, constant, self.present())
+        if isinstance(constant, int) and abs(constant) > _EXACT:  # numpy would round it
+            used, codes = np.unique(self.values, return_inverse=True)
+            hits = np.asarray([compare(value, constant) for value in used.tolist()], np.bool_)
+            return np.asarray(hits[codes] & self.present())
         return np.asarray(compare(self.values, constant) & self.present())
 
 
@@ -111,7 +117,7 @@ class TextValues:
                 lambda value: compare(True, value == written or _number(value, None) == constant)
             )
         if not self.codes_are_numbers:
-            return _unlike(compare, constant, self.present())
+            return self._ordered(compare, constant)
         for code, value in enumerate(self.values):
             if value is not None and _number(value, code) != code:  # the number may be its index or its name
                 raise InvalidInput(
@@ -119,6 +125,19 @@ class TextValues:
                     f" compare with the name, as in label == {value!r}"
                 )
         return np.asarray(compare(self.codes, constant) & self.present())
+
+    def _ordered(self, compare: Callable[[Any, Any], Any], constant: Any) -> Mask:
+        """Return where `value <op> constant` holds for a number. Raises InvalidInput if a value spells no number."""
+        hits = []
+        for value in self.values:
+            number = None if value is None else _number(value, value)
+            if isinstance(number, str):
+                raise InvalidInput(
+                    f"{constant!r} cannot be ordered against {printable(number[:_SHOWN])!r}, a value of this tag: one is a "
+                    "number, the other text"
+                )
+            hits.append(number is not None and bool(compare(number, constant)))
+        return np.asarray(np.asarray([*hits, False], np.bool_)[self.codes])
 
 
 Column = NumberValues | TextValues
@@ -135,7 +154,7 @@ def _spelled(value: float) -> str:
 
 def _number(text: str, other: Any) -> Any:
     """Return the number that a text spells, else `other`."""
-    if not NUMBER.fullmatch(text):
+    if len(text) > _MAX_DIGITS or not NUMBER.fullmatch(text):
         return other
     number = int(text) if text.lstrip("-").isdigit() else float(text)
     return number if abs(number) < _MAX_NUMBER else other

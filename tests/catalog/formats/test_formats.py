@@ -7,6 +7,7 @@ import json
 import subprocess
 import tarfile
 import tempfile
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 
 import numpy as np
@@ -473,6 +474,24 @@ def test_integers_that_float64_rounds_to_one_are_told_apart(tmp_path: Path) -> N
     catalog = _about(tmp_path / "d", [f'{{"id": {2**53 + more}}}' for more in range(2)])
     assert _found(catalog, f"id == {2**53}") == ["0"]
     assert _found(catalog, f"id == {2**53 + 1}") == ["1"]
+
+
+def test_numbers_that_float64_does_not_hold_have_an_order(tmp_path: Path) -> None:
+    sizes = (9, 2**53 + 1, 2**53, None, 2**64 + 1, -(10**40), 2.5, 1e300)
+    catalog = _about(tmp_path / "d", [json.dumps({} if size is None else {"n": size}) for size in sizes])
+    for sign, compare in (("<", lt), ("<=", le), (">", gt), (">=", ge), ("==", eq), ("!=", ne)):
+        for constant in (5, 9, 2**53, 2**53 + 1, 2**64 + 1, -(10**41), 1e299):
+            expected = [
+                str(at) for at, size in enumerate(sizes) if size is not None and compare(size, constant)
+            ]
+            assert _found(catalog, f"n {sign} {constant}") == expected
+    floats = _about(tmp_path / "e", ['{"n": 9007199254740992.0}', "{}"])
+    assert _found(floats, f"n < {2**53 + 1}") == _found(floats, f"n != {2**53 + 1}") == ["0"]
+    assert _found(floats, f"n >= {2**53 + 1}") == []
+    mixed = _about(tmp_path / "f", ['{"n": 1}', '{"n": "big"}', '{"n": "%s"}' % ("9" * 5000)])
+    with pytest.raises(InvalidInput, match="5 cannot be ordered against '9999999999"):
+        mixed.find("n > 5")
+    assert _found(mixed, "n == 1") == ["0"]
 
 
 @pytest.mark.parametrize(
