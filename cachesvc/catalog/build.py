@@ -15,7 +15,7 @@ from cachesvc.catalog.catalog import BUILDER_VERSION
 from cachesvc.catalog.column_file import write_columns
 from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
-from cachesvc.catalog.content_sniffing import is_json_lines, look, warning
+from cachesvc.catalog.content_sniffing import json_rows, look, warning
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.labels.hive_partitions import hive_notes
 from cachesvc.catalog.survey import Survey, provisional_id
@@ -53,10 +53,11 @@ def build(
         return bytes(buffer)
 
     inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
-    opaque: list[int] = []
+    opaque, documents = list[int](), list[str]()
     if survey.found_out and survey.format == "files":
         inputs, opaque = look(inputs)
-        if is_json_lines(inputs):
+        is_lines, documents = json_rows(inputs)
+        if is_lines:
             survey = replace(survey, options=replace(survey.options, format="jsonl"))
             inputs = replace(inputs, options=survey.options)
     draft = FORMATS[survey.format].compile(inputs)
@@ -65,6 +66,7 @@ def build(
         *_left_out(survey, draft),
         *_litter(survey.litter),
         *warning(inputs, set(opaque).difference(draft.strays)),
+        *documents,
         *hive_notes(survey.entries, draft),
     ]
     if not draft.extent_first[-1]:

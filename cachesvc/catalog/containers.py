@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.safe_text import printable
 
 HEAD_BYTES = 512
 """The first bytes of an object, enough to recognise every container below by its content."""
@@ -25,6 +26,7 @@ class Container:
     way_out: str
 
 
+_KEY_CHARS = 64
 _NOT_READ = "which is not read: "
 _TO_PARQUET = f"{_NOT_READ}convert it to Parquet"
 _TO_SHARDS = f"{_NOT_READ}write its samples as WebDataset tars, MDS shards or Parquet"
@@ -36,8 +38,6 @@ _NAME = "which needs a name that ends with "
 TFRECORD = Container("TFRecord", (), (), f"{_NAME}.tfrecord, or format='tfrecord'")
 LITDATA = Container("litData", (), (), "which needs its index.json, and names like chunk-0-0.bin")
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
-ONE_A_LINE = "write each item on a line of a .jsonl file (jq -c '.[]' x.json > x.jsonl)"
-JSON_LIST = Container("a JSON list", (), (), f"{_NOT_READ}{ONE_A_LINE}")
 ARROW = Container("Arrow", (), ((0, b"ARROW1"), (0, b"FEA1")), f"{_NAME}.arrow")
 CONTAINERS = (
     TFRECORD,
@@ -83,6 +83,18 @@ def by_content(head: bytes, size_bytes: int) -> Container | None:
             return each
     looks = ((TFRECORD, _is_tfrecord), (LITDATA, _is_litdata), (ARROW, _is_arrow_stream))
     return next((each for each, is_one in looks if len(head) >= 12 and is_one(head, size_bytes)), None)
+
+
+def json_list(key: str) -> Container:
+    """Return the container of a JSON list, or of a JSON object that holds a list at a key."""
+    name = f"a JSON object with rows in {printable(key[:_KEY_CHARS])!r}" if key else "a JSON list"
+    return Container(name, (), (), f"{_NOT_READ}{one_a_line(key)}")
+
+
+def one_a_line(key: str = "") -> str:
+    """Return the advice for a JSON list, or for a list at a key of a JSON object."""
+    step = key if not key or key.isidentifier() else f'"{printable(key[:_KEY_CHARS])}"'
+    return f"write each item on a line of a .jsonl file (jq -c '.{step}[]' x.json > x.jsonl)"
 
 
 def compression_of(head: bytes) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from cachesvc.catalog.compiler import Inputs
-from cachesvc.catalog.containers import HEAD_BYTES, JSON_LIST, Container, by_content, refusal
+from cachesvc.catalog.containers import HEAD_BYTES, Container, by_content, json_list, one_a_line, refusal
 from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
 from cachesvc.catalog.labels.file_tables import begins_as_json_lines
 
@@ -16,7 +16,8 @@ _MAX_LOOKS = 16
 _SAMPLE_BYTES = 1 << 20
 """A larger file of an unknown kind probably holds many samples."""
 _LINES_BYTES = 64 << 10
-_LIST = re.compile(rb"\s*\[\s*\{")
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[][{}:,]', re.DOTALL)
+"""Texts, which may be cut at the end, and the marks of JSON."""
 _PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
 """Extensions that are not read here: the loader refuses them by name."""
 
@@ -77,17 +78,49 @@ def is_text(head: bytes) -> bool:
     return True
 
 
-def is_json_lines(inputs: Inputs) -> bool:
-    """Tell whether all files are called `.json` and the first is JSON lines. Raises InvalidInput for a long JSON list."""
+def json_rows(inputs: Inputs) -> tuple[bool, list[str]]:
+    """Tell whether all files are called `.json` and the first is JSON lines; and return the note on files that are a
+    sample each, and yet hold rows.
+
+    Raises InvalidInput for a long list of rows, and for rows in the only file.
+    """
     if any(entry.extension != "json" for entry in inputs.entries):
-        return False
-    version = inputs.entries[0].object
+        return False, []
+    version, files = inputs.entries[0].object, len(inputs.entries)
     head = inputs.fetch(version, 0, min(version.size_bytes, _LINES_BYTES))
     if begins_as_json_lines(head):
-        return True
-    if version.size_bytes > _SAMPLE_BYTES and _LIST.match(head):
-        raise refusal(version.uri, JSON_LIST, len(inputs.entries))
-    return False
+        return True, []
+    path = _rows_in(head)
+    if path is None:
+        return False, []
+    found = json_list(path)
+    if files == 1 or (version.size_bytes > _SAMPLE_BYTES and not path):
+        raise refusal(version.uri, found, files)
+    return False, [
+        f"each of {files:,} .json files is one sample, and {version.uri} is {found.name}: if its items are the samples, "
+        f"{one_a_line(path)}"
+    ]
+
+
+def _rows_in(head: bytes) -> str | None:
+    """Return the key of the first list of objects in a JSON object, "" for a list of objects; None for other JSON.
+
+    `head`: the beginning of a file.
+    """
+    depth, key, before = 0, "", b""
+    for token in map(re.Match.group, _TOKENS.finditer(head)):
+        if token == b"{" and before == b"[" and depth in (1, 2):
+            return key
+        if token in b"[{":
+            if depth == 1 and before != b":":
+                return None  # a list of lists
+            depth += 1
+        elif token in b"]}":
+            depth -= 1
+        elif token == b":" and depth == 1:
+            key = before.decode(errors="replace").strip('"')
+        before = token
+    return None
 
 
 def warning(inputs: Inputs, opaque: Collection[int]) -> list[str]:

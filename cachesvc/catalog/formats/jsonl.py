@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.containers import ONE_A_LINE
+from cachesvc.catalog.containers import one_a_line
 from cachesvc.catalog.formats.text_rows import TextRows
 from cachesvc.catalog.kinds import kind_of
 from cachesvc.catalog.layout import Field
@@ -44,7 +44,7 @@ def compile_jsonl(inputs: Inputs) -> Draft:
                 if not value.keys() <= names.keys():
                     beyond = not _add_names(names, value) or beyond
         if len(rows) == before + 1 and isinstance(value, list) and value and isinstance(value[0], dict):
-            raise InvalidInput(f"{entry.object.uri} is one JSON list: {ONE_A_LINE}")
+            raise InvalidInput(f"{entry.object.uri} is one JSON list: {one_a_line()}")
         rows.end_object(at)
     draft = rows.draft(JSON, [Field(name, JSON) for name in names])
     if beyond:

@@ -120,6 +120,53 @@ def test_json_lines_of_other_names_are_recognised(tmp_path: Path, names: tuple[s
     assert (catalog.format, catalog.samples) == ("jsonl", 2 * len(names))
 
 
+LISTS = {
+    "a list": (b'[{"a": 1}]', "a JSON list", "jq -c '.[]'"),
+    "a long list": (b"\n[\n  " + b'{"a": "x"},' * 200_000 + b"{}]", "a JSON list", "jq -c '.[]'"),
+    "rows at a key": (b'{"version": "1.1", "data": [{"a": 1}]}', "rows in 'data'", "jq -c '.data[]'"),
+    "an odd key": (
+        b'{"info": {"b": [{"a": []}]}, "none": [], "a b": [{}]}',
+        "rows in 'a b'",
+        "jq -c '.\"a b\"[]'",
+    ),
+}
+"""Of files that hold rows, and are no lines."""
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_json_that_holds_rows_and_is_no_lines_is_told(tmp_path: Path, case: str) -> None:
+    body, name, command = LISTS[case]
+    error = refusal(tmp_path / "one", {"a.json": body})
+    assert f"{name}, which is not read" in error
+    assert command in error
+    assert opened(tmp_path / "one", {}, format="files").samples == 1
+    if len(body) < 1 << 20:
+        catalog = opened(tmp_path / "two", {"a.json": body, "b.json": body})
+        (note,) = catalog.notes
+        assert (catalog.format, catalog.samples) == ("files", 2)
+        assert note.startswith("each of 2 .json files is one sample")
+        assert command in note
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"a": [1, 2], "b": [[{}]], "c": {"d": [{}]}}',
+        b"[[1], {}]",
+        b'{"text": "[{",',
+        b'["[", {}]',
+        b'{"text": "' + b"[" * 70_000 + b'{"}',
+        b'{"text": "' + b"x" * 65_525 + b'\\"[{"}',
+        b"]]]",
+    ],
+    ids=range(8),
+)
+def test_other_json_is_one_sample_without_a_note(tmp_path: Path, body: bytes) -> None:
+    catalog = opened(tmp_path / "d", {"a.json": body})
+    assert (catalog.format, catalog.samples, catalog.notes) == ("files", 1, ())
+
+
 def test_a_catalog_beside_json_lines_is_used(tmp_path: Path) -> None:
     built = opened(tmp_path / "d", {"a.json": b'{"a": 1}\n{"a": 2}\n'})
     (catalog,) = tmp_path.glob(".*.catalog")
