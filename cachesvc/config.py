@@ -58,6 +58,8 @@ class NvmeSpec:
     path: str
     size_bytes: int = 0
     share: float = 0.0
+    mounted: bool = False
+    """The directory must lie on a file system of its own."""
 
 
 USER = "user"
@@ -167,19 +169,22 @@ def parse_size(text: str) -> int:
 
 
 def parse_nvme(text: str) -> NvmeSpec:
-    """Parse `DIR=SIZE` or `DIR=80%`. Raises InvalidInput."""
-    path, _, amount = text.rpartition("=")
+    """Parse `DIR=SIZE` or `DIR=80%`, each perhaps with `,mounted`. Raises InvalidInput."""
+    path, _, given = text.rpartition("=")
+    amount, comma, word = given.partition(",")
     if not path:
         raise InvalidInput(f"{text!r} names no budget; write DIR=SIZE or DIR=80%")
+    if comma and word != "mounted":
+        raise InvalidInput(f"{word!r} is no condition of a cache directory; write DIR=SIZE,mounted")
     if not amount.endswith("%"):
-        return NvmeSpec(path, size_bytes=parse_size(amount))
+        return NvmeSpec(path, size_bytes=parse_size(amount), mounted=bool(comma))
     try:
         share = float(amount[:-1]) / 100
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
         raise InvalidInput(f"{amount!r} is not a share of a disk; write 1% to 100%")
-    return NvmeSpec(path, share=share)
+    return NvmeSpec(path, share=share, mounted=bool(comma))
 
 
 def parse_allow(text: str) -> tuple[str, Rule | None]:

@@ -10,7 +10,7 @@ import stat
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from http.client import HTTPException
@@ -18,11 +18,19 @@ from pathlib import Path
 
 from cachesvc import config
 from cachesvc.client.control import Control
-from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    InvalidInput,
+    NotReady,
+    OutOfSpace,
+    SourceUnavailable,
+)
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.tiers.directory import homes
+from cachesvc.tiers.mounts import Mount, check_own, misplaced, mount_of
 from cachesvc.tiers.probe import room
 
 PROBE_S = 5.0
@@ -140,7 +148,9 @@ def daemon(directory: str) -> Finding:
     return Finding("daemon", Level.OK, f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
 
 
-def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) -> Iterator[Finding]:
+def disk(
+    spec: config.NvmeSpec, extent_bytes: int, mounts: Sequence[Mount] | None = None
+) -> Iterator[Finding]:
     """Check a cache directory: exists, is writable, on a local disk, with room for its budget and for one extent."""
     if not os.path.isdir(spec.path):
         yield Finding("nvme", Level.FAIL, f"{spec.path} is no directory", "create it, or mount the disk")
@@ -148,7 +158,17 @@ def disk(spec: config.NvmeSpec, extent_bytes: int, mounts: str | None = None) ->
     if not os.access(spec.path, os.R_OK | os.W_OK | os.X_OK):
         yield Finding("nvme", Level.FAIL, f"{spec.path} is not writable by uid {os.geteuid()}", "chown it")
         return
-    kind = file_system(spec.path, mounts or Path("/proc/self/mountinfo").read_text())
+    try:
+        if spec.mounted:
+            check_own(spec.path, mounts)
+    except NotReady as error:
+        text, _, advice = str(error).rpartition("; ")
+        yield Finding("nvme", Level.FAIL, text, advice)
+        return
+    kind = mount_of(spec.path, mounts).kind
+    if why := misplaced(spec.path, mounts):
+        advice = "mount its disk if it is to have one; DIR=SIZE,mounted refuses to start without"
+        yield Finding("nvme", Level.WARN, why, advice)
     trouble = _SHARED_OR_VOLATILE.get(kind.partition(".")[0])
     if trouble:
         yield Finding(
@@ -195,19 +215,6 @@ def state(directory: str) -> Finding:
             "free room there, or give another --state-dir",
         )
     return Finding("state", Level.OK, f"{directory}: {free:,} bytes free")
-
-
-def file_system(path: str, mounts: str) -> str:
-    """Return the type of the file system that holds `path`; `mounts` is the text of /proc/self/mountinfo."""
-    wanted = os.path.realpath(path)
-    best, kind = "", "unknown"
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split()[4].replace("\\040", " ")
-        inside = wanted == point or wanted.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    return kind
 
 
 def open_files(ram_bytes: int, extent_bytes: int) -> Finding:

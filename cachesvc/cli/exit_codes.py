@@ -17,6 +17,7 @@
 | 12 | StateMismatch | a job's state, ranks and arguments do not belong together |
 | 13 | PeerRankFailed | another rank of this job failed to read its data |
 | 14 | Busy | one user holds its share of the daemon's control calls |
+| 15 | NotReady | a name does not resolve yet, a port is held, or a disk is not mounted, at the start of a daemon |
 | 130 | | interrupted by Ctrl-C |
 
 `cachesvc run` exits with its command's code (128 + n when signal n ended it).
@@ -44,6 +45,7 @@ HELP = "\b\nExit codes:\n" + "\n".join(
         (12, "state mismatch"),
         (13, "another rank failed"),
         (14, "the daemon is busy with calls of this user"),
+        (15, "not ready: a daemon may start later"),
         (INTERRUPTED, "interrupted"),
     ]
 )

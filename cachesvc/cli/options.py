@@ -55,7 +55,7 @@ class Number(click.FloatRange):
 
 
 class Nvme(_Param):
-    """Parses `DIR=SIZE` or `DIR=80%` to an NvmeSpec."""
+    """Parses `DIR=SIZE` or `DIR=80%`, with or without `,mounted`, to an NvmeSpec."""
 
     name = "dir=size"
 
@@ -216,8 +216,9 @@ _NODE_SETTINGS = (
         type=NVME,
         multiple=True,
         envvar="CACHESVC_NVME",
-        metavar="DIR=SIZE",
-        help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable.",
+        metavar="DIR=SIZE[,mounted]",
+        help="Cache directory and its budget in bytes or as a share of its disk (80%), refused where it must be"
+        " ,mounted and its disk is not; repeatable.",
     ),
     click.option(
         "--allow",

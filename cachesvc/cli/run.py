@@ -35,8 +35,8 @@ from cachesvc.core.errors import (
     from_code,
 )
 
-START_S = 60.0
-"""Timeout of the start: a daemon with a large NVMe tier scans it first."""
+START_S = 90.0
+"""Timeout of the start: a daemon waits for its ports for a minute, and then scans a large NVMe tier."""
 STOP_S = 30.0
 """Timeout of the shutdown, which waits for fills that are being committed."""
 POLL_S = 0.05
@@ -251,7 +251,7 @@ def _serve_command(
             given += [f"--{option.replace('_', '-')}", str(value)]
     for spec in nvme:
         budget = f"{spec.share * 100:g}%" if spec.share else str(spec.size_bytes)
-        given += ["--nvme", f"{spec.path}={budget}"]
+        given += ["--nvme", f"{spec.path}={budget}{',mounted' if spec.mounted else ''}"]
     for prefix in allow:
         given += ["--allow", prefix]
     return given

@@ -115,6 +115,13 @@ class PeerRankFailed(CacheError):
     cause: CacheError | None = None
 
 
+class NotReady(CacheError):
+    """What a daemon needs for its start is not there yet: a name that resolves, a free port, a mounted disk. A later start
+    may work."""
+
+    code = 15
+
+
 def kinds(root: type[CacheError] = CacheError) -> list[type[CacheError]]:
     """An error class and all its subclasses."""
     return [root] + [found for child in root.__subclasses__() for found in kinds(child)]

@@ -1,17 +1,24 @@
-"""Checks that the TCP ports of a daemon are free, before any of its sockets is bound."""
+"""Waits until the TCP ports of a daemon are free, before any of its sockets is bound."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import socket
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 
 from cachesvc.config import Settings
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, NotReady
 
-FREE_S, FREE_POLL_S = 3.0, 0.1
-"""After a daemon is killed, the process that answers peers keeps its ports until it sees the end of its channel."""
+log = logging.getLogger(__name__)
+FREE_S, FREE_POLL_S = 60.0, 0.1
+"""A node that boots may not resolve names yet. After a daemon is killed, the process that answers peers keeps its ports
+until it sees the end of its channel."""
+TAKEOVER_S = 3.0
+"""The same in a takeover: the old daemon goes on, so a start that fails costs nothing."""
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 
 def addresses(settings: Settings) -> dict[str, str]:
@@ -23,14 +30,18 @@ def addresses(settings: Settings) -> dict[str, str]:
     return {option: address for option, address in given.items() if address}
 
 
-def check_addresses(settings: Settings, known: Iterable[str]) -> None:
-    """Raise InvalidInput where a port cannot be bound. Ports of the `known` addresses belong to the daemon that is taken
-    over. They become free when it ends, and by then it is too late to learn that another port is taken."""
+def wait_for_addresses(settings: Settings, known: Iterable[str], wait_s: float) -> None:
+    """Wait until all ports can be bound. Ports of the `known` addresses belong to the daemon that is taken over. They
+    become free when it ends, and by then it is too late to learn that another port is taken.
+
+    Raises NotReady where one cannot be bound after `wait_s` seconds, InvalidInput where none ever can.
+    """
     theirs = {_split(address)[1] for address in known}
+    deadline = time.monotonic() + wait_s
     with ExitStack() as bound:
         for option, address in addresses(settings).items():
             if _split(address)[1] not in theirs:
-                bound.enter_context(_bound(option, address))
+                bound.enter_context(_bound(option, address, deadline))
 
 
 def next_port(address: str) -> str:
@@ -44,16 +55,20 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _bound(option: str, address: str) -> socket.socket:
-    deadline = time.monotonic() + FREE_S
+def _bound(option: str, address: str, deadline: float) -> socket.socket:
+    logged = False
     while True:
         try:
             family, _, _, _, where = socket.getaddrinfo(*_split(address), type=socket.SOCK_STREAM)[0]
             return socket.create_server(where[:2], family=family)
         except (OSError, UnicodeError) as error:
+            reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+            trouble = f"{option} {address} cannot be bound ({reason})"
+            if isinstance(error, UnicodeError) or error.errno in _FORBIDDEN:
+                raise InvalidInput(f"{trouble}; choose another address") from None
             if time.monotonic() >= deadline:
-                reason = getattr(error, "strerror", None) or error
-                raise InvalidInput(
-                    f"{option} {address} cannot be bound ({reason}); choose an address that is free"
-                ) from None
+                raise NotReady(f"{trouble}; free it, or choose an address that is free") from None
+        if not logged:
+            log.warning("%s: waiting up to %.0f s for it", trouble, deadline - time.monotonic())
+        logged = True
         time.sleep(FREE_POLL_S)

@@ -57,7 +57,7 @@ from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.own_directories import OwnDirectories, make_state_dir
 from cachesvc.daemon.peers.cluster_link import ClusterLink
-from cachesvc.daemon.ports import check_addresses
+from cachesvc.daemon.ports import FREE_S, TAKEOVER_S, wait_for_addresses
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reader_events import ReaderEvents
@@ -111,23 +111,27 @@ def serve(settings: Settings) -> int:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     loop = Loop()
     old = find_old_daemon(settings.socket_dir, settings.state_dir) if settings.takeover else None
-    if old is None:
-        _stop_on_signals(loop)
     with (
         _translate_thread_errors(),
         only_daemon(settings.socket_dir, old, END_S if settings.takeover else 0.0) as lock,
-        _running_fillers(settings, allowed.roots, loop) as fillers,
-        ExitStack() as ending,
     ):
-        runner = _build(ending, settings, allowed, lookups, fillers, loop, lock, old, open_files)
-        if open_files < wanted:
-            limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
-            log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
-        log.info(
-            "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
-        )
-        loop.run(runner.next_deadline, runner.tick, time.monotonic)
-        log.info("stopping")
+        # Until signals are handled they end the process at once.
+        wait_for_addresses(settings, old.addresses if old else (), TAKEOVER_S if old else FREE_S)
+        if old is None:
+            _stop_on_signals(loop)
+        with _running_fillers(settings, allowed.roots, loop) as fillers, ExitStack() as ending:
+            runner = _build(ending, settings, allowed, lookups, fillers, loop, lock, old, open_files)
+            if open_files < wanted:
+                limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
+                log.warning(
+                    "few open files are allowed", extra={**limits, "readers": most_readers(open_files)}
+                )
+            log.info(
+                "serving",
+                extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()},
+            )
+            loop.run(runner.next_deadline, runner.tick, time.monotonic)
+            log.info("stopping")
     if runner.hangs:
         log.warning(
             "this process ends when the disks that it waits for answer; it releases its sockets and memory now"
@@ -190,7 +194,6 @@ def _build(
 ) -> Runner:
     """Build all parts and bind the sockets. `ending` collects the steps that undo it at the end or after a failed start."""
     quotas = Quotas(settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
-    check_addresses(settings, old.addresses if old else ())
     loader = ThreadPool(2, "catalogs")
     tenants = Tenants(allowed, settings.rules)
     datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, old is None)
@@ -311,7 +314,7 @@ def _start_openings(settings: Settings, adopted: Handover, loop: Loop) -> list[D
     openings = []
     for number, spec in enumerate(settings.nvme):
         name, path = TierName(f"nvme{number}"), Path(spec.path).absolute()
-        disk = Disk(name, path, adopted.locks_of(str(path)), adopted.mounted(str(path)))
+        disk = Disk(name, path, adopted.locks_of(str(path)), adopted.mounted(str(path)), spec.mounted)
         opening = DirectoryOpening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
         openings.append(opening)
         opening.skip() if adopted.lost(str(path)) else opening.begin()

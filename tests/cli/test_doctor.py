@@ -17,6 +17,7 @@ from cachesvc.__main__ import run
 from cachesvc.cli import doctor_checks
 from cachesvc.cli.doctor_checks import Level
 from cachesvc.config import NvmeSpec, Settings
+from cachesvc.tiers.mounts import Mount
 
 
 @pytest.fixture
@@ -185,23 +186,10 @@ def test_a_clock_skew_is_judged_by_the_limit_of_signatures(off_s: int, level: Le
     assert doctor_checks.skew("http://s3", date, 1795240800 + off_s).level is level
 
 
-def test_the_innermost_mount_names_the_file_system() -> None:
-    mounts = "\n".join(
-        [
-            "1 0 8:1 / / rw - ext4 /dev/a rw",
-            "2 1 8:2 / /mnt/with\\040space rw - xfs /dev/b rw",
-            "3 1 0:9 / /mnt/net rw shared:1 - nfs4 server:/x rw",
-        ]
-    )
-    assert doctor_checks.file_system("/mnt/with space/cache", mounts) == "xfs"
-    assert doctor_checks.file_system("/mnt/netting", mounts) == "ext4"
-    assert doctor_checks.file_system("/mnt/net/x", mounts) == "nfs4"
-
-
 def test_a_network_disk_is_a_warning(tmp_path: Path) -> None:
     found = list(
         doctor_checks.disk(
-            NvmeSpec(str(tmp_path), size_bytes=1), 1, f"3 1 0:9 / {tmp_path} rw - nfs4 s:/x rw"
+            NvmeSpec(str(tmp_path), size_bytes=1), 1, [Mount("0:9", "/", str(tmp_path), "nfs4")]
         )
     )
     assert found[0].level is Level.WARN

@@ -104,8 +104,12 @@ def test_manifests_name_one_another_and_this_version() -> None:
 
 def test_daemonset_starts_a_daemon_whose_directories_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = daemonset_settings(monkeypatch)
-    mounts = {mount["mountPath"] for mount in daemon()["volumeMounts"]}
-    assert directories(settings) <= mounts
+    mounts = {mount["mountPath"]: mount for mount in daemon()["volumeMounts"]}
+    (cache,) = settings.nvme
+    disk = mounts[str(Path(cache.path).parent)]
+    assert cache.mounted
+    assert "subPath" not in disk, "only a whole file system is seen to be mounted"
+    assert directories(settings) - {cache.path} <= set(mounts)
     preparing = containers("daemonset")[0]
     assert set(preparing["args"]) == directories(settings)
     user = instructions("USER")[0].split(":")
@@ -178,6 +182,7 @@ def test_unit_starts_a_daemon_in_the_directories_that_systemd_makes(monkeypatch:
     settings = daemon_settings(monkeypatch, arguments, environment | {"STATE_DIRECTORY": state_dir})
     (cache,) = settings.nvme
     disk = unit("RequiresMountsFor")
+    assert cache.mounted
     assert program == f"/opt/cachesvc/bin/{Path(program).name}"
     assert settings.socket_dir == f"/run/{unit('RuntimeDirectory')}"
     assert settings.state_dir == state_dir

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cachesvc.client.control import MAX_MESSAGE_BYTES
 from cachesvc.config import CONTROL_SOCKET, Settings, control_address
-from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.core.errors import CacheError, InvalidInput, NotReady
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.access.tls import server_credentials
 from cachesvc.daemon.control.call_cap import CALLS, CallCap
@@ -87,8 +87,8 @@ class ControlServer:
 def _started_server(
     settings: Settings, service: Service, caller: Callable[[int], Peer | None], connections: int
 ) -> grpc.Server:
-    """Start and return a gRPC server. Raises InvalidInput for an address that cannot be bound, CacheError where no thread
-    can be started."""
+    """Start and return a gRPC server. Raises InvalidInput or NotReady for an address that cannot be bound, CacheError
+    where no thread can be started."""
     limits = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", STREAMS_EACH),
@@ -123,7 +123,7 @@ def _started_server(
             else:
                 server.add_secure_port(settings.listen, server_credentials(settings.tls))
         except RuntimeError:
-            raise InvalidInput(f"--listen {settings.listen} cannot be bound; is the port taken?") from None
+            raise NotReady(f"--listen {settings.listen} cannot be bound; is the port taken?") from None
     _check_threads()
     server.start()
     os.chmod(path, settings.socket_mode)

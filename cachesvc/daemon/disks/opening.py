@@ -19,6 +19,7 @@ from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.tiers.mounts import misplaced
 from cachesvc.tiers.os_errors import translated
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ def tiers_at_start(
             "cache directory",
             extra={"dir": spec.path, "extents": len(successor.extents), "budget_bytes": budget},
         )
+        if why := misplaced(str(disk.path)):
+            log.warning("%s; mount its disk if it is to have one, and give DIR=SIZE,mounted", why)
         specs.append(TierSpec(disk.name, budget))
         recovered.append(events.Recovered(disk.name, successor.extents))
     _check_each_once([opening.disk for opening in openings])

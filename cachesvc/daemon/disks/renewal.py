@@ -22,6 +22,7 @@ from pathlib import Path
 
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.tiers.mounts import check_own
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.probe import Room, room, write_and_remove
@@ -44,16 +45,22 @@ class Disk:
     """
 
     def __init__(
-        self, name: TierName, path: Path, locks: Sequence[int] = (), mounted: bool | None = None
+        self,
+        name: TierName,
+        path: Path,
+        locks: Sequence[int] = (),
+        mounted: bool | None = None,
+        own: bool = False,
     ) -> None:
         """Open nothing yet. `locks` and `mounted` come from the daemon that is taken over from; this object closes the
-        locks."""
+        locks. `own`: the path must lie on a file system of its own."""
         self.name = name
         self.path = path.absolute()
         self.tier: NvmeTier | None = None
         """None until `take` was called for an opened directory."""
         self.directory_id: tuple[int, int] | None = None
         """Device and inode of the directory that was locked last, even if its opening failed then; None before."""
+        self._own = own
         self._inherited_mounted = mounted
         self._inherited_locks = list(locks)
         self._successor: Successor | None = None
@@ -72,6 +79,8 @@ class Disk:
         if self._successor is not None and self._successor.tier.directory.in_place():
             return self._successor
         self._close_successor()
+        if self._own:
+            check_own(str(self.path))
         tier = open_nvme(self.name, self.path, locks=self._inherited_locks, mounted=self.mounted)
         self.directory_id = tier.directory.place
         try:

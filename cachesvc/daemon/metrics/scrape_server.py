@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import MetricsHandler
 
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import NotReady
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
@@ -25,7 +25,7 @@ class ScrapeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, address: str) -> None:
-        """`address`: HOST:PORT. Raises InvalidInput when it cannot be bound."""
+        """`address`: HOST:PORT. Raises NotReady when it cannot be bound."""
         host, _, port = address.rpartition(":")
         try:
             self.address_family, _, _, _, where = socket.getaddrinfo(
@@ -33,7 +33,7 @@ class ScrapeServer(ThreadingHTTPServer):
             )[0]
             super().__init__((str(where[0]), int(port)), _Scrape)
         except OSError as error:
-            raise InvalidInput(
+            raise NotReady(
                 f"--metrics {address} cannot be bound ({error.strerror}); choose an address that is free"
             ) from None
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()

@@ -69,25 +69,6 @@ def test_a_socket_at_which_another_process_listens_stays(directory: Path, name: 
         refused(directory, name)
 
 
-@pytest.mark.parametrize("option", ["--listen", "--advertise", "--metrics"])
-def test_a_port_that_is_taken_leaves_no_socket_behind(directory: Path, option: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = serve(
-            *SMALL,
-            *(["--cluster", f"static:{address}"] if option == "--advertise" else []),
-            option,
-            address,
-            "--socket",
-            str(directory),
-            "--state-dir",
-            str(directory.parent / "state"),
-        )
-    assert ended.returncode == InvalidInput.code, ended.stderr
-    assert f"{option} {address} cannot be bound" in complaint(ended)
-    assert os.listdir(directory) == ["lock"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dead_socket_of_any_kind_is_removed_and_a_live_one_is_not(
     directory: Path, kind: socket.SocketKind

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -419,16 +418,13 @@ def rows(daemon: Daemon) -> Sequence[pb.NodeStatus]:
     [
         (["--advertise", "10.1.2.3:7000"], "is open to others"),
         (["--node-name", "two words"], "a name is one word"),
-        (["--advertise", "127.0.0.1:{taken}"], "cannot be bound"),
         (["--cluster", "carrier-pigeon://loft"], "is not understood"),
     ],
 )
 def test_options_that_cannot_work_end_the_start(tmp_path: Path, options: list[str], message: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
-        words = [word.format(taken=taken.getsockname()[1]) for word in options]
-        given = ["--ram", "64MiB", "--cluster", "static:127.0.0.1:7070", "--advertise", "127.0.0.1:7070"]
-        with pytest.raises(RuntimeError, match=message):
-            stack.enter_context(Daemon(tmp_path / "node", [*given, *words]))
+    given = ["--ram", "64MiB", "--cluster", "static:127.0.0.1:7070", "--advertise", "127.0.0.1:7070"]
+    with ExitStack() as stack, pytest.raises(RuntimeError, match=message):
+        stack.enter_context(Daemon(tmp_path / "node", [*given, *options]))
 
 
 def test_unusable_certificates_are_said(tmp_path: Path) -> None:

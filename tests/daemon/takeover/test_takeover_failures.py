@@ -40,10 +40,10 @@ KILLS = 12
 NO_USER = 65534
 
 
-def refused(node: Node, *more: str) -> str:
+def refused(node: Node, *more: str, code: int = 2) -> str:
     """Start a daemon that cannot take over; return its log."""
     before = len(node.daemon.log)
-    assert node.daemon.spawn("--takeover", *more).wait(WAIT_S) == 2
+    assert node.daemon.spawn("--takeover", *more).wait(WAIT_S) == code
     return node.daemon.log[before:]
 
 
@@ -60,7 +60,7 @@ def test_a_new_daemon_that_cannot_start_leaves_the_old_one_as_it_was(tmp_path: P
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for option in ("--metrics", "--listen", "--advertise"):
             member = ["--cluster", f"static:{address}"] if option == "--advertise" else []
-            assert f"{option} {address} cannot be bound" in refused(node, option, address, *member)
+            assert f"{option} {address} cannot be bound" in refused(node, option, address, *member, code=15)
     read(grants, records.rows)
     assert not grants.connect()
     assert fetched(node) == records.rows.nbytes
