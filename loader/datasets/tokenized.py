@@ -41,7 +41,7 @@ class TokenizedRows:
 
     def count(self, first_of: Ints, folder: str | None) -> Ints:
         """Return the tokens of each row, int64[rows], counted an extent at a time: extent i begins at row
-        `first_of[i]`. Counts are read from `folder`, where it has them, and written there. Processes that share a
+        `first_of[i]`. Counts are read from `folder`, where it has them undamaged, and written there. Processes that share a
         folder begin at different extents, and count each about once.
 
         Raises InvalidInput where the folder has the counts of another tokenizer, OutOfSpace where it cannot be
@@ -73,16 +73,15 @@ class TokenizedRows:
     def _counted(self, low: int, high: int, folder: str | None) -> Ints:
         """Return the counts of rows [low, high)."""
         path = None if folder is None else os.path.join(folder, self._file_name(low, high))
-        if path is not None and os.path.exists(path):
-            stored: Ints = np.fromfile(path, "<i8")
-            if len(stored) == high - low:
-                return stored
+        stored = None if path is None else _read(path, high - low)
+        if stored is not None:
+            return stored
         blocks = (np.arange(at, min(at + _ROWS, high)) for at in range(low, high, _ROWS))
         counts = np.fromiter(
             (len(tokens) for rows in blocks for tokens in self._arrays(rows)), "<i8", high - low
         )
         if path is not None:
-            _write(path, counts.tobytes())
+            _write(path, counts)
         return counts
 
     def _file_name(self, low: int, high: int) -> str:
@@ -108,13 +107,29 @@ class TokenizedRows:
         return f"{catalog.key(sample) or f'sample {sample}'} in {catalog.uri}"
 
 
-def _write(path: str, content: bytes) -> None:
-    """Write a file that is complete or absent."""
+def _read(path: str, rows: int) -> Ints | None:
+    """Read counts; None for a file that is absent, damaged, or of a release before files had a checksum."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    kept, checksum = content[: 8 * rows], content[8 * rows :]
+    return np.frombuffer(kept, "<i8") if checksum == _checksum(kept) else None
+
+
+def _checksum(counts: bytes) -> bytes:
+    return hashlib.blake2b(counts, digest_size=16).digest()
+
+
+def _write(path: str, counts: Ints) -> None:
+    """Write counts and their checksum, as a file that is complete or absent."""
+    content = counts.astype("<i8").tobytes()
     folder = os.path.dirname(path)
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".counts-", delete=False) as file:
-            file.write(content)
+            file.write(content + _checksum(content))
         os.replace(file.name, path)
     except OSError as error:
         raise OutOfSpace(f"counts={folder!r} cannot be written: {error.strerror or error}") from error

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -169,6 +169,35 @@ def test_counts_are_kept_and_checked(root: Path, tmp_path: Path) -> None:
     pack(rows.take(50), SEQ, tokenize=tokenize, counts=tmp_path / "counts")
     with pytest.raises(InvalidInput, match="another folder of counts="):
         pack(rows, SEQ, tokenize=words_of, counts=tmp_path / "counts")
+
+
+def swapped(kept: bytes) -> bytes:
+    return kept[8:16] + kept[:8] + kept[16:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: bytes(len(kept)),
+        lambda kept: kept[: len(kept) // 2] + bytes(len(kept) - len(kept) // 2),
+        lambda kept: bytes([kept[0] ^ 1]) + kept[1:],
+        lambda kept: kept[:-1] + bytes([kept[-1] ^ 1]),
+        swapped,
+        lambda kept: b"",
+        lambda kept: kept[:-16],
+        lambda kept: kept + b"more",
+    ],
+    ids=["zeros", "half", "bit", "checksum", "swapped", "empty", "older release", "longer"],
+)
+def test_damaged_counts_are_made_again(root: Path, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """A power loss may leave zeros. https://github.com/grantjenks/python-diskcache/issues/164"""
+    rows, folder = rows_in(root), tmp_path / "counts"
+    wanted = pack(rows, SEQ, tokenize=tokens_of, counts=folder).identity
+    kept = {path: path.read_bytes() for path in folder.iterdir()}
+    for path, content in kept.items():
+        path.write_bytes(damage(content))
+    assert pack(rows, SEQ, tokenize=tokens_of, counts=folder).identity == wanted
+    assert {path: path.read_bytes() for path in folder.iterdir()} == kept
 
 
 def test_a_state_of_another_tokenizer_is_refused(root: Path) -> None:
