@@ -79,12 +79,16 @@ def wide_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def shaped_batch(names: Sequence[str], columns: Sequence[Any], as_tuple: bool) -> Any:
-    """Return columns as the batch of tuples, of single values, or of dicts. torch makes tuples of texts among tuples."""
+    """Return columns as the batch of tuples, of single values, or of dicts. Texts are tuples in the first, and lists in the
+    others, as torch has them."""
+    texts = tuple if as_tuple else list
+    made = [
+        texts(each) if type(each) in (list, tuple) and type(each[0]) in (str, bytes) else each
+        for each in columns
+    ]
     if as_tuple:
-        return [
-            tuple(each) if type(each) is list and type(each[0]) in (str, bytes) else each for each in columns
-        ]
-    return columns[0] if len(columns) == 1 else dict(zip(names, columns, strict=True))
+        return made
+    return made[0] if len(made) == 1 else dict(zip(names, made, strict=True))
 
 
 def collates_as_torch() -> bool:
