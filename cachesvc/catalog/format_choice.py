@@ -51,9 +51,9 @@ def _stated(entries: Sequence[ListedObject], options: Options) -> str:
     if not (options.seq_len or options.record_bytes or options.dtype or options.header_bytes):
         return ""
     found = {entry.extension for entry in entries if kind_of(entry.name) != "litdata"}
-    if found.isdisjoint(("bin", "npy")):
+    if found.isdisjoint(("bin", "npy", "ds")):
         return ""
-    return "tokens" if options.seq_len or "idx" in found else "records"
+    return "tokens" if options.seq_len or not found.isdisjoint(("idx", "ds")) else "records"
 
 
 def _majority(uri: str, votes: FormatVotes, options: Options) -> str:

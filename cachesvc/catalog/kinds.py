@@ -62,6 +62,8 @@ _ASIDE_STEMS = re.compile(
     r"readme([-_.].*)?|licen[cs]e|copying|notice|changelog|changes|contributing|authors|citation"
 )
 _PROSE = frozenset({"", "md", "markdown", "txt", "rst", "html", "pdf", "bib", "cff"})
+_BESIDE_TOKENS = (".ds.index", ".ds.metadata", ".ds.loss")
+"""Ends of the names of what datatrove writes beside its tokens."""
 _MARKS = re.compile(r"_(committed|started)_\d+|.*_stats\.json")
 """Marker files of Spark on Databricks and of img2dataset."""
 
@@ -99,12 +101,12 @@ def _kind(extension: str) -> Kind:
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
     formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "jsonl": JSON_LINES, "csv": CSV}
-    formats |= {"arrow": ARROW, "tfrecord": TFRECORD, "records": ("npy",), ASIDE: ("idx",)}
+    formats |= {"arrow": ARROW, "tfrecord": TFRECORD, "records": ("npy",), "tokens": ("ds",), ASIDE: ("idx",)}
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 
 def _is_aside(name: str, stem: str, extension: str) -> bool:
-    if extension in _ASIDE_EXTENSIONS or name in _ASIDE_NAMES:
+    if extension in _ASIDE_EXTENSIONS or name in _ASIDE_NAMES or name.endswith(_BESIDE_TOKENS):
         return True
     if extension in _PROSE and _ASIDE_STEMS.fullmatch(stem):
         return True

@@ -10,6 +10,7 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
+from cachesvc.catalog.parsing.token_indices import ENDINGS
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import subset_first
 from loader.datasets.dataset import Dataset
@@ -163,7 +164,7 @@ def _files(catalog: Catalog, width: int) -> tuple[Ints, Ints, Ints]:
     rows, token = [], 0
     for at in range(catalog.objects):
         stored = catalog.object(at)
-        tokens = size_bytes.get(at, 0 if stored.uri.endswith(".idx") else stored.size_bytes) // width
+        tokens = size_bytes.get(at, 0 if stored.uri.lower().endswith(ENDINGS) else stored.size_bytes) // width
         if at in address:
             rows.append((token, address[at], tokens))
         token += tokens

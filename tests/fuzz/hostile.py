@@ -275,6 +275,15 @@ def megatron(data: bytes) -> None:
     _compiled(compile_tokens, options, a_bin=bytes(4096), a_idx=data)
 
 
+def datatrove(data: bytes) -> None:
+    """Compile an index of datatrove, and metadata, over 4 KiB of tokens."""
+    options = Options(format="tokens", seq_len=8, extent_bytes=4096)
+    _compiled(
+        compile_tokens, options, a_ds=bytes(4096), a_ds_index=data, a_ds_metadata=b"gpt2|2\n2048\n2.05 KT"
+    )
+    _compiled(compile_tokens, options, a_ds=bytes(4096), a_ds_metadata=data)
+
+
 def arrow(data: bytes) -> None:
     """Compile an Arrow file or stream."""
     _compiled(compile_arrow, Options(format="arrow", extent_bytes=4096), a_arrow=data)
@@ -328,6 +337,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         mds,
         npy,
         megatron,
+        datatrove,
         arrow,
         parquet,
         catalog,

@@ -66,6 +66,13 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     return dtype
 
 
+def is_headerless(inputs: Inputs, index: int) -> bool:
+    """Tell whether a `.npy` file has no header, as those of OLMo's and Dolma's tools: tokens alone, of `np.memmap`."""
+    version = inputs.entries[index].object
+    magic = np.lib.format.MAGIC_PREFIX
+    return inputs.fetch(version, 0, min(version.size_bytes, len(magic))) != magic
+
+
 def npy_payload(inputs: Inputs, index: int) -> Payload:
     """Locate the items of a `.npy` file.
 
@@ -83,7 +90,9 @@ def npy_payload(inputs: Inputs, index: int) -> Payload:
         raise
     except (ValueError, SyntaxError, TypeError, RecursionError, TokenError, MemoryError) as error:
         # TokenError: brackets that do not close. MemoryError: brackets nested too deep for Python's parser.
-        raise CorruptData(f"{version.uri} has a broken .npy header: {error}") from error
+        raw = not head.getvalue().startswith(np.lib.format.MAGIC_PREFIX)
+        hint = "; numbers without a header need format='tokens', seq_len= and dtype=" if raw else ""
+        raise CorruptData(f"{version.uri} has a broken .npy header: {error}{hint}") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         raise InvalidInput(f"{version.uri} holds Python objects or Fortran order; save plain C-order arrays")
     if not dtype.itemsize:

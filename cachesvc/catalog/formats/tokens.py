@@ -1,16 +1,13 @@
 """Compiles token files to sequences of `seq_len` (+ `overlap`) tokens.
 
-The files are `.bin`, raw or with a known header, `.npy`, and Megatron's `.bin` with `.idx`. The tokens of a file are one
-stream: sample i is tokens [i * seq_len, (i + 1) * seq_len + overlap). Extents are cut every `extent_bytes` of a file for
-any `seq_len`, so that datasets of different lengths share them; a sequence may span two extents.
+The files are `.bin`, raw or with a known header, `.npy`, Megatron's `.bin` with `.idx`, and datatrove's `.ds`. The tokens
+of a file are one stream: sample i is tokens [i * seq_len, (i + 1) * seq_len + overlap). Extents are cut every
+`extent_bytes` of a file for any `seq_len`, so that datasets of different lengths share them; a sequence may span two.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,23 +17,29 @@ from cachesvc.catalog.formats.records import (
     Cut,
     Payload,
     check_payloads,
+    is_headerless,
     lay_out,
     npy_payload,
     parse_dtype,
     raw_payload,
     read_payloads,
 )
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.catalog.parsing import token_indices
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import PAGE_BYTES
 
-_MEGATRON = struct.Struct("<9sQBQQ")
-_MAGIC = b"MMIDIDX\x00\x00"
-_MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+_Beside = Mapping[str, int]
+"""The indices of files beside tokens, by their URIs, with extensions in lower case."""
+_TOKENS = ("bin", "npy", "ds")
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the objects that hold tokens, and their Megatron indices."""
-    return [entry for entry in entries if entry.extension in ("bin", "npy", "idx")]
+    """Choose the objects that hold tokens, and the files that say where their documents begin."""
+    return [entry for entry in entries if entry.extension in _TOKENS or _is_beside(entry)]
+
+
+def _is_beside(entry: ListedObject) -> bool:
+    return entry.name.lower().endswith(token_indices.ENDINGS)
 
 
 def compile_tokens(inputs: Inputs) -> Draft:
@@ -46,16 +49,17 @@ def compile_tokens(inputs: Inputs) -> Draft:
         raise InvalidInput(
             f"{inputs.uri}: token files need seq_len (--seq-len), the tokens of a sample, and overlap >= 0"
         )
-    indices = {_stem(entry): at for at, entry in enumerate(inputs.entries) if entry.extension == "idx"}
-    shards = [at for at, entry in enumerate(inputs.entries) if entry.extension != "idx"]
-    index_of = {at: indices.pop(_stem(inputs.entries[at]), None) for at in shards}
+    beside = {_lowered(entry): at for at, entry in enumerate(inputs.entries) if _is_beside(entry)}
+    shards = [at for at, entry in enumerate(inputs.entries) if not _is_beside(entry)]
     payloads, documents, stream = [], [], 0
-    for payload, bounds in read_payloads(inputs, lambda at: _shard(inputs, at, index_of[at]), shards):
+    for payload, bounds in read_payloads(inputs, lambda at: _shard(inputs, at, beside), shards):
         if bounds is not None:
             documents.append(bounds + stream)
         payloads.append(payload)
         stream += payload.length // payload.dtype.itemsize
-    _check(inputs, payloads, [inputs.entries[at].object.uri for at in indices.values()])
+    stems = {_stem(inputs.entries[at]) for at in shards}
+    unpaired = [at for uri, at in beside.items() if uri.endswith(".idx") and uri[:-4] not in stems]
+    _check(inputs, payloads, [inputs.entries[at].object.uri for at in unpaired])
     width = payloads[0].dtype.itemsize
     tokens = options.seq_len + options.overlap
     extent_bytes = max(PAGE_BYTES, options.extent_bytes // PAGE_BYTES * PAGE_BYTES)
@@ -70,9 +74,40 @@ def _stem(entry: ListedObject) -> str:
     return entry.object.uri.rpartition(".")[0]
 
 
-def _shard(inputs: Inputs, at: int, index: int | None) -> tuple[Payload, Ints | None]:
+def _lowered(entry: ListedObject) -> str:
+    end = next(end for end in token_indices.ENDINGS if entry.name.lower().endswith(end))
+    return entry.object.uri[: -len(end)] + end
+
+
+def _shard(inputs: Inputs, at: int, beside: _Beside) -> tuple[Payload, Ints | None]:
     """Return the tokens of a file, and its document bounds where it has an index."""
-    return (_plain(inputs, at), None) if index is None else _megatron(inputs, at, index)
+    entry = inputs.entries[at]
+    index = beside.get(f"{_stem(entry)}.idx")
+    if index is not None:
+        tokens = entry.object
+        dtype, bounds = token_indices.megatron(inputs.fetch, tokens, inputs.entries[index].object)
+        return Payload(at, 0, tokens.size_bytes, dtype), bounds
+    return _datatrove(inputs, at, beside) if entry.extension == "ds" else (_plain(inputs, at), None)
+
+
+def _datatrove(inputs: Inputs, at: int, beside: _Beside) -> tuple[Payload, Ints | None]:
+    """Return the tokens of a `.ds`, of the type that its metadata states unless one is given, and its document bounds."""
+    tokens = inputs.entries[at].object
+    stem = _stem(inputs.entries[at])
+    metadata = beside.get(stem + token_indices.DATATROVE_METADATA)
+    index = beside.get(stem + token_indices.DATATROVE_INDEX)
+    dtype = parse_dtype(inputs.options.dtype) if inputs.options.dtype else None
+    if dtype is None and metadata is not None:
+        dtype = token_indices.datatrove_dtype(inputs.fetch, inputs.entries[metadata].object)
+    if dtype is None:
+        raise InvalidInput(
+            f"{tokens.uri} does not say of what type its tokens are: give dtype='uint16', or 'uint32' for a vocabulary of "
+            "more than 65,536"
+        )
+    found = _whole(inputs, Payload(at, 0, tokens.size_bytes, dtype))
+    if index is None:
+        return found, None
+    return found, token_indices.datatrove_bounds(inputs.fetch, tokens, inputs.entries[index].object, dtype)
 
 
 def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str]) -> None:
@@ -92,34 +127,23 @@ def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str])
 def _plain(inputs: Inputs, at: int) -> Payload:
     entry, options = inputs.entries[at], inputs.options
     stated = parse_dtype(options.dtype) if options.dtype else None
-    if entry.extension == "npy":
+    if stated is not None and stated.shape:
+        raise InvalidInput(f"dtype {options.dtype!r} of tokens cannot have a shape")
+    if entry.extension == "npy" and not (stated is not None and is_headerless(inputs, at)):
         found = npy_payload(inputs, at)
         if stated is not None and stated != found.dtype:
             raise InvalidInput(f"{entry.object.uri} holds {found.dtype.str}, not dtype {options.dtype}")
         return found
-    if stated is not None and stated.shape:
-        raise InvalidInput(f"dtype {options.dtype!r} of tokens cannot have a shape")
-    found = raw_payload(inputs, at, stated)
-    return replace(found, length=found.length // found.dtype.itemsize * found.dtype.itemsize)
+    return _whole(inputs, raw_payload(inputs, at, stated))
 
 
-def _megatron(inputs: Inputs, at: int, index: int) -> tuple[Payload, Ints]:
-    """Return a `.bin` by its `.idx`, and the bounds of its documents, in tokens of this file."""
-    tokens, idx = inputs.entries[at].object, inputs.entries[index].object
-    raw = inputs.fetch(idx, 0, min(idx.size_bytes, _MEGATRON.size))
-    if len(raw) < _MEGATRON.size:
-        raise CorruptData(f"{idx.uri} is shorter than a Megatron header")
-    magic, version, code, sequences, documents = _MEGATRON.unpack(raw)
-    if magic != _MAGIC or version != 1 or code not in _MEGATRON_DTYPES:
-        raise CorruptData(f"{idx.uri} is no Megatron index: magic {magic!r}, version {version}, type {code}")
-    if idx.size_bytes < _MEGATRON.size + 12 * sequences + 8 * documents:
-        raise CorruptData(f"{idx.uri} is truncated: {sequences} sequences and {documents} documents expected")
-    dtype: np.dtype[Any] = np.dtype(_MEGATRON_DTYPES[code])
-    lengths = np.frombuffer(inputs.fetch(idx, _MEGATRON.size, 4 * sequences), "<i4")
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    bounds = np.frombuffer(inputs.fetch(idx, _MEGATRON.size + 12 * sequences, 8 * documents), "<i8")
-    if (lengths < 0).any() or ends[-1] * dtype.itemsize != tokens.size_bytes:
-        raise CorruptData(f"{idx.uri} counts {ends[-1]} tokens of {dtype}, {tokens.uri} has another size")
-    if len(bounds) and not 0 <= bounds.min() <= bounds.max() <= sequences:
-        raise CorruptData(f"{idx.uri} has documents outside its {sequences} sequences")
-    return Payload(at, 0, tokens.size_bytes, dtype), ends[bounds]
+def _whole(inputs: Inputs, payload: Payload) -> Payload:
+    """Return a payload, whose last token may be cut off. Raises InvalidInput for a length that tokens of another type
+    explain."""
+    width = payload.dtype.itemsize
+    if payload.length % width and payload.length % 2 == 0:
+        raise InvalidInput(
+            f"{inputs.entries[payload.object].object.uri} has {payload.length:,} bytes, no whole number of "
+            f"{payload.dtype.name} tokens: give its own dtype= (uint16?), or write it anew if it was cut"
+        )
+    return payload
