@@ -14,7 +14,7 @@ from cachesvc.catalog.adoption import adopt
 from cachesvc.catalog.catalog import BUILDER_VERSION
 from cachesvc.catalog.column_file import write_columns
 from cachesvc.catalog.columns import TextColumn, ints
-from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject, names_of
 from cachesvc.catalog.content_sniffing import json_rows, look, warning
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.labels.hive_partitions import hive_notes
@@ -124,6 +124,9 @@ def _write(survey: Survey, draft: Draft, into: str) -> None:
     columns.update(TextColumn(version.uri[len(prefix) :] for version in versions).columns("object.uri"))
     columns.update(TextColumn(version.etag for version in versions).columns("object.etag"))
     columns.update(TextColumn(draft.classes).columns("class"))
+    names = names_of(survey.entries)
+    if any(name != entry.name for name, entry in zip(names, survey.entries, strict=True)):
+        columns.update(TextColumn(names).columns("object.name"))
     columns["object.size"] = ints(version.size_bytes for version in versions)
     if draft.keys is not None:
         columns.update(draft.keys.columns("key"))

@@ -211,6 +211,9 @@ class Catalog:
         return int(self.columns["piece.object"][int(self.columns["extent.piece"][extent])])
 
     def _shard(self, index: int) -> str:
+        """Return an object's name, or its path where several have that name."""
+        if "object.name.end" in self.columns:
+            return MappedTexts(self.columns, "object.name")[index]
         return self.object(index).uri.rpartition("/")[2]
 
     def find(self, expression: str) -> Ints:

@@ -28,6 +28,9 @@ class TextColumn:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index: int) -> str:
         begin = self.ends[index - 1] if index else 0
         return self.text[begin : self.ends[index]].decode("utf-8", "surrogateescape")

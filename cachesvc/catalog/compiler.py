@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -53,6 +55,25 @@ def split_name(path: str) -> tuple[str, str]:
     folder, slash, name = path.rpartition("/")
     stem, _, extension = name.rpartition(".")
     return (folder + slash + stem, extension) if stem and extension else (path, "")
+
+
+def paths_of(entries: Sequence[ListedObject]) -> list[str]:
+    """Return paths below the URI; where several URIs hold the same path, below their common folder."""
+    paths = [entry.path for entry in entries]
+    if len(set(paths)) == len(paths):
+        return paths
+    uris = [entry.object.uri for entry in entries]
+    common = os.path.commonprefix(uris).rpartition("/")[0]  # noqa: RUF071
+    return [uri[len(common) + 1 :] for uri in uris]
+
+
+def names_of(entries: Sequence[ListedObject]) -> list[str]:
+    """Return the name of each object; its path where several have that name."""
+    names = [entry.name for entry in entries]
+    count = Counter(names)
+    if len(count) == len(names):
+        return names
+    return [path if count[name] > 1 else name for name, path in zip(names, paths_of(entries), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,8 @@ def _check_tags(catalog: Catalog) -> None:
     rows += [len(catalog.labels)] if catalog.labels is not None else []
     if set(rows) - {catalog.samples}:
         raise CorruptData("labels, tags or keys are not one per sample")
+    if "object.name.end" in columns and len(columns["object.name.end"]) != catalog.objects:
+        raise CorruptData("names are not one per object")
 
 
 def _tags(catalog: Catalog, kind: str) -> list[int]:

@@ -8,7 +8,6 @@ big for an extent gets extents of its own. Samples are numbered in the order of 
 from __future__ import annotations
 
 import hashlib
-import os
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, split_name
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, paths_of, split_name
 from cachesvc.catalog.kinds import IMAGES, PLUGIN_IMAGES, TABLES, kind_of
 from cachesvc.catalog.labels import label_tables, sidecars
 from cachesvc.catalog.labels.sample_names import SampleNames
@@ -143,7 +142,7 @@ def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int
 
 
 def _group(entries: Sequence[ListedObject]) -> Samples:
-    names = names_of(entries)
+    names = paths_of(entries)
     split = _alike([split_name(name) for name in names])
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
@@ -218,16 +217,6 @@ def _alike(split: list[tuple[str, str]]) -> list[tuple[str, str]]:
     lowered = [(stem, extension.lower()) for stem, extension in split]
     same = len({extension.lower() for extension in given}) == len(given)
     return split if same or len(set(lowered)) < len(split) else lowered
-
-
-def names_of(entries: Sequence[ListedObject]) -> list[str]:
-    """Return paths below the URI; where several URIs hold the same path, below their common folder."""
-    paths = [entry.path for entry in entries]
-    if len(set(paths)) == len(paths):
-        return paths
-    uris = [entry.object.uri for entry in entries]
-    common = os.path.commonprefix(uris).rpartition("/")[0]  # noqa: RUF071
-    return [uri[len(common) + 1 :] for uri in uris]
 
 
 def _data_first(extension: str) -> tuple[bool, str]:

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Sequence
 
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats.files import IMAGE, draft_files, names_of, one_each
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, paths_of
+from cachesvc.catalog.formats.files import IMAGE, draft_files, one_each
 from cachesvc.catalog.labels.sidecars import class_folders
 from cachesvc.catalog.layout import Field
 
@@ -26,7 +26,7 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 def compile_images(inputs: Inputs) -> Draft:
     """Compile class folders. Raises NotFound where every image is empty."""
     paths = [entry.path for entry in inputs.entries]
-    keys = names_of(inputs.entries)
+    keys = paths_of(inputs.entries)
     size = ints(array("q", [entry.object.size_bytes for entry in inputs.entries]))
     samples = one_each(keys, Field(IMAGE, "jpg"), size)
     draft, files = draft_files(inputs, range(len(paths)), samples)

@@ -17,7 +17,7 @@ import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import TextColumn, ints
-from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject, names_of
 from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.object_bytes import ObjectBytes
 from cachesvc.catalog.formats.tar import BLOCK, TarMember, members
@@ -60,7 +60,7 @@ def compile_webdataset(inputs: Inputs) -> Draft:
     bodies = ObjectBytes(inputs, tars)
     space = AddressSpace([entry.object for entry in inputs.entries])
     total = sum(inputs.entries[at].object.size_bytes for at in tars)
-    samples, done = _Collector(), 0
+    samples, done, names = _Collector(), 0, names_of(inputs.entries)
     damaged: dict[int, CorruptData] = {}
     for at in tars:
         uri, size = inputs.entries[at].object.uri, inputs.entries[at].object.size_bytes
@@ -74,7 +74,7 @@ def compile_webdataset(inputs: Inputs) -> Draft:
                 raise InvalidInput(
                     f"{uri} is compressed by {found}: give it a name that says so, like .tar.gz"
                 )
-        samples.begin_shard(uri, shard, _ANY_SIZE if packed else bodies.cut)
+        samples.begin_shard(uri, names[at], shard, _ANY_SIZE if packed else bodies.cut)
         try:
             for member in members(uri, _ANY_SIZE if packed else size, shard.read):
                 samples.add(member)
@@ -183,6 +183,37 @@ class _Shard:
         return self._size
 
 
+def _told_apart(keys: TextColumn, archives: Sequence[tuple[int, str]]) -> TextColumn:
+    """Return keys of which each names one sample. One that several samples have begins with the name of the archive; one
+    that several samples of an archive have also ends with the place of the sample there."""
+    shared = _shared(keys)
+    if not shared.any():
+        return keys
+    firsts = [first for first, _ in archives]
+    archive_of = np.searchsorted(firsts, np.arange(len(keys)), "right") - 1
+    told = TextColumn(
+        f"{archives[archive_of[at]][1]}/{key}" if shared[at] else key for at, key in enumerate(keys)
+    )
+    twice = _shared(told)
+    if not twice.any():
+        return told
+    return TextColumn(
+        f"{key}:{at - firsts[archive_of[at]]}" if twice[at] else key for at, key in enumerate(told)
+    )
+
+
+def _shared(keys: TextColumn) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which keys several samples have. They are compared by hash first: there may be a billion."""
+    hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+    order = np.argsort(hashes, kind="stable")
+    shared = np.zeros(len(keys), np.bool_)
+    for at in np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]).tolist():
+        one, other = int(order[at]), int(order[at + 1])
+        if keys[one] == keys[other]:
+            shared[[one, other]] = True
+    return shared
+
+
 class _Collector:
     """Collects members as samples."""
 
@@ -190,6 +221,7 @@ class _Collector:
         self._uri, self._begun, self._fields_begun = "", (0, 0), 0
         self._shard: _Shard | _PackedShard | None = None
         self._cut = 0
+        self._archives: list[tuple[int, str]] = []  # the first sample and the name of each
         self._key: str | None = None
         self._sample_of: dict[str, int] = {}  # the last one of each key of the archive
         self._held = array("Q")  # a bit for each field that a sample has
@@ -201,8 +233,9 @@ class _Collector:
         self._sample, self._field = array("q"), array("B")
         self._address, self._length = array("q"), array("q")
 
-    def begin_shard(self, uri: str, shard: _Shard | _PackedShard, cut: int) -> None:
+    def begin_shard(self, uri: str, name: str, shard: _Shard | _PackedShard, cut: int) -> None:
         """Begin another archive, which is cut into extents of `cut` bytes: no sample spans two archives."""
+        self._archives.append((len(self._first), name))
         self._uri, self._shard, self._cut, self._key = uri, shard, cut, None
         self._sample_of = {}
         self._begun, self._fields_begun = (len(self._first), len(self._address)), len(self._fields)
@@ -216,6 +249,7 @@ class _Collector:
     def drop_shard(self) -> None:
         """Forget the members of the archive that was begun last."""
         keys, members = self._begun
+        self._archives.pop()
         self._keys.truncate(keys)
         for column, length in ((self._first, keys), (self._sample, members), (self._field, members)):
             del column[length:]
@@ -307,7 +341,7 @@ class _Collector:
         fields = tuple(Field(name, _encoding(name)) for name in names)
         draft = Draft("rows", space, fields, np.append(firsts, np.int64(count)))
         draft.columns = {"row.address": addresses.reshape(-1), "row.length": lengths.reshape(-1)}
-        draft.keys = self._keys
+        draft.keys = self._keys = _told_apart(self._keys, self._archives)
         if tables:
             told = Tags()
             draft.notes += read_tables(

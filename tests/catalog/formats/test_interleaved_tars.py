@@ -79,10 +79,10 @@ def test_a_sample_that_is_repeated_stays_another_sample(tmp_path: Path) -> None:
     ]
     catalog = opened(tmp_path / "d", {"x.tar": tar(*members), "y.tar": tar(("b.jpg", b"4"), ("b.cls", b"4"))})
     assert [(catalog.key(at), *row.values()) for at, row in enumerate(fields(catalog))] == [
-        ("a", b"1", b"1"),
-        ("b", b"2", b"2"),
-        ("a", b"3", b"3"),
-        ("b", b"4", b"4"),
+        ("x.tar/a:0", b"1", b"1"),
+        ("x.tar/b", b"2", b"2"),
+        ("x.tar/a:2", b"3", b"3"),
+        ("y.tar/b", b"4", b"4"),
     ]
     with pytest.raises(CorruptData, match=r"'a\.jpg' at offset 1024 is the second \.jpg"):
         opened(tmp_path / "twice", {"x.tar": tar(("a.jpg", b"1"), ("a.jpg", b"2"))})
