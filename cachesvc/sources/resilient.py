@@ -9,6 +9,7 @@ after it has returned, so a late loser never overwrites the winner's bytes.
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 import operator
 import random
@@ -23,8 +24,9 @@ from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
 from cachesvc.sources.paces import SharedPace
-from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
+from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 HEDGE_THREADS = 4
 BREAKER_POLL_S = 0.25
@@ -37,14 +39,12 @@ RATE_POLL_S = 1.0
 class Resilience:
     """Limits of retries.
 
-    `deadline_s` covers all tries of one call; no try starts after it. A call's wait for its turn in the rate is not
-    counted while the source serves other calls. `attempts`: the most tries that may fail while the source is up.
-    Throttled tries, and failures of a source that is down, are limited by the deadline alone. `concurrency`: the most
-    calls at a time.
+    `deadline_s` covers all tries of one request: a read, a HEAD, or one page of a listing. No try starts after it. A
+    request's wait for its turn in the rate is not counted while the source serves other requests. `concurrency`: the most
+    requests at a time.
     """
 
     deadline_s: float = 120.0
-    attempts: int = 8
     concurrency: int = 64
     hedge: bool = True
 
@@ -122,6 +122,8 @@ class Resilient:
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """List the source with retries; yields the first object when the listing is complete."""
+        if isinstance(self._source, Paged):
+            return iter([*self._source.list_by(prefix, self._with_retries)])
         return iter(self._with_retries(lambda: [*self._source.list(prefix)]))
 
     def head(self, uri: str) -> ObjectVersion:
@@ -157,7 +159,7 @@ class Resilient:
 
     def _with_retries(self, call: Callable[[], T]) -> T:
         until = self._clock() + self._resilience.deadline_s
-        attempt = failures = refusals = 0
+        attempt = refusals = 0
         while True:
             self._wait_while_down(until)
             until += self._wait_for_rate(until)
@@ -166,7 +168,7 @@ class Resilient:
                     sent_at = self._clock()
                     answer = call()
             except SourceUnavailable as error:
-                failures += self._failed(error, sent_at)
+                now = self._failed(error, sent_at)
                 refusals += error.throttled
                 wait_s = full_jitter_s(attempt, self._chance())
                 if refusals > 1 or not error.throttled:
@@ -174,7 +176,7 @@ class Resilient:
                     # obeys Retry-After, and this fill does not wait longer than others. A second refusal may be of this
                     # very object. Jitter on top keeps refused calls from returning at the same instant.
                     wait_s = max(wait_s, error.retry_after_s * (1 + 0.25 * self._chance()))
-                if failures >= self._resilience.attempts or self._clock() + wait_s >= until:
+                if now + wait_s >= until:
                     raise
                 attempt += 1
                 with self._lock:
@@ -193,18 +195,23 @@ class Resilient:
         with self._lock:
             self._breaker.succeeded()
 
-    def _failed(self, error: SourceUnavailable, sent_at: float) -> int:
-        """Note a failure. Return 1 if it counts against `attempts`, else 0."""
+    def _failed(self, error: SourceUnavailable, sent_at: float) -> float:
+        """Note a failure. Return the time."""
         with self._lock:
             now = self._clock()
             self._last_error = str(error)
-            self._breaker.failed(now)
+            opened = self._breaker.failed(now)
             self._counters.throttled += error.throttled
-            counts = not error.throttled and not self._breaker.open
         if error.throttled:
             with self._pace.held() as pace:
                 pace.refused(sent_at, now, error.retry_after_s)
-        return int(counts)
+        if opened:
+            log.warning(
+                "a source does not answer and is tried for up to %.0f s: %s",
+                self._resilience.deadline_s,
+                error,
+            )
+        return now
 
     def _wait_while_down(self, until: float) -> None:
         """Wait until the breaker lets a call through. Raises SourceUnavailable at `until`, and at once for a source that

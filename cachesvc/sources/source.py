@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.model import ObjectVersion
 
+_T = TypeVar("_T")
 Checker = Callable[[Iterable[memoryview]], None]
 """Compares all bytes of an object, given in order. Raises `SourceUnavailable` when they differ, since the next read may
 bring the right ones, and `CorruptData` when the same wrong bytes came twice."""
@@ -54,4 +55,24 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close connections and files."""
+        ...
+
+
+class Send(Protocol):
+    """Calls a function that sends one request, and calls it again while the source is unavailable."""
+
+    def __call__(self, request: Callable[[], _T], /) -> _T: ...
+
+
+def send_once(request: Callable[[], _T], /) -> _T:
+    """Send a request without retries; a `Send`."""
+    return request()
+
+
+@runtime_checkable
+class Paged(Protocol):
+    """A source whose listings take many requests, each of which is retried by itself."""
+
+    def list_by(self, prefix: str, send: Send) -> Iterator[ObjectVersion]:
+        """List as `Source.list`, with `send` for each request."""
         ...

@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.sources.remote import FsspecSource
 from cachesvc.sources.resilient import Resilience, Resilient
+from tests.support.clock import Clock
 
 
 class Driver(MemoryFileSystem):
@@ -60,7 +61,9 @@ def test_a_driver_that_hangs_is_given_up_and_asked_again(driver: tuple[Driver, s
         list(source.list(root))
     files.hangs = 2
     into = bytearray(400)
-    Resilient(source, Resilience(), sleep=lambda _: None).read_into(version, 0, memoryview(into))
+    Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep).read_into(
+        version, 0, memoryview(into)
+    )
     assert into == b"data" * 100
 
 
@@ -71,5 +74,5 @@ def test_errors_of_a_driver_are_typed_and_tried_again(driver: tuple[Driver, str]
     with pytest.raises(SourceUnavailable, match="quota of the day"):
         list(source.list(root))
     files.fails = 3
-    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
     assert [each.size_bytes for each in patient.list(root)] == [400]

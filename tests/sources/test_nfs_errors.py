@@ -18,6 +18,7 @@ from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.watched import HUNG_S, CallWatch, WatchedSource
+from tests.support.clock import Clock
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.users import ALICE, as_root, as_user
 
@@ -59,7 +60,7 @@ def test_an_error_of_the_server_is_tried_again(mount: FaultyMount, code: int) ->
     mount.files["x"].fail, mount.files["x"].times = code, 2
     with pytest.raises(SourceUnavailable, match=os.strerror(code)):
         read(FilesSource(), version)
-    patient = Resilient(FilesSource(), Resilience(), sleep=lambda _: None)
+    patient = Resilient(FilesSource(), Resilience(), clock := Clock(), sleep=clock.sleep)
     assert read(patient, version) == DATA
     assert patient.counters.retries == 1
 

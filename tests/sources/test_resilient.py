@@ -19,7 +19,7 @@ from cachesvc.core.rates.backoff import (
     hedge_allowed,
 )
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Send, ignore_received
 from tests.support.clock import Clock
 
 X = ObjectVersion("fake://x", 4, "v")
@@ -65,6 +65,23 @@ class FlakySource:
         pass
 
 
+class PagedSource(FlakySource):
+    """A source whose listing takes a request for each object. Every second request fails."""
+
+    def __init__(self, pages: int, throttled: bool) -> None:
+        super().__init__(0, throttled)
+        self.pages = pages
+
+    def list_by(self, prefix: str, send: Send) -> Iterator[ObjectVersion]:
+        for number in range(self.pages):
+            send(self._ask)
+            yield ObjectVersion(f"{prefix}{number}", 1, "v")
+
+    def _ask(self) -> None:
+        self.failures = self.calls + self.calls % 2
+        self._maybe()
+
+
 def _resilient(source: FlakySource, clock: Clock, **settings: float) -> Resilient:
     return Resilient(source, Resilience(**settings), clock, lambda: 0.5, clock.sleep)  # type: ignore[arg-type]
 
@@ -78,14 +95,22 @@ def test_a_call_is_retried_until_it_succeeds() -> None:
     assert clock.now == pytest.approx(0.5 * (0.1 + 0.2 + 0.4))
 
 
-def test_a_call_gives_up_after_its_attempts_or_before_its_deadline() -> None:
+def test_a_lone_call_is_tried_until_its_deadline_and_not_beyond() -> None:
     clock, source = Clock(), FlakySource(1000)
     with pytest.raises(SourceUnavailable):
-        _resilient(source, clock, attempts=4).head("fake://x")
-    assert source.calls == 4
+        _resilient(source, clock).head("fake://x")
+    assert 110 <= clock.now <= 120
+    assert source.calls < 40
     with pytest.raises(SourceUnavailable):
-        _resilient(FlakySource(1000), clock, attempts=1000, deadline_s=30).head("fake://x")
-    assert clock.now < 31
+        _resilient(FlakySource(1000), clock := Clock(), deadline_s=30).head("fake://x")
+    assert 20 <= clock.now <= 30
+
+
+@pytest.mark.parametrize("throttled", [False, True])
+def test_each_page_of_a_listing_is_retried_by_itself(throttled: bool) -> None:
+    source = PagedSource(pages=1000, throttled=throttled)
+    assert len(list(_resilient(source, Clock()).list("fake://"))) == 1000
+    assert source.calls == 1999
 
 
 def test_a_missing_object_is_requested_once() -> None:
@@ -97,7 +122,7 @@ def test_a_missing_object_is_requested_once() -> None:
 
 def test_retry_after_is_honoured_by_this_call_and_by_the_next() -> None:
     clock, source = Clock(), FlakySource(1, throttled=True, retry_after_s=7)
-    patient = _resilient(source, clock, attempts=1)
+    patient = _resilient(source, clock)
     patient.head("fake://x")
     assert clock.now >= 7
     assert patient.counters.throttled == 1

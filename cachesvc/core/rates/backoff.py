@@ -13,7 +13,7 @@ HEDGE_SHARE = 0.02
 """The most requests that are hedged, as a part of all: the source's load and bill grow by no more."""
 
 
-def full_jitter_s(attempt: int, chance: float, first_s: float = 0.1, limit_s: float = 20.0) -> float:
+def full_jitter_s(attempt: int, chance: float, first_s: float = 0.1, limit_s: float = 8.0) -> float:
     """Seconds to wait after failure number `attempt` (0 first): chance * min(limit, first * 2^attempt).
 
     `chance` is uniform in [0, 1). "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
@@ -259,10 +259,11 @@ _NUMBERS = attrgetter(*(each.name for each in fields(Pace)))
 
 @dataclass(slots=True)
 class SourceBreaker:
-    """A circuit breaker for a source. It opens after `FAILURES` in a row, over at least `QUIET_S`. While it is
-    open, one request an interval is a probe, and all others wait for its outcome."""
+    """A circuit breaker for a source. It opens after `FAILURES` in a row, over at least `QUIET_S`: the retries of a single
+    call take six seconds for that. While it is open, one request an interval is a probe, and all others wait for its
+    outcome."""
 
-    FAILURES = 16
+    FAILURES = 8
     QUIET_S = 2.0
     FIRST_S = 0.5
     LIMIT_S = 8.0
@@ -294,10 +295,13 @@ class SourceBreaker:
         """Close it: the source answered."""
         self._failures, self._interval_s = 0, 0.0
 
-    def failed(self, now: float) -> None:
-        """Count a failure: no answer, a broken one, or one that says that the server does not work."""
+    def failed(self, now: float) -> bool:
+        """Count a failure: no answer, a broken one, or one that says that the server does not work. Return True if it opens
+        the breaker."""
         self._failures += 1
         if self._failures == 1:
             self._since = now
         if not self.open and self._failures >= self.FAILURES and now - self._since >= self.QUIET_S:
             self._interval_s, self._probe_at = self.FIRST_S, now + self.FIRST_S
+            return True
+        return False

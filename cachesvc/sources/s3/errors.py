@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import botocore.exceptions
 from botocore.parsers import ResponseParserError
@@ -38,6 +39,22 @@ FAILED = (
 )
 """The exceptions of botocore, with those for a malformed date or number, and for a credential process that does not start
 or prints something else than the expected JSON."""
+_PAGE = re.compile(rb"\s*(?:<!doctype\s+html|<html)", re.IGNORECASE)
+
+
+class WebPage(RuntimeError):
+    """A web page with status 200, such as a proxy sends while the server behind it is down."""
+
+
+def refuse_page(response_dict: dict[str, Any], **_: object) -> None:
+    """Raise WebPage for a web page in the place of an answer of S3. Called by botocore before it parses an answer: it would
+    take the page for an empty listing or an error of the server."""
+    # botocore has made a 500 of a 200 with a body that is no XML.
+    if response_dict["status_code"] in (200, 500) and _PAGE.match(response_dict["body"]):
+        kind = response_dict["headers"].get("content-type", "no content type")
+        raise WebPage(f"the answer is a web page ({kind}), not one of S3")
+
+
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 _FORBIDDEN = {"401", "403", "AccessDenied", "SignatureDoesNotMatch"} | EXPIRED
 _REMEDIES = {
@@ -119,6 +136,10 @@ def from_botocore(error: Exception, uri: str) -> CacheError:
         return proxy_needs_login(uri, "https")
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
+    if isinstance(error, WebPage):
+        return SourceUnavailable(
+            f"{uri}: {error}; check the endpoint (AWS_ENDPOINT_URL) and the proxies on the way"
+        )
     if without_secrets(error) is None:
         inner = error.kwargs["error"]  # type: ignore[attr-defined]
         said = one_line(inner) if isinstance(inner, OSError) else type(inner).__name__

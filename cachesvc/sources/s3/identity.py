@@ -32,7 +32,6 @@ from cachesvc.sources.s3.errors import FAILED
 from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 log = logging.getLogger(__name__)
-LIST_ATTEMPTS = 5
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _FIELDS = {
     "AWS_ACCESS_KEY_ID": "access_key",
@@ -139,7 +138,7 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountId
     plain = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
-        retries={"mode": "standard", "total_max_attempts": LIST_ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": 1},  # `Resilient` retries
         max_pool_connections=32,
     )
 
@@ -153,6 +152,7 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountId
             region_name=elsewhere or region or session.region_name or "us-east-1",
             config=plain if credentials is not None else plain.merge(unsigned),
         )
+        client.meta.events.register("before-parse.s3", s3_errors.refuse_page)
         if payer := _payer():
             client.meta.events.register("before-call.s3", lambda params, **_: params["headers"].update(payer))
         return client, credentials

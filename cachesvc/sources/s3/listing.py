@@ -3,63 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from cachesvc.core.errors import InvalidInput, SourceUnavailable
+from cachesvc.core.errors import SourceUnavailable
+from cachesvc.sources.source import Send
 
 _FIELDS = ("IsTruncated", "Name", "MaxKeys", "KeyCount", "Contents")
 """Every listing, also an empty one, has some of these."""
 _MAX_OBJECT_BYTES = 1 << 50
 Call = Callable[..., Any]
 """`call(prefix, operation, **arguments)` sends one request through boto3."""
+Rows = list[dict[str, Any]]
 
 
-def rows(call: Call, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
+def rows(call: Call, send: Send, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
     """Yield every object whose key begins with `key`. A page without a continuation token comes from a server that knows
     version 1 only. Raises SourceUnavailable for a listing that does not advance."""
-    start: dict[str, str] = {}
+    token = ""
     while True:
-        page = call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start)
-        yield from contents(prefix, page)
+        start = {"ContinuationToken": token} if token else {}
+        page, found = send(partial(ask, call, prefix, "list_objects_v2", Bucket=bucket, Prefix=key, **start))
+        yield from found
         if not page.get("IsTruncated"):
             return
-        token = page.get("NextContinuationToken", "")
+        before, token = token, page.get("NextContinuationToken", "")
         if not token:
-            yield from _rows_v1(call, prefix, bucket, key, _marker(prefix, page, ""))
+            yield from _rows_v1(call, send, prefix, bucket, key, _marker(prefix, page, found, ""))
             return
-        if token == start.get("ContinuationToken"):
+        if token == before:
             raise _broken(prefix)
-        start = {"ContinuationToken": token}
 
 
-def _rows_v1(call: Call, prefix: str, bucket: str, key: str, marker: str) -> Iterator[dict[str, Any]]:
+def _rows_v1(
+    call: Call, send: Send, prefix: str, bucket: str, key: str, marker: str
+) -> Iterator[dict[str, Any]]:
     """Yield the objects whose keys follow `marker`, by version 1."""
     while True:
-        page = call(prefix, "list_objects", Bucket=bucket, Prefix=key, Marker=marker)
-        yield from contents(prefix, page)
+        page, found = send(
+            partial(ask, call, prefix, "list_objects", Bucket=bucket, Prefix=key, Marker=marker)
+        )
+        yield from found
         if not page.get("IsTruncated"):
             return
-        marker = _marker(prefix, page, marker)
+        marker = _marker(prefix, page, found, marker)
 
 
-def _marker(prefix: str, page: dict[str, Any], before: str) -> str:
+def ask(call: Call, prefix: str, operation: str, **arguments: str | int) -> tuple[dict[str, Any], Rows]:
+    """Request one page. Return it, and its objects. Raises as `call`, and SourceUnavailable for a page that is no
+    listing."""
+    page = call(prefix, operation, **arguments)
+    return page, _contents(prefix, page)
+
+
+def _marker(prefix: str, page: dict[str, Any], found: Rows, before: str) -> str:
     """Return the marker of the next page; the last key, if the server states none."""
-    found = contents(prefix, page)
     marker: str = page.get("NextMarker") or (found[-1]["Key"] if found else "")
     if marker in ("", before):
         raise _broken(prefix)
     return marker
 
 
-def contents(prefix: str, page: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the objects of a page. Raises SourceUnavailable for objects without names or sizes, InvalidInput for a page
-    that is no listing: botocore parses the login page of a proxy as an empty one."""
+def _contents(prefix: str, page: dict[str, Any]) -> Rows:
+    """Return the objects of a page. Raises SourceUnavailable for objects without names or sizes, and for a page that is no
+    listing, which botocore parses as an empty one."""
     if not any(field in page for field in _FIELDS):
-        raise InvalidInput(
-            f"{prefix}: the answer is no S3 listing, but perhaps a web page; check the endpoint (AWS_ENDPOINT_URL) and the "
-            "proxies on the way"
+        kind = page["ResponseMetadata"]["HTTPHeaders"].get("content-type", "no content type")
+        raise SourceUnavailable(
+            f"{prefix}: the answer is no S3 listing ({kind}); check the endpoint (AWS_ENDPOINT_URL) and the proxies on the"
+            " way"
         )
-    found: list[dict[str, Any]] = page.get("Contents", [])
+    found: Rows = page.get("Contents", [])
     if any("Key" not in row or not 0 <= row.get("Size", -1) < _MAX_OBJECT_BYTES for row in found):
         raise SourceUnavailable(f"{prefix}: the server lists objects without their names or sizes")
     return found

@@ -4,9 +4,10 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from cachesvc.core.errors import CacheError, CorruptData, SourceChanged, SourceUnavailable
+from cachesvc.core.errors import CacheError, CorruptData, NotAllowed, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
@@ -14,7 +15,7 @@ from cachesvc.sources.s3.addressing import split_uri
 from cachesvc.sources.s3.errors import OVERWRITTEN
 from cachesvc.sources.s3.http import parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import OtherVersion, encoding_of
+from cachesvc.sources.s3.responses import OtherVersion, check_no_page, encoding_of
 
 _BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL to the storage itself"
 
@@ -38,6 +39,7 @@ class MismatchJudge:
         bucket, key = split_uri(version.uri)
         said = self._call(version.uri, "head_object", Bucket=bucket, Key=key, **arguments)
         headers: dict[str, str] = said["ResponseMetadata"]["HTTPHeaders"]
+        check_no_page(version.uri, headers)
         etag = headers.get("etag", "")
         if version.etag and not etag:
             raise SourceUnavailable(
@@ -83,8 +85,12 @@ class MismatchJudge:
         """Return the error for an object that differs from the listing; CorruptData if a new listing still does not
         agree."""
         bucket, key = split_uri(version.uri)
-        page = self._call(version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
-        for row in s3_listing.contents(version.uri, page):
+        rows: s3_listing.Rows = []
+        with suppress(NotAllowed):  # a policy may allow reads alone
+            _, rows = s3_listing.ask(
+                self._call, version.uri, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1
+            )
+        for row in rows:
             listed = row["Key"] == key and row["Size"] == version.size_bytes
             if listed and version.etag and tags.same(row.get("ETag", ""), version.etag):
                 return CorruptData(

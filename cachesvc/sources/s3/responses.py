@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
@@ -9,6 +11,10 @@ from cachesvc.sources.s3.http import Response, UnexpectedResponse, parse_number
 
 _NONE = ("", "identity", "aws-chunked")
 """Content encodings that change no stored byte. SDKs leave `aws-chunked` behind from their uploads."""
+
+
+_PAGES = (".htm", ".html", ".xhtml", ".php", ".asp", ".aspx", ".jsp")
+"""Names of objects that may be web pages themselves."""
 
 
 class OtherVersion(SourceUnavailable):
@@ -22,6 +28,7 @@ def verify(version: ObjectVersion, offset: int, size: int, response: Response) -
     """Check a response with status 200 or 206 before its body is read. Raises UnexpectedResponse for another form or length
     than was requested, and OtherVersion."""
     uri, span = version.uri, response.headers.get("content-range")
+    check_no_page(uri, response.headers)
     stored = encoding_of(response.headers)
     if stored and "content-encoding" not in response.headers:
         raise UnexpectedResponse(f"the server decoded {uri}, which is stored with Content-Encoding: {stored}")
@@ -37,6 +44,18 @@ def verify(version: ObjectVersion, offset: int, size: int, response: Response) -
         raise OtherVersion(f"{uri} is no longer the version {version.etag}")
     if response.length != size and not response.chunked:
         raise UnexpectedResponse(f"the server announced {response.length} bytes of {uri}, not {size}")
+
+
+def check_no_page(uri: str, headers: Mapping[str, str]) -> None:
+    """Raise SourceUnavailable for a web page in the place of an object, such as a proxy sends with status 200 while the
+    server behind it is down: it has no entity tag."""
+    kind, name = headers.get("content-type", ""), uri.partition("?")[0].rpartition("/")[2]
+    data = "." in name and not name.lower().endswith(_PAGES)
+    if data and kind.lower().startswith("text/html") and not headers.get("etag"):
+        raise SourceUnavailable(
+            f"{uri}: the answer is a web page ({kind}) without an ETag, not the object; check the endpoint and the proxies"
+            " on the way"
+        )
 
 
 def encoding_of(headers: dict[str, str]) -> str:

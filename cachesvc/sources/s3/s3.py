@@ -42,9 +42,9 @@ from cachesvc.sources.s3.http import (
 from cachesvc.sources.s3.identity import AccountIdentity, service_data, sign_in, tls_context
 from cachesvc.sources.s3.mismatches import MismatchJudge
 from cachesvc.sources.s3.proxies import proxy_of
-from cachesvc.sources.s3.responses import OtherVersion, verify
+from cachesvc.sources.s3.responses import OtherVersion, check_no_page, verify
 from cachesvc.sources.s3.stated_checksums import StatedChecksums
-from cachesvc.sources.source import Checker, OnReceived, ignore_received
+from cachesvc.sources.source import Checker, OnReceived, Send, ignore_received, send_once
 
 _CODE = re.compile(rb"<Code>([A-Za-z0-9._-]{1,64})</Code>")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -95,33 +95,48 @@ class S3Source:
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Yield every object below `prefix`, in key order, or the one object of exactly that name."""
+        return self.list_by(prefix, send_once)
+
+    def list_by(self, prefix: str, send: Send) -> Iterator[ObjectVersion]:
+        """List with `send` for each request. See `Paged`."""
         bucket, key = split_uri(prefix, key_needed=False)
-        if key and not key.endswith("/") and bucket.endswith(DIRECTORY_BUCKET):
-            with suppress(NotFound):  # a directory bucket lists only prefixes that end in a slash
-                yield self.head(prefix)
-                return
-            key += "/"
-        elif key and not key.endswith("/"):
-            page = self._call(prefix, "list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
-            first = s3_listing.contents(prefix, page)
-            if first and first[0]["Key"] == key:
-                yield _version(bucket, first[0])
+        if key and not key.endswith("/"):
+            exact = self._exactly(prefix, bucket, key, send)
+            if exact is not None:
+                yield exact
                 return
             key += "/"
         found: dict[bytes, ObjectVersion] = {}
-        for row in s3_listing.rows(self._call, prefix, bucket, key):
+        for row in s3_listing.rows(self._call, send, prefix, bucket, key):
             if row["Size"] or not row["Key"].endswith("/"):
                 version = _version(bucket, row)
-                if found.setdefault(row["Key"].encode(), version) != version:
-                    raise SourceUnavailable(f"{version.uri} was overwritten while it was listed; list again")
+                name = row["Key"].encode()
+                if found.setdefault(name, version) != version:  # overwritten while it was listed
+                    found[name] = send(partial(self.head, version.uri))
         # Sorted: S3 lists in key order, S3 Express and SeaweedFS do not.
         for name in sorted(found):
             yield found[name]
+
+    def _exactly(self, uri: str, bucket: str, key: str, send: Send) -> ObjectVersion | None:
+        """Return the object of exactly this name, or None. Raises as `list`.
+
+        A policy may allow LIST only below `key/`, or not at all: then a HEAD tells, which needs the right to read the
+        object. Without that right the HEAD of a missing object is refused, too."""
+        if not bucket.endswith(DIRECTORY_BUCKET):  # which lists only prefixes that end in a slash
+            with suppress(NotAllowed):
+                exactly: dict[str, Any] = {"Bucket": bucket, "Prefix": key, "MaxKeys": 1}
+                _, first = send(partial(s3_listing.ask, self._call, uri, "list_objects_v2", **exactly))
+                return _version(bucket, first[0]) if first and first[0]["Key"] == key else None
+        with suppress(NotFound, NotAllowed):
+            return send(partial(self.head, uri))
+        return None
 
     def head(self, uri: str) -> ObjectVersion:
         """Return the object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
         bucket, key = split_uri(uri)
         found = self._call(uri, "head_object", Bucket=bucket, Key=key)
+        headers: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
+        check_no_page(uri, headers)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
 
     def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:

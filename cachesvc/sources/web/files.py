@@ -9,6 +9,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.http import HttpConnection, Response, parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
+from cachesvc.sources.s3.responses import check_no_page
 from cachesvc.sources.source import OnReceived, ignore_received
 from cachesvc.sources.web.client import WebClient, receive, refusal
 
@@ -38,6 +39,7 @@ class WebSource:
             if response.status not in (200, 206, 416):
                 connection.read_error(response)
                 raise refusal(uri, response)
+            check_no_page(uri, response.headers)
             size = response.length
             if response.status != 200:
                 size = parse_number(response.headers.get("content-range", "").rpartition("/")[2])
@@ -62,6 +64,7 @@ class WebSource:
             if response.status not in (200, 206):
                 connection.read_error(response)
                 raise refusal(version.uri, response)
+            check_no_page(version.uri, response.headers)
             response.headers["etag"] = _tag(response)
             if response.status == 200 and headers.get("Range"):
                 return self._read_behind(version, offset, into, received, response, connection)

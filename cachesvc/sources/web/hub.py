@@ -12,7 +12,8 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin
@@ -28,7 +29,8 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.http import HttpConnection, Response
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.source import Checker, OnReceived, ignore_received
+from cachesvc.sources.s3.responses import check_no_page
+from cachesvc.sources.source import Checker, OnReceived, Send, ignore_received, send_once
 from cachesvc.sources.web.client import REDIRECTS, WebClient, receive, redirected, refusal
 
 _URI = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.DOTALL)
@@ -54,10 +56,14 @@ class HubSource:
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Yield every file below a folder in the order of their paths, or the file of exactly that name."""
+        return self.list_by(prefix, send_once)
+
+    def list_by(self, prefix: str, send: Send) -> Iterator[ObjectVersion]:
+        """List with `send` for each request. See `Paged`."""
         repository, revision, path = _split(prefix)
-        sha = self._commit(repository, revision, prefix)
+        sha = send(lambda: self._commit(repository, revision, prefix))
         root = prefix.rstrip("/").removesuffix(path.rstrip("/")).rstrip("/")
-        found = dict(self._files(repository, sha, path.strip("/"), prefix))
+        found = dict(self._files(send, repository, sha, path.strip("/"), prefix))
         for name in sorted(found, key=str.encode):
             yield ObjectVersion(f"{root}/{name}", *found[name])
 
@@ -130,6 +136,7 @@ class HubSource:
             connection.read_error(response)
             if response.status not in (200, 206, *REDIRECTS):
                 raise self._refusal(uri, response)
+            check_no_page(uri, response.headers)
             linked = response.headers.get("x-linked-etag", "").strip('"')
             commit = response.headers.get("x-repo-commit", sha)
             if (linked and linked != oid) or commit != sha:
@@ -181,32 +188,36 @@ class HubSource:
         return sha
 
     def _files(
-        self, repository: str, sha: str, below: str, uri: str
+        self, send: Send, repository: str, sha: str, below: str, uri: str
     ) -> Iterator[tuple[str, tuple[int, str]]]:
         """Yield (path, (size, version)) of the files in a folder, or of one file."""
         try:
-            yield from self._tree(repository, sha, below, uri, recursive=True)
+            yield from self._tree(send, repository, sha, below, uri, recursive=True)
         except NotFound:
             folder, _, _ = below.rpartition("/")
-            beside = dict(self._tree(repository, sha, folder, uri, recursive=False)) if below else {}
+            beside = dict(self._tree(send, repository, sha, folder, uri, recursive=False)) if below else {}
             if below not in beside:
                 raise
             yield below, beside[below]
 
     def _tree(
-        self, repository: str, sha: str, below: str, uri: str, recursive: bool
+        self, send: Send, repository: str, sha: str, below: str, uri: str, recursive: bool
     ) -> Iterator[tuple[str, tuple[int, str]]]:
         folder = f"/{quote(below)}" if below else ""
         place = f"/api/datasets/{repository}/tree/{sha}{folder}?recursive={str(recursive).lower()}"
         for _ in range(_MAX_PAGES):
-            rows, following = self._json(place, uri)
-            for row in rows if isinstance(rows, list) else [None]:
-                if found := _file(row, sha, uri):
-                    yield found
+            files, following = send(partial(self._page, place, sha, uri))
+            yield from files
             if not following:
                 return
             place = following
         raise SourceUnavailable(f"{uri}: the hub's listing does not end")
+
+    def _page(self, place: str, sha: str, uri: str) -> tuple[Sequence[tuple[str, tuple[int, str]]], str]:
+        """Return the files of one page of a tree, and the URL of the next page."""
+        rows, following = self._json(place, uri)
+        files = [_file(row, sha, uri) for row in (rows if isinstance(rows, list) else [None])]
+        return [each for each in files if each], following
 
     def _json(self, place: str, uri: str) -> tuple[Any, str]:
         """Return the answer to a call of the hub's API, and the URL of its next page."""
@@ -222,7 +233,8 @@ class HubSource:
         try:
             return json.loads(body), following[1] if following else ""
         except (ValueError, RecursionError) as error:
-            raise SourceUnavailable(f"{uri}: the hub's answer is no JSON") from error
+            kind = response.headers.get("content-type", "no content type")
+            raise SourceUnavailable(f"{uri}: the hub's answer is no JSON ({kind})") from error
 
     def _resolve_url(self, repository: str, sha: str, path: str) -> str:
         return f"{self.endpoint}/datasets/{repository}/resolve/{sha}/{quote(path)}"

@@ -369,8 +369,8 @@ def test_the_rate_stays_a_rate(answers: list[tuple[bool, float]]) -> None:
 def test_a_source_that_is_down_costs_one_probe_an_interval() -> None:
     breaker, probes = SourceBreaker(), []
     for number in range(breaker.FAILURES):
-        assert breaker.ask(number / 4) == 0
-        breaker.failed(number / 4)
+        assert breaker.ask(number / 3) == 0
+        breaker.failed(number / 3)
     assert breaker.open
     now = 4.0
     while now < 64:
@@ -425,7 +425,7 @@ class Dead:
 def test_an_outage_shorter_than_the_deadline_is_waited_out_with_few_requests() -> None:
     clock = Clock()
     source = Dead(clock, until=100.0)
-    patient = Resilient(source, Resilience(attempts=100), clock, lambda: 0.5, clock.sleep)
+    patient = Resilient(source, Resilience(), clock, lambda: 0.5, clock.sleep)
     assert patient.head("fake://x").uri == "fake://x"
     assert clock.now < 100 + SourceBreaker.LIMIT_S + 1
     assert source.calls < 40
@@ -434,7 +434,7 @@ def test_an_outage_shorter_than_the_deadline_is_waited_out_with_few_requests() -
 def test_a_source_that_is_gone_is_one_typed_error_in_bounded_time_and_then_at_once() -> None:
     clock = Clock()
     source = Dead(clock, until=math.inf)
-    patient = Resilient(source, Resilience(attempts=100, deadline_s=60), clock, lambda: 0.5, clock.sleep)
+    patient = Resilient(source, Resilience(deadline_s=60), clock, lambda: 0.5, clock.sleep)
     with pytest.raises(SourceUnavailable, match="cannot connect"):
         patient.head("fake://x")
     assert clock.now <= 60

@@ -223,6 +223,6 @@ def test_a_bit_flipped_on_the_way_is_seen_where_a_whole_object_is_read(
 ) -> None:
     assert _read(source, version, 0, len(DATA)) == DATA
     proxy.faults.append(Fault("flip", after_bytes=12_345))
-    patient = Resilient(source, Resilience(), sleep=lambda _: None)
+    patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
     assert _read(patient, version, 0, len(DATA)) == DATA
     assert patient.counters.retries == 1

@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, NotAllowed, NotFound, SourceChanged
+from cachesvc.core.errors import (
+    CacheError,
+    CorruptData,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.fetch import PART_BYTES
 from cachesvc.sources.resilient import Resilience, Resilient
@@ -22,6 +30,7 @@ from cachesvc.sources.s3.s3 import S3Source
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
+from tests.support.clock import Clock
 from tests.support.faults.fake_s3 import FakeS3, Object
 from tests.support.faults.s3_answers import DATA, put, read
 
@@ -42,7 +51,7 @@ def part(source: S3Source, version: ObjectVersion, offset: int, size: int) -> by
 
 
 def patient(source: S3Source) -> Resilient:
-    return Resilient(source, Resilience(), sleep=lambda _: None)
+    return Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
 
 
 def decodes_unless_told(handler: BaseHTTPRequestHandler) -> bool:
@@ -225,11 +234,33 @@ def test_a_permanent_refusal_is_requested_once(
     assert "\n" not in str(caught.value)
 
 
-def test_a_proxys_web_page_is_not_an_empty_listing(fake: FakeS3, source: S3Source) -> None:
-    fake.listing = "<html><body>Log in</body></html>"
-    with pytest.raises(InvalidInput, match=r"no S3 listing.*AWS_ENDPOINT_URL"):
+@pytest.mark.parametrize("page", ["<html><body>Log in</body></html>", "<html><br>Just a moment"])
+def test_a_proxys_web_page_is_not_an_empty_listing(fake: FakeS3, source: S3Source, page: str) -> None:
+    fake.listing = page
+    with pytest.raises(SourceUnavailable, match=r"a web page \(.*AWS_ENDPOINT_URL"):
         list(patient(source).list("s3://bucket/d/"))
-    assert fake.asked == ["LIST"]
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+def test_a_lone_listing_or_read_outlasts_an_outage_of_a_hundred_seconds(
+    fake: FakeS3, source: S3Source, status: int
+) -> None:
+    version = put(fake, DATA)
+    clock = Clock()
+    patient = Resilient(source, Resilience(), clock, sleep=clock.sleep)
+    for call in (lambda: list(patient.list("s3://bucket/")), lambda: patient.head(version.uri)):
+        back_at = clock.now + 100
+        fake.asked.clear()
+        fake.refuse = lambda handler, back_at=back_at: (status, "Error") if clock.now < back_at else None
+        assert call() in ([version], version)
+        assert len(fake.asked) < 60, "one layer of retries"
+
+
+def test_each_page_of_a_listing_may_fail(fake: FakeS3, source: S3Source) -> None:
+    fake.objects = {f"p/{number:06}": Object(number, f"e{number}") for number in range(5_000)}
+    fake.refuse = lambda handler: (500, "InternalError") if fake.requests % 2 else None
+    assert len(list(patient(source).list("s3://bucket/p/"))) == 5_000
+    assert fake.asked == ["LIST"] * 10
 
 
 def test_a_proxys_web_page_is_not_an_overwrite(fake: FakeS3, source: S3Source) -> None:

@@ -17,11 +17,13 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.uri import allowlist, canonical
 from cachesvc.sources.web import files as web_files
 from cachesvc.sources.web.files import WebSource
 from loader import open_dataset
 from testbed.node import Daemon
+from tests.support.clock import Clock
 from tests.support.datasets import tar_bytes
 from tests.support.faults.web_server import WebServer, serving
 
@@ -42,7 +44,9 @@ def source() -> Iterator[WebSource]:
     made.close()
 
 
-def read(source: WebSource, version: ObjectVersion, offset: int = 0, size: int | None = None) -> bytes:
+def read(
+    source: WebSource | Resilient, version: ObjectVersion, offset: int = 0, size: int | None = None
+) -> bytes:
     into = bytearray(version.size_bytes - offset if size is None else size)
     source.read_into(version, offset, memoryview(into))
     return bytes(into)
@@ -86,11 +90,27 @@ def test_refusals_are_typed(server: WebServer, source: WebSource) -> None:
         (500, SourceUnavailable),
         (429, SourceUnavailable),
         (400, InvalidInput),
+        (200, SourceUnavailable),
     ):
         server.refuse = [status]
         with pytest.raises(kind) as caught:
             source.head(f"{server.url}/a b.bin")
         assert getattr(caught.value, "throttled", False) == (status == 429)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_web_page_in_the_place_of_a_file_is_no_other_version(
+    server: WebServer, source: WebSource, ranges: bool
+) -> None:
+    server.ranges = ranges
+    patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
+    version = patient.head(f"{server.url}/a b.bin")
+    server.refuse = [200] * 8
+    with pytest.raises(SourceUnavailable, match=r"a web page \(text/html\)"):
+        read(source, version, 10, 100)
+    assert read(patient, version, 10, 100) == DATA[10:110]
+    server.refuse = [200] * 8
+    assert read(patient, version) == DATA
 
 
 def test_redirects_stay_on_the_host_or_use_tls(server: WebServer, source: WebSource) -> None:

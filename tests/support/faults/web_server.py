@@ -20,7 +20,7 @@ HUB_PAGE = 3
 @dataclass
 class WebServer:
     """`files` by path. `ranges`: whether it serves ranges. `tags`: whether it states entity tags. `refuse`: statuses of the
-    next requests. `redirects`: targets by path."""
+    next requests; 200 answers with a web page. `redirects`: targets by path."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
@@ -35,12 +35,16 @@ class WebServer:
     def answer(self, path: str, query: dict[str, list[str]], headers: dict[str, str]) -> Any:
         """Return (status, headers, body)."""
         if self.refuse:
-            return self.refuse.pop(0), {}, b""
+            return self.refusal(self.refuse.pop(0))
         if path in self.redirects:
             return 302, {"Location": self.redirects[path]}, b"moved"
         if path not in self.files:
             return 404, {}, b"absent"
         return self.file(self.files[path], headers)
+
+    def refusal(self, status: int) -> Any:
+        """Return (status, headers, body) without the file; 200 is a proxy's web page."""
+        return status, {"Content-Type": "text/html"}, b"<html>one moment</html>" if status == 200 else b""
 
     def file(self, body: bytes, headers: dict[str, str]) -> Any:
         told = {"ETag": f'"{hashlib.md5(body).hexdigest()}"'} if self.tags else {}
@@ -76,7 +80,7 @@ class Hub(WebServer):
 
     def answer(self, path: str, query: dict[str, list[str]], headers: dict[str, str]) -> Any:
         if self.refuse:
-            return self.refuse.pop(0), {}, b""
+            return self.refusal(self.refuse.pop(0))
         if path.startswith("/cdn/"):
             assert "Authorization" not in headers, "a signed URL must not get the token"
             ticket = query["ticket"][0]
