@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,22 +105,27 @@ class Sources:
         return sum((reader.counters for reader in tuple(self._readers)), SourceCounters())
 
     def expand(self, uris: Sequence[str]) -> list[str]:
-        """Expand brace ranges and globs. Raises NotFound for a glob that matches nothing.
-
-        Raises InvalidInput before any lookup for braces that stand for a URI that is not canonical. So all results lie
-        below the folder typed before the braces, which the allowlist has checked.
-        """
-        found: list[str] = []
-        for one in [canonical(each) for each in expand(uris)]:
-            wild = has_glob(one) and not one.startswith(WEB)  # a URL's `?` begins its query
-            matches = [version.uri for version in glob(self(one), one)] if wild else [one]
-            if not matches:
-                raise NotFound(f"{one} matches no object")
-            found += matches
-        return found
+        """Expand brace ranges and globs, as `expanded` does."""
+        return expanded(uris, self)
 
     def forget(self, uri: str) -> None:
         """Drop the cached listings that may contain a URI."""
         source = self(uri)
         if isinstance(source, CachedMetadata):
             source.forget(uri)
+
+
+def expanded(uris: Sequence[str], sources: Callable[[str], Source]) -> list[str]:
+    """Expand brace ranges and globs. Raises NotFound for a glob that matches nothing.
+
+    Raises InvalidInput before any lookup for braces that stand for a URI that is not canonical. So all results lie below
+    the folder typed before the braces, which the allowlist has checked.
+    """
+    found: list[str] = []
+    for one in [canonical(each) for each in expand(uris)]:
+        wild = has_glob(one) and not one.startswith(WEB)  # a URL's `?` begins its query
+        matches = [version.uri for version in glob(sources(one), one)] if wild else [one]
+        if not matches:
+            raise NotFound(f"{one} matches no object")
+        found += matches
+    return found

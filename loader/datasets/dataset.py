@@ -78,7 +78,9 @@ def open_dataset(
       file).
     - `transform`: callable(sample[, rng]), called after decoding. `rng` is a numpy Generator keyed by (seed, epoch,
       sample).
-    - `version`: the `ds.version` of an earlier opening, which the data must still have.
+    - `version`: the `ds.version` of an earlier opening, or `state["dataset"]` of a saved state. Nothing is asked of the
+      source where its catalog is kept here; reads of objects that were overwritten since raise SourceChanged. Elsewhere
+      the data must still have that version.
     - `verify`: check every read of a cached file against its checksums.
     - `dtype`, `seq_len` and `overlap` (in tokens), `out` (the dtype to convert to), `record_bytes`, `header_bytes`,
       `labels`: see docs/data.md.
@@ -109,7 +111,7 @@ def open_dataset(
         fields=fields_text(fields) if fields is not None else "",
         split=split or "",
     )
-    version = text("version", "" if version is None else version)
+    version = text("version", "" if version is None else version).partition(":")[0]  # `identity` of a subset
     verify = flag("verify", verify)
     rank, processes = rank_hint()
     link = connect(_uris(uri), options, version, processes)

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -169,9 +170,12 @@ def test_the_same_data_is_the_same_version_and_changed_data_another(
     with Control(daemon.socket_dir) as control:
         second = control.open_dataset([uri], RECORDS, refresh=True)
         assert second.id != first.id
-        with pytest.raises(CacheError) as caught:
-            control.open_dataset([uri], RECORDS, version=first.id)
-        assert caught.value.code == 6
+        assert control.open_dataset([uri], RECORDS, version=first.id) == first, "kept here"
+        for other in (replace(RECORDS, record_bytes=2 * RECORDS.record_bytes), RECORDS):
+            version = first.id if other != RECORDS else "0" * 32
+            with pytest.raises(CacheError) as caught:
+                control.open_dataset([uri], other, version=version)
+            assert caught.value.code == 6
 
 
 def test_an_object_overwritten_after_opening_is_never_served(

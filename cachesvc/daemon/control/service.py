@@ -73,7 +73,7 @@ class Service:
             uris = self._canonical(request.uris, self._caller(context))
             options = options_of(request.options, self._settings)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
-            opening = self._open(uris, options, request.refresh, self._uid(context), answers)
+            opening = self._open(uris, options, request, self._uid(context), answers)
             try:
                 while isinstance(answer := self._waiting.next(answers, context), jobs.BuildProgress):
                     yield pb.OpenDatasetReply(indexed_bytes=answer.done_bytes, total_bytes=answer.total_bytes)
@@ -196,13 +196,23 @@ class Service:
         return self._loop.call(lambda: self._runner.datasets.admit(loaded))
 
     def _open(
-        self, uris: list[str], options: Options, refresh: bool, user: int, answers: queue.Queue[jobs.Answer]
+        self,
+        uris: list[str],
+        options: Options,
+        request: pb.OpenDatasetRequest,
+        user: int,
+        answers: queue.Queue[jobs.Answer],
     ) -> BuildRequest:
         plain = {field.name: getattr(options, field.name) for field in fields(options)}
         job = partial(
-            jobs.BuildJob, uris=uris, options=plain, catalogs=self._runner.datasets.directory, refresh=refresh
+            jobs.BuildJob,
+            uris=uris,
+            options=plain,
+            catalogs=self._runner.datasets.directory,
+            refresh=request.refresh,
+            version=request.version,
         )
-        asked = (tuple(uris), options, refresh)
+        asked = (tuple(uris), options, request.refresh, request.version)
         return self._loop.call(lambda: self._runner.builds.submit(user, asked, job, answers.put))
 
     def _progressing(

@@ -30,6 +30,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.pinned import kept_version
 from cachesvc.catalog.survey import survey
 from cachesvc.config import ClusterSettings, Settings, Tls
 from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
@@ -228,11 +229,14 @@ class Filler:
         return jobs.JobDone(job.number)
 
     def _build(self, job: jobs.BuildJob) -> jobs.JobDone:
+        options = Options(**job.options)  # type: ignore[arg-type]
+        if not job.refresh and kept_version(job.catalogs, job.version, job.uris, options):
+            return jobs.JobDone(job.number, dataset=job.version)
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
         uris = self._sources.expand(job.uris)
-        found = survey(uris, Options(**job.options), self._sources)  # type: ignore[arg-type]
+        found = survey(uris, options, self._sources)
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
             if not mark_used(path):

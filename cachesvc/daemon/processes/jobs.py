@@ -75,7 +75,8 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class BuildJob:
-    """Resolve URIs to a dataset version and build its catalog in `catalogs` unless it is there."""
+    """Resolve URIs to a dataset version and build its catalog in `catalogs` unless it is there. `version`: the one that is
+    wanted; nothing is asked of the source if its catalog is there."""
 
     kind: ClassVar[str] = "build"
     descriptors: ClassVar[int] = 0
@@ -84,6 +85,7 @@ class BuildJob:
     options: dict[str, str | int]
     catalogs: str
     refresh: bool
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

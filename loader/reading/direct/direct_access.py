@@ -12,6 +12,7 @@ from pathlib import Path
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.pinned import kept_version
 from cachesvc.catalog.survey import survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Grants
@@ -85,9 +86,11 @@ def direct_access(catalog: Catalog) -> Access:
 
 
 def compile_locally(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
-    """Compile a catalog, or find the one compiled before; returns its id and its path. Raises SourceChanged when the
-    source does not hold `version`."""
+    """Compile a catalog, or find the one compiled before; returns its id and its path. Nothing is asked of the source if
+    the catalog of `version` is kept. Raises SourceChanged when the source does not hold `version`."""
     home = _home()
+    if kept_version(f"{home}/catalogs", version, uris, options):
+        return DatasetId(version), f"{home}/catalogs/{version}.lmdb"
     sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
     found = survey(sources.expand(uris), options, sources)
     if version and version != found.id:

@@ -1,0 +1,62 @@
+"""Finds the kept catalog of a version that a caller names, and asks the source for nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.expiry import mark_used
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.survey import survey
+from cachesvc.core.errors import CacheError, CorruptData, NotFound
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.open import expanded
+from cachesvc.sources.source import Checker, OnReceived, ignore_received
+
+_ID = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A `Source` that lists the objects of a catalog."""
+
+    catalog: Catalog
+
+    def list(self, prefix: str) -> Iterator[ObjectVersion]:
+        root = prefix.rstrip("/")
+        for index in range(self.catalog.objects):
+            version = self.catalog.object(index)
+            if version.uri == root or version.uri.startswith(f"{root}/"):
+                yield version
+
+    def head(self, uri: str) -> ObjectVersion:
+        raise NotFound(f"{uri}: a version is looked up by listings alone")
+
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
+        raise NotFound(f"{version.uri}: a version is looked up by listings alone")
+
+    def checker(self, version: ObjectVersion) -> Checker | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+def kept_version(directory: str, version: str, uris: Sequence[str], options: Options) -> bool:
+    """Tell whether `directory` holds the catalog of this version of the data at these URIs, as these options read it.
+
+    A version is the digest of the options and the objects. So a catalog that surveys to its own id is of these URIs and
+    options. False is also the answer for one whose format was found by objects that are no part of it: then the source must
+    be listed."""
+    path = f"{directory}/{version}.lmdb"
+    if not _ID.fullmatch(version) or not mark_used(path):
+        return False
+    try:
+        catalog = Catalog.open(path)
+        kept = _Kept(catalog)
+        return survey(expanded(uris, lambda _: kept), options, lambda _: kept).id == version == catalog.id
+    except (FileNotFoundError, CorruptData, CacheError):
+        return False
