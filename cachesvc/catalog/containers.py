@@ -39,6 +39,13 @@ TFRECORD = Container("TFRecord", (), (), f"{_NAME}.tfrecord, or format='tfrecord
 LITDATA = Container("litData", (), (), "which needs its index.json, and names like chunk-0-0.bin")
 ZARR = Container("Zarr", ("zarr",), (), _TO_ARRAYS)
 ARROW = Container("Arrow", (), ((0, b"ARROW1"), (0, b"FEA1")), f"{_NAME}.arrow")
+IDX = Container("idx (as MNIST has it)", (), (), _TO_ARRAYS)
+PICKLE = Container(
+    "a pickle",
+    (),
+    (),
+    "which can run code when it is read: save its arrays as .npy files, or its samples as Parquet",
+)
 CONTAINERS = (
     TFRECORD,
     LITDATA,
@@ -55,6 +62,9 @@ CONTAINERS = (
     Container("FFCV", ("beton",), (), _TO_SHARDS),
     Container("Avro", ("avro",), ((0, b"Obj\x01"),), _TO_PARQUET),
     Container("ORC", ("orc",), ((0, b"ORC"),), _TO_PARQUET),
+    Container("ArrayRecord", ("array_record", "arrayrecord"), (), _TO_SHARDS),
+    IDX,
+    PICKLE,
     Container("Lance", ("lance",), (), _TO_PARQUET),
     Container("SQLite", ("sqlite", "sqlite3", "db"), ((0, b"SQLite format 3\0"),), _TO_PARQUET),
     Container("Parquet", (), ((0, b"PAR1"),), f"{_NAME}.parquet"),
@@ -81,7 +91,12 @@ def by_content(head: bytes, size_bytes: int) -> Container | None:
     for each in CONTAINERS:
         if any(head.startswith(magic, at) for at, magic in each.magic):
             return each
-    looks = ((TFRECORD, _is_tfrecord), (LITDATA, _is_litdata), (ARROW, _is_arrow_stream))
+    looks = (
+        (TFRECORD, _is_tfrecord),
+        (LITDATA, _is_litdata),
+        (ARROW, _is_arrow_stream),
+        (PICKLE, _is_pickle),
+    )
     return next((each for each, is_one in looks if len(head) >= 12 and is_one(head, size_bytes)), None)
 
 
@@ -138,3 +153,8 @@ def _is_arrow_stream(head: bytes, size_bytes: int) -> bool:
     """Tell whether it begins with a message: 0xFFFFFFFF, the length of its metadata, and an offset into that."""
     mark, length, root = struct.unpack_from("<IiI", head)
     return bool(mark == 0xFFFFFFFF and 0 < root < length < size_bytes and length % 8 == 0)
+
+
+def _is_pickle(head: bytes, size_bytes: int) -> bool:
+    """Tell whether it begins as a pickle of protocols 2 to 5: the protocol, then a frame, or a usual first object."""
+    return head[0] == 0x80 and 2 <= head[1] <= 5 and head[2] in b"\x95}](){cNKJXU\x8c\x88\x89"

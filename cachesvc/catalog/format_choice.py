@@ -10,6 +10,7 @@ from cachesvc.catalog.containers import Container, refusal
 from cachesvc.catalog.format_votes import FormatVotes
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.kinds import Kind, kind_of
+from cachesvc.catalog.manifests import Manifests
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotFound
 
@@ -28,22 +29,43 @@ class Choice:
     found_out: bool
 
 
-def choose(uri: str, entries: Sequence[ListedObject], zarrs: Collection[str], options: Options) -> Choice:
+def choose(
+    uri: str,
+    entries: Sequence[ListedObject],
+    zarrs: Collection[str],
+    manifests: Manifests,
+    options: Options,
+) -> Choice:
     """Choose the given format, else one implied by an option, else the one of most objects.
 
-    `zarrs`: URIs of folders that hold Zarr arrays. Raises InvalidInput for an unknown format, for objects of several kinds
-    without a majority, and for containers that are not read; NotFound where no object is data.
+    `zarrs`: URIs of folders that hold Zarr arrays. Objects that `manifests` are about are read as files alone. Raises
+    InvalidInput for an unknown format, for objects of several kinds without a majority, and for containers that are not
+    read; NotFound where no object is data.
     """
     given = options.format or _stated(entries, options)
     if given:
         if given not in FORMATS:
             raise InvalidInput(f"unknown format {given!r}; there are: {', '.join(FORMATS)}")
-        return Choice(given, FORMATS[given].select(entries), False)
-    votes = FormatVotes(entries, zarrs, options)
+        return Choice(given, _selected(given, entries, manifests), False)
+    votes = FormatVotes(entries, zarrs, manifests, options)
     format = _majority(uri, votes, options)
     if format == "files":
         return Choice(format, votes.files(), True)
-    return Choice(format, votes.of(format) if format == "records" else FORMATS[format].select(entries), True)
+    if format == "records":
+        return Choice(format, votes.of(format), True)
+    return Choice(format, _selected(format, entries, manifests), True)
+
+
+def _selected(format: str, entries: Sequence[ListedObject], manifests: Manifests) -> list[ListedObject]:
+    """Return the objects of a format that no manifest is about. Raises InvalidInput where there are no others."""
+    found = FORMATS[format].select(entries)
+    if not manifests or format == "files":
+        return found
+    rest = [entry for entry in found if manifests.container(entry) is None]
+    container = manifests.container(found[0]) if found else None
+    if container is not None and not rest:
+        raise refusal(found[0].object.uri, container, len(found))
+    return rest
 
 
 def _stated(entries: Sequence[ListedObject], options: Options) -> str:

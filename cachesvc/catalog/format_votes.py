@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from cachesvc.catalog.compiler import ListedObject, split_name
 from cachesvc.catalog.containers import ZARR
 from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
+from cachesvc.catalog.manifests import Manifests
 from cachesvc.catalog.options import Options
 
 _SHARDS = ("webdataset", "mds", "parquet", "tfrecord")
@@ -24,9 +25,15 @@ _TEXTS = frozenset({"json", "txt", "cls", "yaml", "yml", "toml", "xml", "ini", "
 class FormatVotes:
     """The kind of each entry, given the others. `indexed`: an `index.json` lies directly below a URI."""
 
-    def __init__(self, entries: Sequence[ListedObject], zarrs: Collection[str], options: Options) -> None:
+    def __init__(
+        self,
+        entries: Sequence[ListedObject],
+        zarrs: Collection[str],
+        manifests: Manifests,
+        options: Options,
+    ) -> None:
         self._entries = entries
-        self._kinds = [_kind(entry, zarrs) for entry in entries]
+        self._kinds = [manifests.container(entry) or _kind(entry, zarrs) for entry in entries]
         self.indexed = any(entry.path == "index.json" for entry in entries)
         self._abstaining: set[int] = set()  # data objects without a vote
         self._described = False  # arrays are samples that other files describe, not rows of records

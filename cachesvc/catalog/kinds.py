@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from cachesvc.catalog.compiler import split_name
-from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, Container
+from cachesvc.catalog.containers import BY_EXTENSION, COMPRESSIONS, IDX, Container
 
 ARROW = ("arrow", "feather", "ipc")
 PARQUET = ("parquet", "pq", "parq")
@@ -42,6 +42,7 @@ _COMPRESSED = ("webdataset", "jsonl", "csv", "tfrecord")
 """Formats whose objects may be compressed by another program."""
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 _CHUNK = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
+_IDX = re.compile(r".+[-.]idx\d-(ubyte|byte|short|int|float|double)(\.gz)?")
 _ASIDE_NAMES = frozenset(
     {
         *("index.json", "state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
@@ -76,6 +77,8 @@ def kind_of(name: str) -> Kind:
         return ASIDE
     if extension == "bin" and _CHUNK.fullmatch(name):
         return "litdata"
+    if _IDX.fullmatch(name):
+        return IDX
     if extension not in COMPRESSIONS:
         return _kind(extension)
     inner = split_name(stem)[1]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from cachesvc.catalog.compiler import ListedObject
+from cachesvc.catalog.containers import Container
+from cachesvc.catalog.manifests import Manifests, marked
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.ignored import is_ignored, litter_name
@@ -23,13 +25,15 @@ class Listing:
     """Every object below the URIs, each once, in listing order.
 
     `beside` is a catalog left with them, if there is one. `below` lists the objects' URIs below each URI. `zarrs` are the
-    URIs of folders that hold Zarr arrays. `litter` are names of files and folders that operating systems and tools left.
+    URIs of folders that hold Zarr arrays. `manifests` tell the objects that a manifest is about. `litter` are names of
+    files and folders that operating systems and tools left.
     """
 
     entries: list[ListedObject]
     beside: ObjectVersion | None
     below: list[list[str]]
     zarrs: frozenset[str]
+    manifests: Manifests
     litter: tuple[str, ...] = ()
 
 
@@ -40,6 +44,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     """
     entries: dict[str, ListedObject] = {}
     zarrs: set[str] = set()
+    manifests: dict[str, Container] = {}
     litter: set[str] = set()
     beside, below = None, []
     for uri in uris:
@@ -51,6 +56,8 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
                 path = urlsplit(found.uri).path.rpartition("/")[2]
             if found.uri.endswith(_ZARR) and found.uri.rpartition("/")[2] in _ZARR:
                 zarrs.add(found.uri.rpartition("/")[0])
+            if found.uri != root and (mark := marked(path)):
+                manifests[found.uri.removesuffix(path[len(mark[0]) :].lstrip("/")).rstrip("/")] = mark[1]
             if path == BESIDE and len(uris) == 1:
                 beside = found
             if found.uri == root or not is_ignored(path):
@@ -63,7 +70,12 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     if absent:
         raise NotFound(f"{name_of(absent)} holds no data: check the prefix and the credentials' view of it")
     return Listing(
-        list(entries.values()), beside, below, frozenset(zarrs), tuple(sorted(filter(None, litter)))
+        list(entries.values()),
+        beside,
+        below,
+        frozenset(zarrs),
+        Manifests(manifests),
+        tuple(sorted(filter(None, litter))),
     )
 
 

@@ -77,7 +77,7 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     found, notes = listed.entries, list[str]()
     if options.split not in ("", ALL):
         found, notes = choose_split(uri, uris, found, options.split)
-    choice = choose(uri, found, listed.zarrs, options)
+    choice = choose(uri, found, listed.zarrs, listed.manifests, options)
     if not options.split:
         check_one_split(uri, uris, choice.entries, _may_hold_rows(choice))
     split = "" if options.split == ALL else canonical_split(options.split)

@@ -2,8 +2,8 @@
 
 Every regular file is an object, hidden ones too, except `.nfs*` (files that NFS keeps for a process after their removal).
 Folders that are hidden or never hold data (`ignored.py`) are not opened: a `.snapshot` may hold the whole file system
-again. The latter are listed as empty objects whose names end in "/". Symbolic links are followed while they stay below
-the listed root.
+again. The latter, and `.hoodie`, are listed as empty objects whose names end in "/". Symbolic links are followed while
+they stay below the listed root.
 
 A version is size, mtime and ctime. NFS clients cache these for up to a minute. Opening a file asks the server
 (close-to-open), and `stat_from_server` asks again after the read. A change within one tick of the file system's clock (4
@@ -29,7 +29,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import Attributes, stat_from_server
-from cachesvc.sources.ignored import is_ignored_folder, is_litter_folder
+from cachesvc.sources.ignored import is_ignored_folder, is_named_folder
 from cachesvc.sources.source import OnReceived, ignore_received
 
 SCHEME = "file://"
@@ -143,7 +143,7 @@ class FilesSource:
             for key, name, target in named:
                 here = os.path.join(path, name)
                 inner, found = -1, target
-                if key.endswith(b"/") and is_litter_folder(name):
+                if key.endswith(b"/") and is_named_folder(name):
                     yield ObjectVersion(SCHEME + _utf8(here) + "/", 0, "")
                     continue
                 try:
@@ -178,7 +178,7 @@ class FilesSource:
                 if target is None:
                     continue
             is_folder = stat.S_ISDIR(target.st_mode) if target else entry.is_dir(follow_symlinks=False)
-            if is_folder and entry.name.startswith("."):
+            if is_folder and entry.name.startswith(".") and not is_named_folder(entry.name):
                 continue
             # "a-b" sorts before "a/b", so a folder's key ends with its slash.
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target

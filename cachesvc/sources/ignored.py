@@ -13,8 +13,11 @@ _FOLDERS = frozenset(
         "#snapshot",
         "$recycle.bin",
         "system volume information",
+        "_temporary",
     }
 )
+_MANIFESTS = frozenset({".hoodie"})
+"""Hidden folders that say which of the files beside them count."""
 _FILES = frozenset({"", "_success", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
 """The empty name is a bucket's folder marker."""
 _MARKERS = frozenset({"", "_success"})
@@ -28,6 +31,11 @@ def is_ignored_folder(name: str) -> bool:
 def is_litter_folder(name: str) -> bool:
     """Tell whether a folder of this name belongs to an operating system, file server or tool."""
     return name.lower() in _FOLDERS
+
+
+def is_named_folder(name: str) -> bool:
+    """Tell whether a folder of this name is listed without what is in it."""
+    return is_litter_folder(name) or name in _MANIFESTS
 
 
 def litter_name(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import random
 import struct
 import zipfile
@@ -61,6 +62,7 @@ def _tfrecord() -> bytes:
     return struct.pack("<QI", 5, 0x3E04B2EA) + b"hello" + bytes(4)
 
 
+IDX = struct.pack(">iiii", 2051, 1, 28, 28) + bytes(784)
 LLM_C = struct.pack("<3i", 20240520, 1, 4) + bytes(1020)
 CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "orc": ("ORC", lambda d: orc.write_table(pa.table({"a": [1]}), d / "a.orc")),
@@ -73,7 +75,12 @@ CONTAINERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "zarr 2": ("Zarr", lambda d: write_files(d, {".zgroup": b"{}", "x/.zarray": b"{}", "x/0.0": b"1", "x/0.1": b"1"})),
     "zarr 3": ("Zarr", lambda d: write_files(d, {"zarr.json": b"{}", "x/zarr.json": b"{}", "x/c/0/0": b"1"})),
     "zarr below": ("Zarr", lambda d: write_files(d, {"x.zarr/.zgroup": b"{}", "x.zarr/a/0.0": b"1"})),
+    "array records": ("ArrayRecord", lambda d: write_files(d, {"t.array_record-00000-of-00002": b"x"})),
+    "idx of mnist": ("idx", lambda d: write_files(d, {"train-images-idx3-ubyte": IDX, "train-labels.idx1-ubyte": IDX})),
+    "idx, compressed": ("idx", lambda d: write_files(d, {"t10k-images-idx3-ubyte.gz": gzip.compress(IDX)})),
     # found by content
+    "pickles of cifar": ("a pickle", lambda d: write_files(d, {"data_batch_1": pickle.dumps({b"data": b"x"}, 2)})),
+    "pickles": ("a pickle", lambda d: write_files(d, {n: pickle.dumps(["a", "b", 3]) for n in ("train", "test", "meta")})),
     "hdf5 of another name": ("HDF5", lambda d: write_files(d, {"a.dat": HDF5})),
     "tfrecord without extension": ("TFRecord, which needs", lambda d: write_files(d, {"t-00000-of-00001": _tfrecord()})),
     "litdata of other names": ("litData", lambda d: write_files(d, {"a.bin": _litdata_chunk(b"ab", b"c"), "b.bin": b"x"})),
