@@ -28,14 +28,20 @@ IMAGES = PLUGIN_IMAGES.union(
     ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"]
 )
 """Extensions that the loader decodes as images."""
+_VIDEO = frozenset(
+    ["mp4", "avi", "mkv", "mov", "webm", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "3gp", "mjpeg"]
+)
+_AUDIO = frozenset(
+    ["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "aiff", "aif", "wma", "amr", "sph", "mid"]
+)
+MEDIA = (IMAGES, _VIDEO, _AUDIO)
+"""Extensions of files that hold the same thing in other encodings."""
 _SAMPLES = """
-    pbm pnm jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd
-    mp4 avi mkv mov webm m4v mpg mpeg wmv flv ts 3gp mjpeg
-    wav flac mp3 ogg opus m4a aac aiff aif wma amr sph mid midi
+    pbm pnm jxl jp2 j2k exr hdr tga svg dng cr2 nef arw ico psd midi
     dcm nii nii.gz nrrd mha mhd svs ndpi edf fits las laz ply pcd obj stl off glb gltf fbx pdb cif mol sdf xyz
     txt json cls xml yaml yml md rst html htm tex srt vtt textgrid pdf docx pptx xlsx odt epub eml
 """
-KNOWN = IMAGES.union(_SAMPLES.split())
+KNOWN = frozenset(_SAMPLES.split()).union(*MEDIA)
 """Extensions of files that are one sample each, of any size."""
 
 _COMPRESSED = ("webdataset", "jsonl", "csv", "tfrecord")

@@ -11,7 +11,7 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, paths_of, split_name
-from cachesvc.catalog.kinds import IMAGES, PLUGIN_IMAGES, TABLES, kind_of
+from cachesvc.catalog.kinds import IMAGES, MEDIA, PLUGIN_IMAGES, TABLES, kind_of
 from cachesvc.catalog.labels import label_tables, sidecars
 from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.layout import Field
@@ -37,13 +37,14 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Files grouped to samples: file i is field `field[i]` of sample `sample[i]`."""
+    """Files grouped to samples: file i is field `field[i]` of sample `sample[i]`. `notes`: for people."""
 
     names: list[str]
     sample: Ints
     field: Ints
     fields: tuple[Field, ...]
     size: Ints
+    notes: tuple[str, ...] = ()
 
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
@@ -69,12 +70,28 @@ def compile_files(inputs: Inputs) -> Draft:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
     draft, files = draft_files(inputs, rest, samples)
-    draft.notes += split.notes
+    draft.notes += [*split.notes, *samples.notes]
     if inputs.found_out and samples.fields == (Field("file", ""),):
         draft.notes += _mixed([inputs.entries[at] for at in rest])
     draft.strays = strays
     sidecars.annotate(inputs, draft, files, split.tables)
+    if inputs.found_out:
+        draft.notes += _rare_fields(samples, "label" in draft.columns)
     return draft
+
+
+def _rare_fields(samples: Samples, labelled: bool) -> list[str]:
+    """Return the note on a field that few samples have, because of which all samples of a labelled folder are dicts."""
+    counts = np.bincount(samples.field, minlength=len(samples.fields))
+    rare = [at for at, count in enumerate(counts.tolist()) if 2 * count <= len(samples.names)]
+    if not labelled or not rare or len(rare) == len(counts):
+        return []
+    first = samples.names[int(samples.sample[np.flatnonzero(samples.field == rare[0])[0]])]
+    name, main = samples.fields[rare[0]].name, samples.fields[int(counts.argmax())].name
+    return [
+        f"{counts[rare[0]]:,} of {len(samples.names):,} samples have the field {name!r}, the first is {first}: because of "
+        f"it all samples are dicts without a label; move it elsewhere, or say fields=({main!r}, 'label')"
+    ]
 
 
 def _names_by_stem(entries: Sequence[ListedObject]) -> SampleNames:
@@ -143,13 +160,14 @@ def _sharing(inputs: Inputs, few: Sequence[int], many: Iterable[int]) -> set[int
 
 def _group(entries: Sequence[ListedObject]) -> Samples:
     names = paths_of(entries)
-    split = _alike([split_name(name) for name in names])
+    split, notes = _coincidences_apart(names)
+    split = _alike(split)
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
     size = ints(array("q", [entry.object.size_bytes for entry in entries]))
     if alone:
         only = _only_field(sorted({extension.lower() for extension in extensions}))
-        return one_each(names, only, size)
+        return replace(one_each(names, only, size), notes=notes)
     split, image = _one_image_field(split)
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     index: dict[str, int] = {}
@@ -162,13 +180,37 @@ def _group(entries: Sequence[ListedObject]) -> Samples:
         Field(extension or bare, image if extension == IMAGE else extension.lower())
         for extension in extensions
     )
-    return Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size)
+    return Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size, notes)
 
 
 def one_each(names: list[str], field: Field, size: Ints) -> Samples:
     """Make each file a sample of one field."""
     numbers = np.arange(len(names))
     return Samples(names, numbers, np.zeros_like(numbers), (field,), size)
+
+
+def _coincidences_apart(names: Sequence[str]) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """Return stems and extensions, and notes. Two encodings of one stem (`3.jpg`, `3.png`) are samples of their own.
+
+    They are fields of one sample, such as a picture and its mask, only where most samples have both.
+    """
+    split, notes = [split_name(name) for name in names], list[str]()
+    for extensions in MEDIA:
+        first: dict[str, int] = {}
+        seconds = [
+            at
+            for at, (stem, extension) in enumerate(split)
+            if extension.lower() in extensions and first.setdefault(stem, at) != at
+        ]
+        if not seconds or 2 * len({split[at][0] for at in seconds}) > len(first):
+            continue
+        for at in seconds:
+            split[at] = names[at], split[at][1]
+        notes.append(
+            f"{len(seconds):,} of {len(names):,} files share a stem with another and are samples of their own, as most "
+            f"samples have no such pair: the first is {names[seconds[0]]}"
+        )
+    return split, tuple(notes)
 
 
 def _one_image_field(split: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:

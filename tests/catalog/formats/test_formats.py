@@ -332,8 +332,48 @@ def test_extensions_that_differ_in_case_alone_are_one_field(tmp_path: Path) -> N
     catalog = compiled(tmp_path / "d")
     assert [field.name for field in catalog.fields] == ["jpg", "json"]
     assert (catalog.locate(np.arange(2))[1] > 0).all()
-    write_files(tmp_path / "e", {"x.JPG": b"1", "x.jpg": b"22", "y.JPG": b"3"})
+    write_files(tmp_path / "e", {"x.JPG": b"1", "x.jpg": b"22", "y.JPG": b"3", "y.jpg": b"4", "z.jpg": b"5"})
     assert [field.name for field in compiled(tmp_path / "e").fields] == ["JPG", "jpg"]
+
+
+PETS = {f"{kind}/{n}.jpg": b"1" for kind in ("cat", "dog") for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("files", "more"),
+    [
+        (PETS, {"cat/3.png": b"2"}),
+        (PETS, {"cat/3.JPG": b"2"}),
+        (PETS, {"cat/3.png": b"2", "dog/3.webp": b"2", "dog/3.gif": b"3"}),
+        ({name.replace("jpg", "wav"): body for name, body in PETS.items()}, {"cat/3.mp3": b"2"}),
+    ],
+)
+def test_a_stem_shared_by_chance_changes_no_other_sample(
+    tmp_path: Path, files: dict[str, bytes], more: dict[str, bytes]
+) -> None:
+    write_files(tmp_path / "d", files)
+    before = compiled(tmp_path / "d")
+    write_files(tmp_path / "d", more)
+    after = compiled(tmp_path / "d")
+    assert (after.samples, after.classes, len(after.fields)) == (10 + len(more), ("cat", "dog"), 1)
+    assert {before.key(n) for n in range(10)} | more.keys() == {after.key(n) for n in range(after.samples)}
+    assert sum("share a stem with another and are samples of their own" in note for note in after.notes) == 1
+
+
+def test_a_picture_and_its_mask_are_fields_where_most_samples_have_both(tmp_path: Path) -> None:
+    masks = {f"{kind}/{n}.png": b"2" for kind in ("cat", "dog") for n in range(3)}
+    write_files(tmp_path / "d", PETS | masks)
+    catalog = compiled(tmp_path / "d")
+    assert ([field.name for field in catalog.fields], catalog.samples) == (["jpg", "png"], 10)
+
+
+def test_one_sidecar_that_makes_dicts_of_labelled_samples_is_noted(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", PETS | {"cat/3.txt": b"a cat"})
+    (note,) = compiled(tmp_path / "d").notes
+    assert note.startswith(
+        "1 of 10 samples have the field 'txt', the first is cat/3: because of it all samples are dicts"
+    )
+    assert note.endswith("say fields=('jpg', 'label')")
 
 
 def test_a_tar_member_of_absurd_size_is_corrupt(tmp_path: Path) -> None:
