@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,7 +42,7 @@ from loader.reading.reader import Ints
 from loader.samplers import samplers_of
 from loader.saved_state import check_data, check_micro_batches, check_place, state_of, turn_of
 from loader.workers.engines import WorkerSettings, WorkerType, check_device, worker_settings
-from loader.workers.epoch_loop import BatchSource, EpochLoop
+from loader.workers.epoch_loop import BatchSource, EpochLoop, batch_outside_iterations
 from loader.workers.iteration import Iteration
 from loader.workers.resumable import ResumableLoader, resumable_loader
 from loader.workers.torch_samplers import (
@@ -71,13 +72,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     (until they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together,
     "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or `rank`,
     `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`: "raise" |
-    "skip" | "substitute" for a sample that is permanently unreadable, or whose decode or transform raises (see
-    `loader/batches/bad_samples.py`). `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives
-    another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that are
-    threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
-    CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
-    that the device gathers fixed-size records out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader,
-    for a loader that torch alone runs.
+    "skip" | "substitute" for a sample that is permanently unreadable, or whose decode or transform raises.
+    `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure. `log_stats`: log
+    one line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process (batches are
+    not copied between processes; `get_worker_info()` is None in them). `device`: a CUDA device to which batches are moved
+    ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so that the device gathers fixed-size
+    records out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader, for a loader that torch alone runs.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """
@@ -206,18 +206,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self._reset_batches(given)
             feed = self._prepared().feed
         job.check_topology(arguments)
-        self._progress.place.begin(feed)
+        place.begin(feed, self.epochs)
         self._progress.warn_if_read_twice()
-        prefetch = self.num_workers * (self.prefetch_factor or 0)
-        via = self._core.leaves[0].via
-        agreement = job.agree(
-            arguments, self._data[0], feed, self._progress.place, via, prefetch, self._drift_s
-        )
-        epochs = EpochLoop(self, self._progress, self._prepared, self._topology().rank)
-        length = partial(feed.turns_of, self._progress.place.epoch, self.epochs or 1)
-        return Iteration(
-            epochs.batches(partial(job.watch, arguments, agreement, self.peer_failure_s)), length
-        )
+        via, prefetch = self._core.leaves[0].via, self.num_workers * (self.prefetch_factor or 0)
+        agreement = job.agree(arguments, self._data[0], feed, place, via, prefetch, self._drift_s)
+        loop = EpochLoop(self, self._progress, self._prepared, self._topology().rank)
+        listen = partial(job.watch, arguments, agreement, self.peer_failure_s)
+        return Iteration(loop.batches(listen), partial(replace(place).length, feed, self.epochs))
 
     def __len__(self) -> int:
         if self._core is None:
@@ -225,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         feed = self._prepared().feed
         if len(self.dataset) != self._data[1]:  # type: ignore[arg-type]
             feed = self._new_feed()  # as the next `iter()` will have it
-        return feed.turns_of(self.epoch, self.epochs or 1)
+        return self._progress.place.length(feed, self.epochs)
 
     @property
     def _index_sampler(self) -> Any:
@@ -258,8 +253,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def valid(self) -> int:
         """The number of real samples in the latest batch: they come first, and the others repeat samples of the epoch, so
-        that all ranks have equal shapes. 0 where all are repeats. Raises InvalidInput for a loader that torch alone
-        runs."""
+        that all ranks have equal shapes. 0 where all are repeats. Raises InvalidInput where torch alone runs the
+        loader."""
         latest = self._latest()
         return self._report.valid(self._prepared().feed, latest) if latest is not None else 0
 
@@ -285,6 +280,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._progress.skip(whole_number("skip", batches, 0, MAX_COUNT))
         self._job.compare_again()
 
+    def peek(self) -> Any:
+        """The batch with which the next `iter()` begins, for its shapes. The loader does not move, and other ranks need
+        not call. Raises InvalidInput for an empty epoch and where torch alone runs the loader, and errors of reading."""
+        self._latest()
+        feed = self._new_feed()
+        key = self._progress.place.upcoming(feed, self.epochs)
+        return batch_outside_iterations(feed, self._given_now(), self.on_error, key)
+
     def stats(self) -> Stats:
         """The stall clock of the latest epoch; call it from the thread that iterates."""
         return self._report.stats()
@@ -300,7 +303,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             warnings.warn(why_stateless(self.dataset), stacklevel=2)
             return {}
         feed = self._feed()
-        place = self._progress.place.next_in(feed)
+        place = self._progress.place.next_of(feed, self.epochs)
         self._job.warn_of_state()
         return state_of(*self._data, feed, place, self._topology().world_size).plain()
 
@@ -309,9 +312,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         empty state changes nothing, with a warning. Raises StateMismatch for a state of another dataset, version or seed,
         and in mid-epoch for one of another global batch, window or `last` than this loader was given."""
         if isinstance(state, Mapping) and not state:
-            warnings.warn(
-                EMPTY_STATE if self._core is not None else why_stateless(self.dataset), stacklevel=2
-            )
+            why = EMPTY_STATE if self._core is not None else why_stateless(self.dataset)
+            warnings.warn(why, stacklevel=2)
             return
         if self._core is None:
             resumable = self._as_resumable()
@@ -323,7 +325,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         with self._job.failures_told(self._arguments()):
             found, data = parse_state(state), self._data_now()
             check_data(found, *data)
-            feed = self._make_feed(found, found.epoch + found.over)
+            feed = self._new_feed(found)
             check_place(found, feed)
             check_micro_batches(found, feed.share.batch_size, self._topology().world_size)
             turn = turn_of(found, feed)
@@ -360,7 +362,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         StateMismatch for a place in the old data."""
         if self._source is None or self._data == self._data_now():
             return False
-        self._progress.place.begin(self._source.feed)
+        self._progress.place.begin(self._source.feed, self.epochs)
         if self._progress.place.turn:
             raise StateMismatch(
                 "the dataset holds other samples than when a state was loaded or batches were skipped: load a state of what"
@@ -375,9 +377,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _latest(self) -> tuple[int, int] | None:
         if self._core is None:
-            raise InvalidInput(
-                "torch alone runs this DataLoader, and its sampler alone knows what its batches hold"
-            )
+            raise InvalidInput("torch alone runs this DataLoader: its sampler knows what its batches hold")
         return self._progress.place.latest
 
     def _topology(self) -> Topology:
@@ -393,8 +393,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _feed(self) -> Feed:
         return self._prepared().feed
 
-    def _new_feed(self) -> Feed:
-        return self._make_feed(self._progress.loaded, self._progress.place.epoch)
-
-    def _make_feed(self, loaded: LoaderState | None, epoch: int) -> Feed:
-        return feed_of(self._arguments(), self._required_core(), self._topology(), loaded, epoch)
+    def _new_feed(self, state: LoaderState | None = None) -> Feed:
+        """This rank's batches as a state continues; without one, as they are now."""
+        epoch = state.epoch + state.over if state is not None else self._progress.place.epoch
+        state = state or self._progress.loaded
+        return feed_of(self._arguments(), self._required_core(), self._topology(), state, epoch)

@@ -59,13 +59,14 @@ class JobMembership:
         """
         if not self._is_agreed():
             topology, store = self.topology(given), self._store(given)
-            facts = facts_of(identity, feed, place.epoch, place.turn)
+            facts = facts_of(identity, feed, place, given.epochs)
             name = "alone" if store is None else agree(topology, facts, store)
             if not self._headline_logged and topology.rank == 0:
                 _log.info("%s", headline(topology, facts, via))
             self._headline_logged = True
-            drift = watch_drift(store, topology, name, prefetch, feed.share.accumulate, drift_s)
-            self._agreement = Agreement(name, drift)
+            accumulate = feed.share.accumulate
+            drift = watch_drift(store, topology, name, prefetch, accumulate, drift_s)
+            self._agreement = Agreement(name, drift, accumulate)
         assert self._agreement is not None, "the ranks have agreed"
         return self._agreement
 
@@ -101,7 +102,7 @@ class JobMembership:
         return job_store() if given.shard and self.topology(given).processes > 1 else None
 
 
-def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str | int]:
+def facts_of(identity: str, feed: Feed, place: EpochPosition, epochs: int | None) -> dict[str, str | int]:
     """The facts that must be equal on every rank of a job: all that defines the order, and the place in it."""
     spec, share = feed.spec, feed.share
     return {
@@ -113,9 +114,11 @@ def facts_of(identity: str, feed: Feed, epoch: int, turn: int) -> dict[str, str 
         "window_extents": spec.window_extents,
         "canonical_nodes": spec.canonical_nodes,
         "last": spec.last,
-        "epoch": epoch,
-        "batches already consumed": turn,
-        "steps": feed.order(epoch).steps,
+        "epochs": "None" if epochs is None else epochs,
+        "epochs already done": place.epochs_done,
+        "epoch": place.epoch,
+        "batches already consumed": place.turn,
+        "steps": feed.order(place.epoch).steps,
     }
 
 

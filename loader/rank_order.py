@@ -62,12 +62,11 @@ class RankOrder:
 
     def count_epoch(self, count: int) -> None:
         """See `RankSampler.set_epoch`."""
-        epoch = self._progress.epoch_of_count(whole_number("epoch", count, 0, MAX_COUNT))
+        epoch = self._progress.epoch_of_count(whole_number("epoch", count, 0, MAX_COUNT), self._feed)
         if epoch != count:
             _log.info("sampler.set_epoch(%d): epoch %d, since this loader was moved there", count, epoch)
-        counted_from = epoch - count
         self.set_epoch(epoch)
-        self._progress.counted_from = counted_from
+        self._progress.note_count(count, epoch - count)
 
     def batches(self, repeats: bool) -> Iterator[list[int]]:
         """This rank's batches of the current epoch, from its first, and of as many epochs as one `iter()` of the loader has
@@ -98,10 +97,10 @@ class RankOrder:
 
     def _upcoming(self, repeats: bool) -> tuple[Feed, range]:
         """The order, and the epochs of one `iter()`."""
-        feed = self._feed()
-        first = self._progress.epoch(lambda: feed)
+        feed, place, epochs = self._feed(), self._progress.place, self.arguments.epochs or 1
+        first, _, done = place.next_of(feed, epochs) if place.resume else (place.epoch, 0, 0)
         if repeats:
-            return feed, range(first, first + (self.arguments.epochs or 1))
+            return feed, range(first, first + epochs - done)
         whole = replace(feed.spec, last="short")
         return Feed(feed.dataset, whole, feed.share, feed.collate, False), range(first, first + 1)
 

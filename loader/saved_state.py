@@ -16,13 +16,15 @@ MAX_SHOWN = 200
 """Characters of a dataset's identity in an error: that of a mixture has every component in it."""
 
 
-def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], world_size: int) -> LoaderState:
-    """The state at a place (epoch, turn)."""
-    spec, share, epoch = feed.spec, feed.share, place[0]
-    step, micro = divmod(place[1], share.accumulate)
+def state_of(
+    identity: str, samples: int, feed: Feed, place: tuple[int, int, int], world_size: int
+) -> LoaderState:
+    """The state at a place (epoch, turn, complete epochs of the iteration)."""
+    spec, share, (epoch, turn, epochs_done) = feed.spec, feed.share, place
+    step, micro = divmod(turn, share.accumulate)
     return LoaderState(
         version=STATE_VERSION,
-        dataset=identity_until(identity, epoch, bool(place[1]))
+        dataset=identity_until(identity, epoch, bool(turn))
         if len(identity) > MAX_IDENTITY_CHARS
         else identity,
         samples=samples,
@@ -38,6 +40,7 @@ def state_of(identity: str, samples: int, feed: Feed, place: tuple[int, int], wo
         canonical_nodes=spec.canonical_nodes,
         shuffle=spec.shuffle,
         last=spec.last,
+        epochs_done=epochs_done,
     )
 
 
@@ -104,7 +107,7 @@ def check_place(state: LoaderState, feed: Feed) -> None:
     if feed.weight_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
-    if state.version < STATE_VERSION and state.micro and state.step == samples // state.global_batch:
+    if state.version < 3 and state.micro and state.step == samples // state.global_batch:
         raise StateMismatch(
             f"the state stands inside the last step of epoch {state.epoch}, which is not full, and an earlier version of "
             "this program saved it: that step's batches are cut differently now; load a state of another step"

@@ -23,6 +23,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
 from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
+from loader.datasets.generators import RngKey
 from loader.datasets.sample_spec import SampleSpec
 from loader.datasets.samples import SampleReader
 from loader.datasets.targets import Targets
@@ -77,7 +78,7 @@ def open_dataset(
     - `image_mode`: the mode that decoded images are converted to: "RGB", "L" (grey), or None (the mode of the
       file).
     - `transform`: callable(sample[, rng]), called after decoding. `rng` is a numpy Generator keyed by (seed, epoch,
-      sample).
+      sample), or by torch's generator under a loader other than cachesvc's.
     - `version`: the `ds.version` of an earlier opening, or `state["dataset"]` of a saved state. Nothing is asked of the
       source where its catalog is kept here; reads of objects that were overwritten since raise SourceChanged. Elsewhere
       the data must still have that version.
@@ -158,7 +159,8 @@ class Dataset(TorchDataset[Any]):
         self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
         self._catalog = opened.catalog
         self.sample_reader = SampleReader(opened.catalog, sample_spec)
-        self._seed = 0
+        self._seed: int | None = None
+        """The seed of the generators; None until a loader of ours, or `set_epoch`, sets their key."""
         self._epoch: list[int] | torch.Tensor = [0]
         self._identity = ""
 
@@ -223,17 +225,19 @@ class Dataset(TorchDataset[Any]):
         return "daemon" if self.opened.link.daemon else "direct reads"
 
     @property
-    def rng_key(self) -> tuple[int, int]:
-        """The (seed, epoch) that the `rng` of transforms is keyed by, unless the reading loader sets its own."""
-        return self._seed, int(self._epoch[0])
+    def rng_key(self) -> RngKey:
+        """The key of the generators that transforms get, unless the reading loader sets its own."""
+        return None if self._seed is None else (self._seed, int(self._epoch[0]))
 
     @rng_key.setter
     def rng_key(self, rng_key: tuple[int, int]) -> None:
         self._seed, self._epoch[0] = rng_key
 
     def set_epoch(self, epoch: int) -> None:
-        """Key the `rng` of transforms by this epoch, under a loader of another kind."""
-        self._epoch[0] = epoch
+        """Key the `rng` of transforms by this epoch, under a loader of another kind; its workers follow, persistent ones
+        too."""
+        self.share_epoch()
+        self.rng_key = self._seed or 0, epoch
 
     def share_epoch(self) -> None:
         """Let processes that start from now on see later changes of the epoch."""
@@ -367,5 +371,6 @@ class Dataset(TorchDataset[Any]):
 
     def _subset(self, ids: Ints) -> Dataset:
         found = Dataset(self.opened, self._sample_spec, ids)
-        found.rng_key = self.rng_key
+        if self.rng_key is not None:
+            found.rng_key = self.rng_key
         return found

@@ -1,4 +1,4 @@
-"""The generators that are passed to a user's callables, keyed by seed, epoch and sample."""
+"""The generators that are passed to a user's callables, keyed by seed, epoch and sample, or by torch's generator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.order.epoch_order import sample_key
 
 RngParameter = Literal["nothing", "named", "second"]
 """How a user's callable takes its generator."""
+RngKey = tuple[int, int] | None
+"""The (seed, epoch) of generators; None where no loader has set it, as under torch's own."""
 
 
 def rng_parameter(function: object) -> RngParameter:
@@ -33,9 +36,11 @@ def rng_parameter(function: object) -> RngParameter:
     return "second" if len([p for p in positional if p.default is p.empty]) == 2 else "nothing"
 
 
-def rng_of(rng_key: tuple[int, int], sample: int) -> np.random.Generator:
-    """Return the generator of a sample; `rng_key` is the (seed, epoch)."""
-    return np.random.default_rng(sample_key(*rng_key, sample))
+def rng_of(rng_key: RngKey, sample: int) -> np.random.Generator:
+    """Return the generator of a sample. Without a key each call draws one from torch's generator of this process, which
+    torch seeds anew in each worker and epoch, so the numbers of a transform differ from epoch to epoch."""
+    key = int(torch.randint(2**63 - 1, ())) if rng_key is None else sample_key(*rng_key, sample)
+    return np.random.default_rng(key)
 
 
 def call_user(
@@ -44,7 +49,7 @@ def call_user(
     parameter: RngParameter,
     row: Any,
     sample: int,
-    rng_key: tuple[int, int],
+    rng_key: RngKey,
 ) -> Any:
     """Call a user's function with a sample. Its errors pass unchanged, with a note that names the sample (Python 3.11
     and later)."""

@@ -21,7 +21,7 @@ from loader.datasets.decoding.decode import Decoder, are_images, decode_field, d
 from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.decoding.images import Converter
 from loader.datasets.dtypes import check_range, output_dtype
-from loader.datasets.generators import call_user, rng_parameter
+from loader.datasets.generators import RngKey, call_user, rng_parameter
 from loader.datasets.jagged import Jagged, offsets_of
 from loader.datasets.record_form import RecordForm, torch_dtype
 from loader.datasets.sample_spec import SampleSpec
@@ -42,7 +42,7 @@ _ALL_STORED: tuple[Any, ...] = ()
 
 
 class SampleReader:
-    """Makes samples of one catalog. The `rng_key` arguments are the (seed, epoch) of the generators."""
+    """Makes samples of one catalog. The `rng_key` arguments are those of the generators."""
 
     def __init__(self, catalog: Catalog, spec: SampleSpec) -> None:
         """Raises InvalidInput for fields that do not exist or cannot be decoded."""
@@ -286,11 +286,11 @@ class SampleReader:
             columns = [column for column in self._columns if column >= 0]
             reader.expect(addresses[:, columns].ravel(), lengths[:, columns].ravel())
 
-    def take(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> list[Any]:
+    def take(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> list[Any]:
         """Return samples in the order given."""
         return list(self.iter_samples(reader, samples, rng_key))
 
-    def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+    def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """Make samples one at a time: all bytes are read at once, and each sample is decoded and transformed on
         demand."""
         rows = (
@@ -301,9 +301,8 @@ class SampleReader:
         transform = self._spec.transform
         if transform is None:
             return rows
-        rng_parameter = self._transform_rng
         pairs = zip(rows, samples.tolist(), strict=True)
-        return (call_user(self._catalog, transform, rng_parameter, row, n, rng_key) for row, n in pairs)
+        return (call_user(self._catalog, transform, self._transform_rng, row, n, rng_key) for row, n in pairs)
 
     def _gathered_rows(self, reader: ExtentReader, samples: Ints) -> Iterator[Any]:
         values = self.tensor(reader, self.locate(reader, samples))
@@ -313,7 +312,7 @@ class SampleReader:
         rows = zip(values, samples.tolist(), strict=True)
         return (self._shape_sample((value,), n, (value,)) for value, n in rows)
 
-    def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]) -> Iterator[Any]:
+    def _decoded_rows(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         if self._column_samples is not None:
             return self._column_rows(self._column_samples, reader, samples, rng_key)
         raw = self._read_fields(reader, samples)
@@ -335,7 +334,7 @@ class SampleReader:
         return (call_user(self._catalog, decode, self._decode_rng, row, n, rng_key) for row, n in shaped)
 
     def _column_rows(
-        self, columns: ColumnSamples, reader: ExtentReader, samples: Ints, rng_key: tuple[int, int]
+        self, columns: ColumnSamples, reader: ExtentReader, samples: Ints, rng_key: RngKey
     ) -> Iterator[Any]:
         rows = zip(columns.decoded_rows(reader, samples), samples.tolist(), strict=True)
         shaped = ((self._shape_sample(row, n, _ALL_STORED), n) for row, n in rows)

@@ -42,6 +42,8 @@ class Store(Protocol):
 
     def check(self, keys: list[str], /) -> bool: ...
 
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
 
 def job_store() -> Store | None:
     """The process group's key-value store; None without an initialised group."""
@@ -119,7 +121,8 @@ def _polls(timeout_s: float, awaited: str) -> Iterator[None]:
             warned = True
             _log.warning(
                 "waiting for %s, up to %.0f s more: it may start slowly, or only this rank was moved (set_epoch,"
-                " skip, load_state_dict, other data) or iterates (give a loader of one rank alone shard=False)",
+                " skip, load_state_dict, other data) or iterates (look at a batch by peek(), and give a loader of one rank"
+                " alone shard=False)",
                 awaited,
                 timeout_s - waited_s,
             )
@@ -168,8 +171,9 @@ def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) ->
                 break
         else:
             return "late", (
-                f"process {process} of {processes} did not report within {timeout_s:.0f} s: look for its own error; a"
-                " loader of one rank alone wants shard=False, one of some ranks the mesh of those"
+                f"process {process} of {processes} did not report within {timeout_s:.0f} s: look for its own error; to look"
+                " at a batch on one rank call peek(); a loader of one rank alone wants shard=False, one of some ranks the"
+                " mesh of those"
             )
         rank, facts = json.loads(store.get(f"{prefix}/{process}"))
         ranks.append(rank)

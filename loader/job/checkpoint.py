@@ -11,8 +11,10 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.safe_text import printable
 
-STATE_VERSION = 3
-"""The version that is written. Version 2 can be loaded, too, except inside a last step that is not full."""
+STATE_VERSION, OLDEST_VERSION = 4, 2
+"""The version that is written, and the oldest that can be loaded; version 2 not inside a last step that is not full."""
+SINCE_VERSION_4 = {"epochs_done": 0}
+"""The fields that older states lack, with their values there."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
 
@@ -27,29 +29,61 @@ class EpochLengths(Protocol):
         """Batches of an epoch on this rank."""
         ...
 
+    def turns_of(self, epoch: int, epochs: int) -> int:
+        """Batches of `epochs` epochs from `epoch` on."""
+        ...
+
 
 @dataclass(slots=True)
 class EpochPosition:
     """`turn` batches of `epoch` have been handed to the user; `latest` is the last of them. `resume`: the next iteration
-    continues at `turn` instead of restarting the epoch. `loaded`: the position is that of a loaded state, and no batch
-    was handed over since."""
+    continues at `turn` instead of beginning the next epoch. `loaded`: the position is that of a loaded state, and no
+    batch was handed over since. `epochs_done`: complete epochs of the iteration that hands them over."""
 
     epoch: int = 0
     turn: int = 0
     resume: bool = False
     latest: tuple[int, int] | None = None
     loaded: bool = False
+    epochs_done: int = 0
 
     def text(self, accumulate: int) -> str:
         """The position in words, for messages."""
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
-    def begin(self, feed: EpochLengths) -> None:
-        """Begin an iteration: an abandoned epoch restarts, a loaded state or a skip continues. An epoch whose batches were
-        all handed over has ended, also for a caller (Lightning, `zip`) that counts them and does not fetch the end."""
-        if not self.resume and self.turn < feed.turns(self.epoch):
-            self.turn = 0
-        self.epoch, self.turn = self.next_in(feed)
+    def begin(self, feed: EpochLengths, epochs: int | None) -> None:
+        """Begin an iteration of `epochs`. A loaded state or a skip continues. Otherwise an epoch of which a batch was
+        handed over is done, whether the caller took all its batches or left early: the next one begins, as in torch."""
+        if self.resume:
+            self.epoch, self.turn, self.epochs_done = self.next_of(feed, epochs)
+        else:
+            self.epoch, self.turn, self.epochs_done = self.epoch + (self.turn > 0), 0, 0
+
+    def next_of(self, feed: EpochLengths, epochs: int | None) -> tuple[int, int, int]:
+        """Epoch and turn of the next batch, and how many of an iteration's `epochs` are complete then (see `done_of`)."""
+        epoch, turn = self.next_in(feed)
+        return epoch, turn, self.done_of(epochs, epoch - self.epoch)
+
+    def done_of(self, epochs: int | None, more: int = 0) -> int:
+        """Return how many of an iteration's `epochs` are complete after `more` of them: none where all are."""
+        done = self.epochs_done + more
+        return done if epochs is None or done < epochs else 0
+
+    def upcoming(self, feed: EpochLengths, epochs: int | None) -> tuple[int, int]:
+        """Epoch and turn of the batch with which the next iteration begins."""
+        place = replace(self)
+        place.begin(feed, epochs)
+        if epochs is None:
+            place.reach(feed)
+        return place.epoch, place.turn
+
+    def length(self, feed: EpochLengths, epochs: int | None) -> int:
+        """Batches of an iteration of `epochs`. After a loaded state or a skip these are the batches that are left of
+        several epochs, but all of a single epoch: trainers count on from the place."""
+        if epochs is None or epochs == 1 or not self.resume:
+            return feed.turns_of(self.next_in(feed)[0] if self.resume else self.epoch, epochs or 1)
+        epoch, turn, done = self.next_of(feed, epochs)
+        return feed.turns_of(epoch, epochs - done) - turn
 
     def next_in(self, feed: EpochLengths) -> tuple[int, int]:
         """Epoch and turn of the next batch. Turns beyond the end of an epoch count into the next one."""
@@ -94,7 +128,7 @@ class EpochPosition:
     def finish(self, turns: int) -> None:
         """End an epoch of so many turns; turns skipped beyond it count into the next one."""
         self.epoch, self.turn = self.epoch + 1, max(0, self.turn - turns)
-        self.resume = self.turn > 0
+        self.resume, self.epochs_done = self.turn > 0, self.epochs_done + 1
 
 
 class LoaderProgress:
@@ -105,9 +139,11 @@ class LoaderProgress:
     def __init__(self, place: EpochPosition | None = None, loaded: LoaderState | None = None) -> None:
         self.place, self.loaded = place or EpochPosition(), loaded
         self.iteration = object()
-        self.counted_from: int | None = 0
-        """The epoch that callers which count the epochs of this process call 0; None after the user moved the position: the
-        next such caller defines it."""
+        self.count_begins_at: int | None = 0
+        """The epoch that callers of a sampler's `set_epoch` count as 0; None after the user moved the position: the next
+        such call defines it."""
+        self._counted: tuple[int, EpochPosition, tuple[int, int] | None] | None = None
+        """The latest such call: its count, the position that it led to, and the latest batch then."""
         self.read_by_sampler: int | None = None
         """The epoch whose batches a sampler handed out to the last, since a state was loaded or an epoch was set."""
 
@@ -118,14 +154,18 @@ class LoaderProgress:
     def load(self, state: LoaderState, turn: int) -> None:
         """Move to the position of a state, `turn` batches into its epoch."""
         self.place = EpochPosition(
-            state.epoch + state.over, 0 if state.over else turn, not state.over, loaded=True
+            state.epoch + state.over,
+            0 if state.over else turn,
+            resume=True,
+            loaded=True,
+            epochs_done=state.epochs_done + state.over,
         )
-        self.loaded, self.counted_from, self.read_by_sampler = state, None, None
+        self.loaded, self.count_begins_at, self.read_by_sampler = state, None, None
 
     def skip(self, batches: int) -> None:
         """See `EpochPosition.skip`."""
         self.place.skip(batches)
-        self.counted_from = None
+        self.count_begins_at = None
 
     def epoch(self, feed: Callable[[], EpochLengths]) -> int:
         """The epoch of the latest iteration, and the next one after its end."""
@@ -134,7 +174,7 @@ class LoaderProgress:
     def begin(self, epoch: int, feed: Callable[[], EpochLengths]) -> None:
         """Let the next iteration begin with this epoch, unless the position was moved into it. Warns of an epoch before a
         loaded position."""
-        self.counted_from = self.read_by_sampler = None
+        self.count_begins_at, self.read_by_sampler = 0, None
         if self.place.resume and epoch == self.epoch(feed):
             return
         if self.place.loaded and epoch < self.place.epoch:
@@ -145,12 +185,20 @@ class LoaderProgress:
             )
         self.move(epoch)
 
-    def epoch_of_count(self, epoch: int) -> int:
-        """The epoch that a caller means which may count the epochs of this process: its count begins at the loader's epoch,
-        where that is later."""
-        if self.counted_from is None:
-            self.counted_from = max(0, self.place.epoch - epoch)
-        return self.counted_from + epoch
+    def epoch_of_count(self, count: int, feed: Callable[[], EpochLengths]) -> int:
+        """Return the epoch that a caller of a sampler's `set_epoch` means by its count. The first count after the position
+        was moved may be below its epoch, for two reasons: the caller counts the epochs of this process (Fabric), or it has
+        yet to end an epoch whose batches are all consumed (Lightning). In the second case it takes no batch before its
+        next count, which therefore means the same epoch again."""
+        if self.count_begins_at is None:
+            self.count_begins_at = max(0, self.epoch(feed) - count)
+        elif self.count_begins_at and self._counted == (count - 1, self.place, self.place.latest):
+            self.count_begins_at -= 1
+        return self.count_begins_at + count
+
+    def note_count(self, count: int, begins_at: int) -> None:
+        """Record a call of a sampler's `set_epoch`, which has moved the position."""
+        self.count_begins_at, self._counted = begins_at, (count, self.place, self.place.latest)
 
     def warn_if_read_twice(self) -> None:
         """Warn if the iteration that begins now reads the rest of an epoch that another loader has read."""
@@ -170,7 +218,7 @@ class LoaderProgress:
     def copied(self) -> LoaderProgress:
         """A copy, for another loader to go on from."""
         copy = LoaderProgress(replace(self.place), self.loaded)
-        copy.counted_from = self.counted_from
+        copy.count_begins_at = self.count_begins_at
         return copy
 
 
@@ -194,6 +242,8 @@ class LoaderState:
     canonical_nodes: int
     shuffle: bool
     last: str
+    epochs_done: int
+    """Complete epochs of the `iter()` that stands here; its `epochs` end where they would have ended."""
 
     @property
     def over(self) -> bool:
@@ -212,6 +262,8 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
         raise StateMismatch(
             f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
         )
+    if set(expected) - set(state) == set(SINCE_VERSION_4):
+        state = {**SINCE_VERSION_4, **state}
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
@@ -223,9 +275,9 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
             raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
         if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
             raise StateMismatch(f"the state's {name} is {state[name]}: out of range")
-    if state["version"] not in (2, STATE_VERSION):
+    if not OLDEST_VERSION <= state["version"] <= STATE_VERSION:
         raise StateMismatch(
-            f"a state of version {state['version']}; this program reads 2 and {STATE_VERSION}"
+            f"a state of version {state['version']}; this program reads {OLDEST_VERSION} to {STATE_VERSION}"
         )
     parsed = LoaderState(**state)
     _check_consistent(parsed)

@@ -44,7 +44,7 @@ class DriftWatch:
     def __init__(
         self, topology: Topology, name: str, prefetch: int, accumulate: int, drift_s: float = DRIFT_S
     ) -> None:
-        self._topology, self._accumulate, self._drift_s = topology, accumulate, drift_s
+        self._topology, self._drift_s = topology, drift_s
         self._key = f"cachesvc/drift/{name}"
         self._drift = Drift(max(prefetch, ALLOWED_STEPS * accumulate))
         self._compare_every_s = min(COMPARE_EVERY_S, drift_s)
@@ -54,10 +54,9 @@ class DriftWatch:
         self._apart_until, self._quiet_until = 0.0, 0.0
         self._published = self._last_report = ""
 
-    def update(self, store: Store, at: tuple[int, int, int] | None, now: float) -> None:
-        """Publish or compare, where it is due. `at`: this process's epoch, the batches taken of it, and those of all
-        epochs; None where no position can be compared with it. Raises RuntimeError where the store is gone."""
-        own = at and RankPosition(self._topology.rank, at[0], at[1] // self._accumulate, at[2])
+    def update(self, store: Store, own: RankPosition | None, now: float) -> None:
+        """Publish or compare, where it is due. `own`: the position of this process; None where it can be compared with no
+        other. Raises RuntimeError where the store is gone."""
         if self._topology.process == 0:
             self._publish(store, own, now)
         if now >= self._compare_at:

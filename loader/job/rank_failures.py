@@ -11,6 +11,8 @@ The order of events when rank r cannot read its data:
 A watch lasts for one iteration of one loader, until all ranks have ended theirs: so it also protects a rank that waits
 for the others after its own last batch. All iterations after one agreement of the ranks share one failure, since a rank
 may have begun more iterations than others (to print a batch on one rank alone, say).
+
+A watch also compares how the ranks end its iteration. Where their epochs came apart, all ranks raise StateMismatch.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cachesvc.core.errors import CacheError, PeerRankFailed, from_code
+from cachesvc.core.errors import CacheError, PeerRankFailed, StateMismatch, from_code
 from loader.job.agreement import Store
-from loader.job.rank_drift import DriftWatch
+from loader.job.iteration_ends import IterationEnds
+from loader.job.rank_drift import DriftWatch, RankPosition
 from loader.job.topology import Topology
 
 PEER_FAILURE_S = 30.0
@@ -43,13 +46,16 @@ _log = logging.getLogger("cachesvc")
 @dataclass(slots=True)
 class Agreement:
     """The state that the watches of one rank's loader share, from one agreement of the ranks to the next. `name` is equal
-    on all ranks and new in the store. `drift` is None for a single process. `over` is set once this rank has raised the
-    failure: no watch ends the process after that. `iterations` have begun."""
+    on all ranks and new in the store. `drift` is None for a single process. A step has `accumulate` batches. `over` is set
+    once this rank has raised the failure: no watch ends the process after that. `iterations` have begun; `latest` is the
+    watch of the last of them."""
 
     name: str
     drift: DriftWatch | None = None
+    accumulate: int = 1
     over: threading.Event = field(default_factory=threading.Event)
     iterations: int = 0
+    latest: RankFailureWatch | None = None
 
 
 class RankFailureWatch:
@@ -60,13 +66,18 @@ class RankFailureWatch:
         self._key, self._over = f"cachesvc/peers/{agreed.name}", agreed.over
         agreed.iterations += 1
         self._agreed, self._number = agreed, agreed.iterations
+        self._previous, agreed.latest = agreed.latest, self
         self._ended = f"{self._key}/{agreed.iterations}/finished"
         self._finished = False
-        self.failure: PeerRankFailed | None = None
+        self._ends: IterationEnds | None = IterationEnds(self._key, agreed.iterations, agreed.accumulate)
+        self.failure: CacheError | None = None
         """The failure of another rank, once it is known."""
         self.handed: tuple[int, int, int] | None = None
-        """The epoch, its batches handed over so far, and those of all epochs; None before the first batch, and in an epoch
-        that was broken off."""
+        """The epoch, its batches handed over so far, and those of all epochs; None before the first batch."""
+        self._first = 0
+        """Batches of all epochs before this iteration."""
+        self.left = self.complete = False
+        """The epoch was left before its last batch; all batches of the iteration were handed over."""
         self._thread = threading.Thread(target=self._watch, name="cachesvc-peers")
 
     def start(self) -> None:
@@ -75,13 +86,54 @@ class RankFailureWatch:
             self._store = self._store.clone()
         self._thread.start()
 
+    def hand(self, epoch: int, turn: int, batches: int) -> None:
+        """Count a batch that is handed over: the epoch's, and those of all epochs before it."""
+        if self.handed is None:
+            self._first = batches
+        self.handed = epoch, turn + 1, batches + 1
+
+    def check(self) -> None:
+        """Raise, before a batch is made, the failure of another rank, and StateMismatch where epochs came apart."""
+        if self.failure is not None:
+            self.raise_failure()
+        at, ends = self.handed, self._ends
+        if at is not None and ends is not None and ends.is_due(taken := at[2] - self._first):
+            with self._if_store_answers():
+                ends.go_on(self._store, self._position(at), taken)
+
     def raise_failure(self) -> None:
-        """Raise PeerRankFailed when another rank has failed. From then on no watch ends this process."""
+        """Raise PeerRankFailed when another rank has failed, StateMismatch when it found epochs apart. No watch ends this
+        process from then on."""
         if self.failure is not None:
             self._over.set()
             raise self.failure
 
-    def publish(self, where: str, error: BaseException) -> PeerRankFailed:
+    def compare_ends(self) -> None:
+        """Compare how this rank and others ended the iteration before this one, and this one once it is complete. Raises
+        StateMismatch."""
+        previous, self._previous = self._previous, None
+        with self._if_store_answers():
+            if previous is not None:
+                previous._compare_end()
+            if self.complete:
+                self._compare_end()
+
+    def _compare_end(self) -> None:
+        ends, self._ends, at = self._ends, None, self.handed
+        if ends is not None and at is not None:
+            (ends.complete if self.complete else ends.leave)(self._store, self._position(at))
+
+    def _position(self, at: tuple[int, int, int]) -> RankPosition:
+        return RankPosition(self._topology.rank, at[0], at[1] // self._agreed.accumulate, at[2])
+
+    @contextmanager
+    def _if_store_answers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:  # its host is gone; torch's own collectives say so
+            _log.debug("the job's store does not answer any more")
+
+    def publish(self, where: str, error: BaseException) -> CacheError:
         """Tell all ranks that this one cannot go on; returns the error that they all raise, for the first failure."""
         self._over.set()
         code = error.code if isinstance(error, CacheError) else CacheError.code
@@ -121,7 +173,7 @@ class RankFailureWatch:
             time.sleep(POLL_S / 10)
 
     def _watch(self) -> None:
-        try:
+        with self._if_store_answers():
             while not self._over.wait(POLL_S) and threading.main_thread().is_alive():
                 if self._store.check([f"{self._key}/failure"]):
                     self._handle_failure()
@@ -129,15 +181,13 @@ class RankFailureWatch:
                 self._update_drift()
                 if self._finished and self._store.add(self._ended, 0) >= self._topology.processes:
                     return
-        except RuntimeError:  # the store's host is gone; torch's own collectives say so
-            _log.debug("the job's store does not answer any more")
 
     def _update_drift(self) -> None:
-        drift = self._agreed.drift
+        drift, at = self._agreed.drift, None if self.left else self.handed
         if (
             drift is not None and self._number == self._agreed.iterations
         ):  # the newest iteration has the position
-            drift.update(self._store, self.handed, time.monotonic())
+            drift.update(self._store, at and self._position(at), time.monotonic())
 
     def _handle_failure(self) -> None:
         self.failure = _failure(self._store.get(f"{self._key}/failure").decode())
@@ -174,17 +224,21 @@ def watch_for(
 @contextmanager
 def watched(watch: RankFailureWatch | None, where: Callable[[], str]) -> Iterator[None]:
     """Watch other ranks during one iteration, and tell them of an error that ends it (also `sys.exit()` in a transform, but
-    not Ctrl-C, which they get too). A typed error becomes the PeerRankFailed that all ranks raise; any other error (of a
-    transform, say) is raised unchanged. Does nothing without a watch."""
+    not Ctrl-C, which they get too). A typed error becomes the PeerRankFailed that all ranks raise, and StateMismatch stays
+    one; any other error (of a transform, say) is raised unchanged. Does nothing without a watch."""
     if watch is None:
         yield
         return
     watch.start()
     try:
+        watch.compare_ends()
         yield
+        watch.compare_ends()
     except (PeerRankFailed, GeneratorExit):
         raise
     except CacheError as error:
+        if error is watch.failure:  # it has been told
+            raise
         raise watch.publish(where(), error) from error
     except BaseException as error:
         if (
@@ -210,8 +264,10 @@ def _cause(error: BaseException) -> tuple[str, str]:
     return kind.rpartition(".")[2], message
 
 
-def _failure(stored: str) -> PeerRankFailed:
+def _failure(stored: str) -> CacheError:
     rank, where, kind, code, text = json.loads(stored)
+    if code == StateMismatch.code:
+        return StateMismatch(text)  # of the job rather than of one rank
     failure = PeerRankFailed(f"rank {rank} cannot go on at {where}: {kind}: {text}")
     failure.rank, failure.cause = rank, from_code(code, text)
     return failure

@@ -73,6 +73,12 @@ class WorkerSettings(NamedTuple):
         """True if batches come with reports: from workers, or from torch's own iterator in this process."""
         return self.num_workers > 0 or self.pin_memory or self.device is not None
 
+    def without_workers(self) -> WorkerSettings:
+        """Return these settings for batches that this process makes, and leaves where they are gathered."""
+        return self._replace(
+            num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, pinned_bytes=0
+        )
+
     def differs_from(self, before: WorkerSettings) -> bool:
         """Return whether any setting is another object than in `before`."""
         return any(map(is_not, self, before))

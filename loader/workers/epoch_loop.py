@@ -63,6 +63,20 @@ class BatchSource:
             self._engine.stop()
 
 
+def batch_outside_iterations(
+    feed: Feed, settings: WorkerSettings, on_error: OnError, key: tuple[int, int]
+) -> Any:
+    """Make the batch of an (epoch, turn) without workers. `feed` serves nothing else. Raises InvalidInput for an epoch
+    without batches, and the errors of making it."""
+    if key[1] >= feed.turns(key[0]):
+        raise InvalidInput(f"epoch {key[0]} has no batch: the data is less than one")
+    source = BatchSource(feed, settings.without_workers(), EpochReport(settings.reported, False))
+    try:
+        return source.start(*key, key[1] + 1, on_error)(key)
+    finally:
+        source.stop()
+
+
 class EpochLoop:
     """Advances a loader's progress batch by batch. If the loader's position is moved, the epoch ends, and the next
     one begins at the new position with a new `prepared()`: a loaded state may have another order."""
@@ -78,13 +92,14 @@ class EpochLoop:
         """Yield batches, or a BatchError in place of one. `listen` is called when the first batch is requested and
         returns the watch on other ranks. Raises errors that end the iteration: PeerRankFailed, any error in a job
         of several ranks, and the death of workers."""
-        done, watch = 0, listen()
+        watch = listen()
         with watched(watch, self._place):
             try:
+                done = self._progress.place.done_of(self._settings.epochs)
                 while self._settings.epochs is None or done < self._settings.epochs:
                     if self._progress.iteration is not self._iteration:
                         raise InvalidInput(NEWER_ITERATION)
-                    self._source = self._prepared()
+                    self._source, self._progress.place.epochs_done = self._prepared(), done
                     yield from self._epoch(self._source, watch)
                     done += 1
             finally:  # also when abandoned, unless a newer iteration took over
@@ -119,8 +134,8 @@ class EpochLoop:
                     feed.passed_step(step)
                     report.report_to_daemon(asked)
                     report_at = asked + PASSED_EVERY_S
-                if watch is not None and watch.failure is not None:
-                    watch.raise_failure()
+                if watch is not None:
+                    watch.check()
                 fetch = fetch or source.start(epoch, turn, turns, self._settings.on_error)
                 key = epoch, turn
                 try:
@@ -139,13 +154,15 @@ class EpochLoop:
                     continue
                 place.hand(key)
                 if watch is not None:
-                    watch.handed = epoch, turn + 1, before + turn + 1
+                    watch.hand(epoch, turn, before + turn)
                 report.record(asked, key, full)
                 yield batch
         finally:  # also if the caller takes the last batch and never asks again
-            if watch is not None and place.turn < turns:
-                watch.handed = None  # the epoch will begin anew
+            if watch is not None:
+                watch.left = place.turn < turns
             if place.turn >= turns and progress.place is place and progress.iteration is iteration:
                 feed.passed(turns + accumulate)
                 place.finish(turns)
+                if watch is not None:
+                    watch.complete = place.epochs_done == self._settings.epochs
                 report.end(self._rank, epoch, self._settings.log_stats)

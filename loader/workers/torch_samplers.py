@@ -135,11 +135,10 @@ def begin_as_torch(
         raise InvalidInput(
             "worker_type='thread' and device= need a dataset of open_dataset without a sampler of your own"
         )
-    leaves = [*leaves_in(loader.dataset)]
-    if not leaves:
-        leaves = [*hidden_leaves_in(loader.dataset)]
-        if leaves:
-            _warn_unshared(loader)
+    found = [*leaves_in(loader.dataset)]
+    leaves = found or [*hidden_leaves_in(loader.dataset)]
+    if leaves and (not found or isinstance(loader.dataset, IterableDataset)):
+        _warn_unshared(loader)
     if settings.persistent_workers:
         for leaf in leaves:
             leaf.share_epoch()
@@ -149,15 +148,21 @@ def begin_as_torch(
 
 
 def _warn_unshared(loader: TorchLoader) -> None:
-    """Warn if a user's map-style dataset holds one of `open_dataset` where the loader does not look for it."""
+    """Warn if a user's dataset holds one of `open_dataset` that no loader divides among ranks: in an attribute where the
+    loader does not look for it, or under an iterable dataset, which has no order to divide."""
+    iterable, processes = isinstance(loader.dataset, IterableDataset), rank_hint()[1]
     own = type(loader.sampler) not in (RandomSampler, SequentialSampler) or (
         loader.batch_size is None and loader.batch_sampler is not None
     )
-    processes = rank_hint()[1]
-    if processes > 1 and loader.shard and not own:
+    if processes > 1 and loader.shard and (iterable or not own):
+        cause, remedy = (
+            ("it is an IterableDataset over", "make it map-style (__getitem__), divide its samples by rank")
+            if iterable
+            else ("it holds", "rename the attribute to `dataset`, give a sampler")
+        )
         warnings.warn(
-            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: it holds a dataset of"
-            " open_dataset in an attribute other than `dataset`; rename the attribute, give a sampler, or shard=False",
+            f"each of {processes} processes sees all of {type(loader.dataset).__name__}: {cause} a dataset of"
+            f" open_dataset; {remedy}, or give shard=False",
             stacklevel=4,
         )
 

@@ -279,7 +279,7 @@ class LoaderMachine(RuleBasedStateMachine):
             rank.loader.load_state_dict(state)
             rank.order = order
             turn = state["step"] * order.accumulate + state["micro"]
-            rank.move(state["epoch"], min(turn, order.turns(state["epoch"])), True)
+            rank.move(state["epoch"], min(turn, order.turns(state["epoch"])), True, state["epochs_done"])
             rank.handed = (
                 None if handed is None or order.last != state["last"] else [*handed] * (rank is ranks[0])
             )

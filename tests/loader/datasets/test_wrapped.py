@@ -275,6 +275,41 @@ def test_a_hidden_dataset_runs_as_in_torch_with_transforms_keyed_by_epoch(
     assert not (first[:, 1] == second[:, 1]).any()
 
 
+class Streams(IterableDataset[Any]):
+    """A user's iterable dataset over one of `open_dataset`, in this attribute."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        vars(self)[name] = data
+
+    def __iter__(self) -> Any:
+        (data,) = vars(self).values()
+        return iter([data[index] for index in range(len(data))])
+
+
+@pytest.mark.parametrize("name", ["dataset", "data"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_process_sees_all_of_an_iterable_dataset_over_ours_and_a_warning_says_so(
+    links: list[MemoryLink], name: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = Streams(in_memory(links[0], transform=with_noise), name)
+
+    def read(**given: Any) -> torch.Tensor:
+        (batch,) = DataLoader(streams, COUNT, num_workers=workers, **given)
+        return torch.as_tensor(batch)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read()
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        read(shard=False)
+    says = (
+        "each of 2 processes sees all of Streams: it is an IterableDataset over .* map-style .* shard=False"
+    )
+    with pytest.warns(UserWarning, match=says):
+        assert read()[:, 0].tolist() == list(range(COUNT))
+
+
 @pytest.mark.parametrize("hide", HIDDEN)
 def test_a_warning_says_that_each_process_sees_all_of_a_hidden_dataset(
     links: list[MemoryLink], hide: Callable[[Dataset], Any], monkeypatch: pytest.MonkeyPatch
@@ -461,9 +496,14 @@ def with_its_own(record: torch.Tensor, rng: int) -> torch.Tensor:
 
 def test_a_transform_may_take_its_generator_in_several_ways(links: list[MemoryLink]) -> None:
     link = links[0]
-    expected = [each.tolist() for each in in_memory(link, transform=with_noise)]
+
+    def drawn(transform: Any) -> list[list[int]]:
+        data = in_memory(link, transform=transform)
+        data.set_epoch(0)
+        return [each.tolist() for each in data]
+
     for transform in (by_name, partial(in_third_place, factor=1), second, wrapped):
-        assert [each.tolist() for each in in_memory(link, transform=transform)] == expected
+        assert drawn(transform) == drawn(with_noise)
     own = in_memory(link, transform=partial(with_its_own, rng=2))
     assert torch.equal(own[5], 2 * in_memory(link)[5])
 
@@ -516,7 +556,7 @@ def test_an_iteration_reads_the_dataset_as_it_is_when_it_begins(
     change(dataset, count)
     assert len(loader) == len(theirs)
     assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in theirs]
-    assert (loader.epoch, len(loader)) == (2, len(theirs))
+    assert (loader.epoch, len(loader)) == (4, len(theirs))
     with pytest.raises(StateMismatch, match="belongs to"):
         loader.load_state_dict(json.loads(before))
     state = loader.state_dict()

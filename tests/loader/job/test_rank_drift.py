@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from loader.job.rank_drift import DriftWatch
+from loader.job.rank_drift import DriftWatch, RankPosition
 from loader.job.topology import Topology
 from testbed import WAIT_S
 from testbed.forked import TRAINER, ForkedProcess
@@ -27,7 +27,7 @@ class Ranks:
     """A job of ranks in this process that update every half second of a fake clock."""
 
     def __init__(self, prefetches: list[int], accumulate: int = 1) -> None:
-        self.store, self.now, count = dist.HashStore(), 100.0, len(prefetches)
+        self.store, self.now, self.accumulate, count = dist.HashStore(), 100.0, accumulate, len(prefetches)
         self.watches = [
             DriftWatch(Topology(rank, count, "test", process=rank, processes=count), "job", each, accumulate)
             for rank, each in enumerate(prefetches)
@@ -39,7 +39,7 @@ class Ranks:
         while self.now < end:
             for rank, watch in enumerate(self.watches):
                 found = at(rank, self.now - 100.0)
-                place = None if found is None else (0, found, found)
+                place = None if found is None else RankPosition(rank, 0, found // self.accumulate, found)
                 watch.update(self.store, place, self.now + rank * 0.1)
             self.now += 0.5
 

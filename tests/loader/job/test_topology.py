@@ -335,6 +335,11 @@ class Store:
     def check(self, keys: list[str]) -> bool:
         return all(key in self.kept for key in keys)
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.kept.get(key, b"").decode() == expected:
+            self.set(key, desired)
+        return self.kept.get(key, b"")
+
 
 def test_no_statement_is_written_to_a_round_that_is_over() -> None:
     """A process that stated something in a round from before a restart, or missed it, waits for another round."""

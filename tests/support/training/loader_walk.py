@@ -152,8 +152,8 @@ class Order:
 
 @dataclass(eq=False)
 class Run:
-    """One `iter()` of a loader. `moves`: the count of moves of the position when its epoch began, -1 before its
-    first epoch. `raised`: the turn whose batch failed, until the next request."""
+    """One `iter()` of a loader. `done`: its complete epochs. `moves`: the count of moves of the position when its epoch
+    began, -1 before its first epoch. `raised`: the turn whose batch failed, until the next request."""
 
     batches: Any
     done: int = 0
@@ -162,7 +162,8 @@ class Run:
 
 
 class Rank:
-    """A loader and its position: `turn` batches of `epoch` were taken. `kept`: the next `iter()` continues there."""
+    """A loader and its position: `turn` batches of `epoch` were taken, after `done` complete epochs of that `iter()`.
+    `kept`: the next `iter()` continues there."""
 
     def __init__(self, order: Order, number: int, loader: DataLoader, stood_in: dict[Any, int]) -> None:
         self.order, self.number, self.loader, self.stood_in = order, number, loader, stood_in
@@ -174,8 +175,8 @@ class Rank:
         self.over: tuple[int, list[int] | None] | None = None
         self.move(0)
 
-    def move(self, epoch: int, turn: int = 0, kept: bool = False) -> None:
-        self.epoch, self.turn, self.kept = epoch, turn, kept
+    def move(self, epoch: int, turn: int = 0, kept: bool = False, done: int = 0) -> None:
+        self.epoch, self.turn, self.kept, self.done = epoch, turn, kept, done
         self.moves += 1
         self.latest: tuple[list[int], int] | None = [], 0
 
@@ -185,6 +186,11 @@ class Rank:
             epoch, turn = epoch + 1, turn - self.order.turns(epoch)
         return epoch, turn
 
+    def done_at(self, epoch: int) -> int:
+        """Return the complete epochs of the `iter()` at an epoch; 0 if they are all."""
+        done = self.done + epoch - self.epoch
+        return done if self.loader.epochs is None or done < self.loader.epochs else 0
+
     def forget_latest(self) -> None:
         """Forget the latest batch: its repair is known only until the next batch."""
         if FAULTS or FIRED:
@@ -193,9 +199,11 @@ class Rank:
     def begin(self) -> None:
         self.newest = Run(iter(self.loader))
         self.runs.append(self.newest)
-        if not self.kept and self.turn < self.order.turns(self.epoch):
-            self.turn = 0
-        self.epoch, self.turn = self.place()
+        if self.kept:
+            epoch, turn = self.place()
+            self.epoch, self.turn, self.done = epoch, turn, self.done_at(epoch)
+        else:
+            self.epoch, self.turn, self.done = self.epoch + (self.turn > 0), 0, 0
         self.forget_latest()
 
     def skip(self, batches: int) -> None:
@@ -209,7 +217,8 @@ class Rank:
     def due(self, run: Run) -> tuple[int, int] | None:
         """Return epoch and turn of the batch that the newest run gives next; None at its end."""
         if run.moves < 0:
-            run.moves = self.moves
+            run.moves, run.done = self.moves, self.done_at(self.epoch)
+            self.done = run.done
         if run.moves == self.moves and run.raised == self.turn:
             self.turn += 1
         run.raised = None
@@ -218,6 +227,8 @@ class Rank:
                 return self.epoch, self.turn
             self.end_epoch(run)
             run.done, run.moves = run.done + 1, self.moves
+            if self.loader.epochs is None or run.done < self.loader.epochs:
+                self.done = run.done
         return None
 
     def end_epoch(self, run: Run) -> None:
@@ -225,7 +236,7 @@ class Rank:
         if run.moves == self.moves and self.turn >= turns:
             self.over = self.epoch, self.handed
             self.epoch, self.turn = self.epoch + 1, self.turn - turns
-            self.kept = self.turn > 0
+            self.kept, self.done = self.turn > 0, self.done + 1
 
     def close(self, run: Run) -> None:
         self.runs.remove(run)
@@ -302,7 +313,9 @@ class Rank:
         step, micro = divmod(turn, order.accumulate)
         now = epoch if self.kept else self.epoch
         assert loader.epoch == now
-        assert len(loader) == sum(order.turns(now + each) for each in range(loader.epochs or 1))
+        left = (loader.epochs or 1) - (self.done_at(epoch) if self.kept and loader.epochs else 0)
+        before = turn if self.kept and loader.epochs not in (None, 1) else 0
+        assert len(loader) == sum(order.turns(now + each) for each in range(left)) - before
         assert loader.accumulate == order.accumulate
         assert self.latest in (None, (loader.indices.tolist(), loader.valid))
         wanted = {
@@ -315,5 +328,6 @@ class Rank:
             "batch_size": order.size if micro else 0,
             "world_size": order.world if micro else 0,
             "last": order.last,
+            "epochs_done": self.done_at(epoch),
         }
         assert loader.state_dict() | wanted == loader.state_dict()

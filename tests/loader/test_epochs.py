@@ -1,0 +1,288 @@
+"""What an epoch is: each `iter()` of which a batch was taken, as in torch. `peek`, `epochs=` and resumed counts."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+from cachesvc.core.errors import InvalidInput
+from loader import DataLoader, mix, pack
+from tests.support import datasets
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+
+COUNT = 200
+WORKERS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 1},
+    {"num_workers": 1, "persistent_workers": True},
+    {"num_workers": 2, "worker_type": "thread"},
+]
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
+    """Record n holds n."""
+    root = tmp_path_factory.mktemp("epochs")
+    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
+    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
+
+
+def loader(link: MemoryLink, batch_size: int = 10, **given: Any) -> DataLoader[Any]:
+    return DataLoader(in_memory(link), batch_size, **{"shuffle": True} | given)
+
+
+def rows(batches: Any) -> list[list[int]]:
+    return [batch[:, 0].tolist() for batch in batches]
+
+
+def whole(link: MemoryLink, iterations: int, **given: Any) -> list[list[list[int]]]:
+    """The batches of each whole iteration."""
+    run = loader(link, **given)
+    return [rows(run) for _ in range(iterations)]
+
+
+@pytest.mark.parametrize("given", WORKERS)
+def test_an_epoch_that_is_left_early_is_followed_by_the_next(link: MemoryLink, given: dict[str, Any]) -> None:
+    """As in torch; other loaders begin at the same data again (webdataset 310 and 388)."""
+    epochs, run = whole(link, 5), loader(link, **given)
+    assert [rows(islice(run, 3)) for _ in range(3)] == [each[:3] for each in epochs[:3]]
+    assert rows([next(iter(run))]) == epochs[3][:1]
+    assert rows(run) == epochs[4]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_leaving_at_the_last_batch_is_the_end_of_one_epoch(link: MemoryLink, held: bool) -> None:
+    epochs, run = whole(link, 3), loader(link)
+    batches = iter(run)
+    taken = rows(islice(batches, len(run)))
+    if not held:
+        del batches
+    assert taken == epochs[0]
+    assert (run.state_dict()["epoch"], run.state_dict()["step"]) == (1, 0)
+    assert [rows(run), rows(run)] == epochs[1:]
+
+
+def test_an_iteration_of_which_no_batch_was_taken_is_no_epoch(link: MemoryLink) -> None:
+    epochs, run = whole(link, 2), loader(link)
+    for _ in range(3):
+        iter(run)
+    assert rows(run) == epochs[0]
+    iter(run)
+    next(zip(iter(run), (), strict=False), None)  # zip asks its first iterator
+    iter(run)
+    assert run.state_dict()["epoch"] == 2
+
+
+def test_set_epoch_overrides_after_a_loop_was_left(link: MemoryLink) -> None:
+    epochs, run = whole(link, 3), loader(link)
+    for epoch in (0, 0, 2, 1):
+        run.set_epoch(epoch)
+        assert rows(islice(run, 4)) == epochs[epoch][:4]
+
+
+def test_a_state_saved_after_a_loop_was_left_continues_there(link: MemoryLink) -> None:
+    epochs, saved = whole(link, 2), loader(link)
+    for _ in range(2):
+        for _ in islice(saved, 4):
+            within = saved.state_dict()
+        state = saved.state_dict()
+        assert state == within
+        resumed = loader(link)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert rows(resumed) == epochs[saved.epoch][4:]
+    resumed.load_state_dict(state)
+    resumed.set_epoch(resumed.epoch + 1)
+    assert rows(resumed) == whole(link, 3)[2]
+
+
+def test_a_skip_after_a_loop_was_left_continues_in_its_epoch(link: MemoryLink) -> None:
+    (epoch,), run = whole(link, 1), loader(link)
+    list(islice(run, 3))
+    run.skip(2)
+    assert rows(run) == epoch[5:]
+
+
+def drawing(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return torch.tensor([int(record[0]), int(rng.integers(1 << 40))])
+
+
+def test_a_validation_that_is_left_early_keeps_its_order_and_draws_anew(link: MemoryLink) -> None:
+    run = DataLoader(in_memory(link, transform=drawing), 10)
+    seen = [torch.cat([*islice(run, 2)]) for _ in range(2)]
+    assert seen[0][:, 0].tolist() == seen[1][:, 0].tolist() == list(range(20))
+    assert not (seen[0][:, 1] == seen[1][:, 1]).any()
+
+
+def test_endless_loaders_and_those_of_several_epochs_begin_the_next_epoch(link: MemoryLink) -> None:
+    epochs = whole(link, 5)
+    endless = loader(link, epochs=None)
+    assert rows(islice(endless, 25)) == epochs[0] + epochs[1][:5]
+    assert rows(islice(endless, 3)) == epochs[2][:3]
+    several = loader(link, epochs=2)
+    assert rows(islice(several, 25)) == epochs[0] + epochs[1][:5]
+    assert rows(several) == epochs[2] + epochs[3]
+    assert rows(islice(several, 1)) == epochs[4][:1]
+
+
+@pytest.mark.parametrize("taken", [0, 5, 20, 30, 40, 45, 59])
+@pytest.mark.parametrize("how", ["state", "skip"])
+def test_several_epochs_end_after_a_resume_where_they_would_have_ended(
+    link: MemoryLink, taken: int, how: str
+) -> None:
+    given: dict[str, Any] = {"epochs": 3}
+    cut, rest, more = (loader(link, **given) for _ in range(3))
+    (straight,) = whole(link, 1, **given)
+    if how == "state":
+        assert rows(islice(cut, taken)) == straight[:taken]
+        rest.load_state_dict(cut.state_dict())
+    else:
+        rest.skip(taken)
+    assert len(rest) == len(iter(rest)) == len(rest.batch_sampler or ()) - taken % 20 == 60 - taken  # type: ignore[arg-type]
+    assert rows(rest) == straight[taken:]
+    more.load_state_dict(rest.state_dict())
+    assert (more.epoch, len(rows(more))) == (3, 60)
+
+
+def test_other_epochs_after_a_resume_count_from_the_beginning_of_the_iteration(link: MemoryLink) -> None:
+    cut = loader(link, epochs=3)
+    list(islice(cut, 30))
+    for epochs, batches in ((1, 10), (2, 10), (5, 70)):
+        rest = loader(link, epochs=epochs)
+        rest.load_state_dict(cut.state_dict())
+        assert len(rows(rest)) == batches
+    assert len(loader(link)) == 20
+    single = loader(link)
+    single.load_state_dict(cut.state_dict())
+    assert (len(single), len(rows(single))) == (20, 10)  # trainers count on from the place
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_state_of_an_older_version_counts_epochs_from_its_place(link: MemoryLink, version: int) -> None:
+    cut, rest = loader(link, epochs=3), loader(link, epochs=3)
+    list(islice(cut, 30))
+    state = cut.state_dict() | {"version": version}
+    del state["epochs_done"]
+    rest.load_state_dict(state)
+    assert (rest.epoch, len(rows(rest))) == (1, 50)
+
+
+# ---- peek
+
+
+@pytest.mark.parametrize("given", [*WORKERS, {"shuffle": False}, {"epochs": None}, {"pin_memory": True}])
+def test_a_peek_gives_the_next_batch_and_moves_nothing(link: MemoryLink, given: dict[str, Any]) -> None:
+    run = loader(link, **given)
+    for _ in range(2):
+        before = run.state_dict(), run.stats().steps
+        looks = rows([run.peek(), run.peek()])
+        assert (run.state_dict(), run.stats().steps) == before
+        assert looks == rows([run.peek()]) * 2
+        assert rows(islice(run, 4))[0] == looks[0]
+
+
+def test_a_peek_in_a_running_loop_disturbs_nothing(link: MemoryLink) -> None:
+    epochs, run, seen = whole(link, 2), loader(link, num_workers=1), []
+    for batch in run:
+        seen += rows([batch])
+        if len(seen) in (1, 7):
+            assert rows([run.peek()]) == epochs[1][:1]
+            assert run.indices.tolist() == seen[-1]
+    assert seen == epochs[0]
+    saved = loader(link)
+    list(islice(saved, 6))
+    run.load_state_dict(saved.state_dict())
+    assert rows([run.peek()]) == epochs[0][6:7]
+    run.skip(1)
+    assert rows([run.peek()]) == epochs[0][7:8] == rows(run)[:1]
+
+
+def test_a_peek_looks_at_mixtures_packs_and_single_samples(link: MemoryLink) -> None:
+    data = in_memory(link)
+    for run in (
+        DataLoader(mix({data: 1.0}), 4, shuffle=True),
+        DataLoader(data, None, shuffle=True),
+        DataLoader(data, 4, collate_fn=len),
+        DataLoader(data, 4, on_error="skip"),
+    ):
+        first = run.peek()
+        assert np.array_equal(first, next(iter(run)))
+    packs = DataLoader(pack(data, 5), 2, shuffle=True)
+    assert torch.equal(packs.peek()["tokens"], next(iter(packs))["tokens"])
+
+
+def test_a_peek_of_nothing_and_of_torchs_order_is_refused(link: MemoryLink) -> None:
+    data = in_memory(link)
+    with pytest.raises(InvalidInput, match="epoch 0 has no batch"):
+        DataLoader(data, COUNT + 1, drop_last=True).peek()
+    with pytest.raises(InvalidInput, match="torch alone runs"):
+        DataLoader(data, 4, sampler=range(9)).peek()
+
+
+# ---- callers of a sampler's set_epoch
+
+
+def resumed(link: MemoryLink, epoch: int, taken: int) -> Any:
+    """A loader that has loaded a state of this place."""
+    saved, run = loader(link), loader(link)
+    saved.set_epoch(epoch)
+    list(islice(saved, taken))
+    run.load_state_dict(saved.state_dict())
+    return run
+
+
+@pytest.mark.parametrize("taken", [0, 7, 20])
+def test_a_caller_that_counts_the_epochs_of_this_process_goes_on(link: MemoryLink, taken: int) -> None:
+    """Fabric counts them from 0, whatever was loaded."""
+    epochs, run = whole(link, 5), resumed(link, 2, taken)
+    expected = [epochs[2][taken:], epochs[3], epochs[4]] if taken < 20 else epochs[3:]
+    for count, batches in enumerate(expected):
+        run.sampler.set_epoch(count)
+        assert rows(run) == batches
+
+
+def test_a_caller_that_has_yet_to_end_an_epoch_takes_nothing_and_begins_the_next(link: MemoryLink) -> None:
+    """Lightning, resumed from a checkpoint of its last validation in an epoch, which falls on the last batch."""
+    epochs, run = whole(link, 5), resumed(link, 2, 20)
+    iter(run)
+    run.sampler.set_epoch(2)
+    assert run.state_dict()["epoch"] == 3
+    for epoch in (3, 4):
+        run.sampler.set_epoch(epoch)
+        assert rows(run) == epochs[epoch]
+
+
+def test_a_caller_that_leaves_epochs_early_begins_the_next(link: MemoryLink) -> None:
+    """Lightning with `limit_train_batches`, resumed from a checkpoint within an epoch, at its last batch, after it."""
+    epochs = whole(link, 4)
+    for taken, counts in ((4, (2, 3)), (8, (2, 3)), (8, (3,))):
+        run = resumed(link, 2, taken)
+        for count in counts:
+            run.sampler.set_epoch(count)
+            if count == 3:
+                assert rows(islice(run, 8)) == epochs[3][:8]
+            elif taken < 8:
+                assert rows(islice(run, 8 - taken)) == epochs[2][taken:8]
+
+
+def test_a_caller_of_a_fresh_loader_names_epochs(link: MemoryLink) -> None:
+    """As DistributedSampler: the README's loop, also after a look at a batch, and with one epoch again and again."""
+    epochs, run = whole(link, 3), loader(link)
+    next(iter(run))
+    for epoch in (0, 1, 2, 2, 0):
+        run.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        assert rows(run) == epochs[epoch]
+
+
+def test_torchs_loader_over_the_samplers_has_the_epochs_that_are_left(link: MemoryLink) -> None:
+    cut, rest = loader(link, epochs=3), loader(link, epochs=3)
+    list(islice(cut, 30))
+    rest.load_state_dict(cut.state_dict())
+    other = TorchLoader(rest.dataset, batch_sampler=rest.batch_sampler)
+    assert len(other) == 40
+    assert rows(other)[10:] == rows(rest)
