@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from io import TextIOWrapper
 from itertools import pairwise, takewhile
+from typing import NoReturn
 
 from cachesvc.core.errors import INTERRUPTED, CacheError
 
@@ -15,7 +17,7 @@ _HELP = frozenset({"-h", "--help", "--version"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default the process's own; return the exit code."""
+    """Run a command line, by default the process's own; return the exit code. Raises KeyboardInterrupt for Ctrl-C."""
     import click
 
     from cachesvc.cli import cli, output
@@ -40,7 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 error.show()
         return error.exit_code
     except click.Abort:
-        return INTERRUPTED
+        raise KeyboardInterrupt from None
     return code if isinstance(code, int) else 0
 
 
@@ -58,16 +60,28 @@ def main() -> None:
     _open_streams()
     try:
         code = run()
-    except KeyboardInterrupt:  # Ctrl-C while the verbs are imported
-        code = INTERRUPTED
+    except KeyboardInterrupt:  # also while the verbs are imported
+        _interrupted()
     try:
         print(end="", flush=True)
         print(end="", flush=True, file=sys.stderr)
     except OSError:  # already reported; a normal exit would print the error again
         os._exit(code or CacheError.code)
-    if code == INTERRUPTED:  # exit at once: gRPC's threads, stopped in a call, would print tracebacks
-        os._exit(code)
     sys.exit(code)
+
+
+def _interrupted() -> NoReturn:
+    """End by SIGINT after one line, so that a shell ends the loop that this command is in. At once: gRPC's threads, stopped
+    in a call, would print tracebacks."""
+    with suppress(OSError):
+        if "--json" in sys.argv:
+            sys.stderr.write(f'{{"error": "interrupted", "code": {INTERRUPTED}}}\n')
+        else:
+            sys.stderr.write("cachesvc: interrupted\n")
+        sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(INTERRUPTED)  # blocked signals
 
 
 def _open_streams() -> None:

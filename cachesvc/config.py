@@ -168,6 +168,16 @@ def parse_size(text: str) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2].lower()])
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size as a person types it, in the largest unit that gives it exactly: `64GiB`, `500GB`, `4097 bytes`."""
+    for letter in "PTGMK":
+        for suffix in ("iB", "B"):
+            unit = _UNITS[f"{letter}{suffix}".lower()]
+            if size_bytes >= unit and not size_bytes % unit:
+                return f"{size_bytes // unit}{letter}{suffix}"
+    return f"{size_bytes:,} bytes"
+
+
 def parse_nvme(text: str) -> NvmeSpec:
     """Parse `DIR=SIZE` or `DIR=80%`, each perhaps with `,mounted`. Raises InvalidInput."""
     path, _, given = text.rpartition("=")
@@ -281,7 +291,7 @@ def check_ram(ram_bytes: int, allowed: int) -> None:
     """Raise InvalidInput for a budget above the `allowed` bytes of this machine and cgroup, since it ends in OOM kills."""
     if ram_bytes > allowed:
         raise InvalidInput(
-            f"a RAM budget of {ram_bytes:,} bytes is more than the {allowed:,} that this machine or cgroup allows;"
+            f"a RAM budget of {size_text(ram_bytes)} is more than the {allowed:,} bytes that this machine or cgroup allows;"
             " lower --ram"
         )
 
@@ -296,8 +306,8 @@ def ram_advice(settings: Settings, allowed: int) -> str:
         return ""
     change = f"give --ram {largest >> 20}MiB" if largest >= settings.extent_bytes else "lower --extent-bytes"
     return (
-        f"a RAM budget of {settings.ram_bytes:,} bytes leaves too little of the {allowed:,} that this machine or cgroup"
-        f" allows: the daemon, {settings.fillers} fillers and their fills take up to {settings.own_bytes:,};"
+        f"a RAM budget of {size_text(settings.ram_bytes)} leaves too little of the {allowed:,} bytes that this machine or"
+        f" cgroup allows: the daemon, {settings.fillers} fillers and their fills take up to {settings.own_bytes:,};"
         f" {change}, or raise the memory limit"
     )
 
@@ -337,23 +347,23 @@ NAMED_TWICE = "--nvme names {} more than once; name each directory once"
 def validate(settings: Settings) -> None:
     """Raise InvalidInput, one line that says what to change, for settings that cannot work together."""
     if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
-        raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
+        raise InvalidInput(f"--extent-bytes {size_text(settings.extent_bytes)} is not a multiple of 4096")
     if settings.ram_bytes < settings.extent_bytes and not settings.nvme:
         raise InvalidInput(
-            f"the RAM budget of {settings.ram_bytes:,} bytes cannot hold one extent of"
-            f" {settings.extent_bytes:,}; raise --ram, add --nvme, or lower --extent-bytes"
+            f"the RAM budget of {size_text(settings.ram_bytes)} cannot hold one extent of"
+            f" {size_text(settings.extent_bytes)}; raise --ram, add --nvme, or lower --extent-bytes"
         )
     for spec in settings.nvme:
         if not spec.share and spec.size_bytes < settings.extent_bytes:
             raise InvalidInput(
-                f"the budget of {spec.size_bytes:,} bytes for {spec.path} cannot hold one extent of"
-                f" {settings.extent_bytes:,}; raise --nvme, or lower --extent-bytes"
+                f"the budget of {size_text(spec.size_bytes)} for {spec.path} cannot hold one extent of"
+                f" {size_text(settings.extent_bytes)}; raise --nvme, or lower --extent-bytes"
             )
     share, known = settings.unplanned_share, not any(spec.share for spec in settings.nvme)
     largest = max(settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme), 0)
     if share and known and share * largest < settings.extent_bytes:
         raise InvalidInput(
-            f"--unplanned-share {share:g} of the largest tier holds no extent of {settings.extent_bytes:,} bytes;"
+            f"--unplanned-share {share:g} of the largest tier holds no extent of {size_text(settings.extent_bytes)};"
             " raise it, or lower --extent-bytes"
         )
     # Links to the same directory are found when all are open, since resolving a link may hang.

@@ -40,7 +40,8 @@ def build(
 ) -> tuple[str, ...]:
     """Write the catalog at `into` (temporary name, fsync, rename) and return its notes, for people.
 
-    `progress(done, total)` counts bytes for tars, else files. Raises NotFound for data without a whole sample, and the
+    `progress(done, total)` is in bytes of the data: formats count what they index, objects or bytes, and the same share of
+    the bytes counts as done. Raises NotFound for data without a whole sample, and the
     errors of the format's compiler and of the source.
     """
     if survey.beside is not None and adopt(survey, survey.beside, into, sources):
@@ -52,7 +53,12 @@ def build(
             sources(version.uri).read_into(version, offset, memoryview(buffer))
         return bytes(buffer)
 
-    inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, progress)
+    size_bytes = sum(entry.object.size_bytes for entry in survey.entries)
+
+    def indexed(done: int, total: int) -> None:
+        progress(done * size_bytes // max(1, total), size_bytes)
+
+    inputs = Inputs(survey.uri, survey.entries, survey.options, fetch, data, indexed)
     opaque, documents = list[int](), list[str]()
     if survey.found_out and survey.format == "files":
         inputs, opaque = look(inputs)
@@ -70,9 +76,8 @@ def build(
         *hive_notes(survey.entries, draft),
     ]
     if not draft.extent_first[-1]:
-        found = sum(entry.object.size_bytes for entry in survey.entries)
         raise NotFound(
-            f"{survey.uri} holds no whole sample in {found:,} bytes{FORMATS[survey.format].if_empty}"
+            f"{survey.uri} holds no whole sample in {size_bytes:,} bytes{FORMATS[survey.format].if_empty}"
         )
     if len(draft.notes) > _MAX_NOTES:
         draft.notes[_MAX_NOTES - 1 :] = [f"and {len(draft.notes) - _MAX_NOTES + 1:,} notes more like these"]

@@ -81,6 +81,7 @@ class Inputs:
     """One dataset to compile.
 
     `fetch(object, offset, length)` reads headers and sidecars; what a compiler must read whole, it reads from `data`.
+    `progress(done, total)` counts what the format indexes one after the other: objects, or bytes.
     `strays` are entries whose content is not of the format.
     `found_out`: the format was inferred, not given.
     """

@@ -62,12 +62,14 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         """Report that `done` of `total` bytes are done."""
         if self._first_done is None:
             self._first_done = done
+        begun = done != self._first_done  # before the first extent is there the rate is unknown, and not 0
         if self._bar is not None:
             task = self._bar.tasks[0]
             if task.total is None:
                 # Bytes that were done before this run must not count for its speed.
                 self._bar.reset(task.id, total=total, completed=done)
-            self._bar.update(task.id, completed=done, total=total)
+            if begun:
+                self._bar.update(task.id, completed=done, total=total)
             return
         now = self._now()
         if now - self._shown < LINE_S:
@@ -76,13 +78,18 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         rate = max(0, done - self._first_done) / max(now - self._started, 1e-9)
         if self._json:
             output.emit(
-                {"event": self._title, "done_bytes": done, "total_bytes": total, "bytes_per_s": round(rate)}
+                {
+                    "event": self._title,
+                    "done_bytes": done,
+                    "total_bytes": total,
+                    "bytes_per_s": round(rate) if begun else None,
+                }
             )
         else:
-            sys.stderr.write(self._line(done, total, rate))
+            sys.stderr.write(self._line(done, total, rate if begun else 0.0))
             sys.stderr.flush()
 
     def _line(self, done: int, total: int, rate: float) -> str:
-        left = f", {output.duration((total - done) / rate)} left" if rate > 0 else ""
-        of = f"{output.size(done)} of {output.size(total)}"
-        return f"{self._title}: {output.share(done, total)}, {of}, {output.size(rate)}/s{left}\n"
+        of = f"{self._title}: {output.share(done, total)}, {output.size(done)} of {output.size(total)}"
+        left = f", {output.size(rate)}/s, {output.duration((total - done) / rate)} left" if rate > 0 else ""
+        return f"{of}{left}\n"

@@ -27,6 +27,7 @@ from cachesvc import config
 from cachesvc.cli import options, output
 from cachesvc.client.control import Control, answers, find_daemon
 from cachesvc.core.errors import (
+    INTERRUPTED,
     CacheError,
     DeadlineExceeded,
     InvalidInput,
@@ -232,10 +233,13 @@ def _signal_handlers(
 
 
 def _report(code: int, directory: str, started: bool, as_json: bool) -> int:
+    """Return the command's code. Raises KeyboardInterrupt where Ctrl-C ended it, so that this process ends so too."""
     if as_json:
         output.emit(
             {"event": "ran", "exit_code": code, "socket": directory, "started": started}, to_stderr=True
         )
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     return code
 
 

@@ -9,7 +9,7 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import options
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, install
 from cachesvc.system.footprint import default_ram_bytes
 from cachesvc.system.memory import allowed_bytes
 
@@ -87,7 +87,7 @@ def serve(json: bool, **given: Any) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cachesvc"):
             raise
-        raise InvalidInput(f"the daemon needs {error.name}: pip install 'cachesvc[server]'") from None
+        raise InvalidInput(f"the daemon needs {error.name}: {install('server')}") from None
     return run_daemon(settings)
 
 

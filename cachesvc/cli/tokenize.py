@@ -15,7 +15,7 @@ import click
 
 from cachesvc.cli import options, output, resolve
 from cachesvc.cli.progress_bar import ProgressBar
-from cachesvc.core.errors import INTERRUPTED, CacheError, InvalidInput, from_code
+from cachesvc.core.errors import INTERRUPTED, CacheError, InvalidInput, from_code, install
 
 SHARD_BYTES = 256 << 20
 """Source of one shard: four extents of the usual size, and minutes of work that an interruption can cost."""
@@ -58,13 +58,14 @@ def tokenize(
     """Write the tokens of SRC once, into the folder DST.
 
     SRC is a dataset of text in any format, and each row is a document. DST gets shards of Megatron's .bin and .idx; open
-    it with format="tokens", and pack it. Run it again to continue after an interruption. It needs cachesvc[torch,tokenize].
+    it with format="tokens", and pack it. Run it again to continue after an interruption. It needs the extras torch and
+    tokenize.
     """
     if "://" in dst:
         raise InvalidInput(f"{dst} is no folder: write the shards to a folder, and copy that")
     missing = [name for name in ("torch", "tokenizers") if importlib.util.find_spec(name) is None]
     if missing:
-        raise InvalidInput(f"{' and '.join(missing)} missing: pip install 'cachesvc[torch,tokenize]'")
+        raise InvalidInput(f"{' and '.join(missing)} missing: {install('torch,tokenize')}")
     job = given | {
         "source": resolve.absolute_uri(src),
         "folder": os.path.abspath(dst),

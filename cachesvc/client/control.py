@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class Control:
     def __init__(self, directory: str | None = None) -> None:
         found = directory or find_daemon()
         if found is None:
-            raise DaemonUnavailable(
+            raise next(filter(None, map(_removed, socket_dirs())), None) or DaemonUnavailable(
                 f"no daemon is listening in {' or '.join(socket_dirs())}; start one: cachesvc serve"
             )
         check_socket_dir(found)
@@ -201,6 +201,20 @@ def _typed(directory: str) -> Iterator[None]:
         raise _translate(error, directory) from None
 
 
+def _removed(directory: str) -> DaemonUnavailable | None:
+    """Return the error where a directory of sockets was removed behind a mount: a container sees the old one, which stays
+    empty, and the daemon is in a new one of that name."""
+    with suppress(OSError):
+        if not os.stat(directory).st_nlink:
+            error = DaemonUnavailable(
+                f"{directory} was removed outside of this container and made anew, so no daemon can appear in it; start"
+                " the container again, or mount the directory that holds it"
+            )
+            error.for_good = True
+            return error
+    return None
+
+
 def no_answer(path: str, error: OSError) -> CacheError:
     """The error for a socket that refuses a connection: no daemon, or not for this user."""
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -208,7 +222,9 @@ def no_answer(path: str, error: OSError) -> CacheError:
             f"{path} is not open to user {os.geteuid()}; join the group that owns it, or ask for a wider"
             " --socket-mode"
         )
-    return DaemonUnavailable(f"no daemon answers at {path} ({error.strerror}); start one: cachesvc serve")
+    return _removed(os.path.dirname(path)) or DaemonUnavailable(
+        f"no daemon answers at {path} ({error.strerror}); start one: cachesvc serve"
+    )
 
 
 def _translate(error: Any, directory: str) -> CacheError:

@@ -30,7 +30,8 @@ class FailoverGrants:
         """Leases by extent."""
         self._probe_at = 0.0
         self._pause_s = FIRST_PROBE_S
-        self._unavailable_because = ""
+        self._gone: DaemonUnavailable | None = None
+        """Why the primary was unavailable the last time."""
         self.fallback_bytes = 0
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
@@ -38,18 +39,18 @@ class FailoverGrants:
         deadline = time.monotonic() + timeout_s
         answers, waiting = self._acquire_primary(extents, timeout_s), False
         while answers is None:
-            why = f"the daemon is gone ({self._unavailable_because})"
+            why = f"the daemon is gone ({self._gone})"
             direct = self._acquire_fallback(extents, deadline - time.monotonic(), why)
             if direct is not None:
                 return direct
+            if self._gone is not None and self._gone.for_good:
+                raise self._gone
             if not waiting:
                 waiting = True
                 _log.warning("%s: waiting up to %.0f s for it", why, timeout_s)
             pause = min(self._pause_s, deadline - time.monotonic())
             if pause <= 0:
-                raise DaemonUnavailable(
-                    f"no daemon for {timeout_s:.0f} s and no direct reads: {self._unavailable_because}"
-                )
+                raise DaemonUnavailable(f"no daemon for {timeout_s:.0f} s and no direct reads: {self._gone}")
             time.sleep(pause)  # a daemon that starts does not announce itself
             answers = self._acquire_primary(extents, max(0.0, deadline - time.monotonic()))
         refused = [answer.extent for answer in answers if isinstance(answer, Refused)]
@@ -91,7 +92,7 @@ class FailoverGrants:
         try:
             answers = self._primary.acquire(extents, timeout_s)
         except DaemonUnavailable as error:
-            self._unavailable_because = str(error)
+            self._gone = error
             self._pause_s = min(self._pause_s * 2, LAST_PROBE_S)
             self._probe_at = time.monotonic() + self._pause_s
             return None

@@ -148,8 +148,8 @@ def _open_in_daemon(
             with Control() as control:
                 found = control.open_dataset(uris, options, version, refresh)
                 return Opened(found.id, control.directory, direct)
-        except DaemonUnavailable:
-            if time.monotonic() >= deadline:
+        except DaemonUnavailable as error:
+            if error.for_good or time.monotonic() >= deadline:
                 if required:
                     raise
                 return None

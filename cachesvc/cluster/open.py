@@ -12,7 +12,7 @@ from cachesvc.cluster.membership import Membership, Registration
 from cachesvc.cluster.polled import PolledMembership
 from cachesvc.cluster.static import StaticList
 from cachesvc.config import Tls
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, install
 
 FORMS = "static:HOSTS:PORT, file:///PATH, dns+srv://NAME or etcd://HOST:PORT/PREFIX"
 _NAME = re.compile(r"[^\s/]{1,253}")
@@ -76,4 +76,4 @@ def _needs(module: str, package: str, spec: str) -> None:
     except ValueError:  # sys.modules has None for it
         found = False
     if not found:
-        raise InvalidInput(f"--cluster {spec} needs {package}: pip install 'cachesvc[cluster]'")
+        raise InvalidInput(f"--cluster {spec} needs {package}: {install('cluster')}")

@@ -80,9 +80,13 @@ class TierFailed(CacheError):
 
 
 class DaemonUnavailable(CacheError, ConnectionError):
-    """No daemon answers at the socket, and policy forbids reading directly."""
+    """No daemon answers at the socket, and policy forbids reading directly.
+
+    `for_good`: none ever will, so waiting is of no use.
+    """
 
     code = 10
+    for_good = False
 
 
 class Busy(DaemonUnavailable):
@@ -131,3 +135,8 @@ def from_code(code: int, message: str) -> CacheError:
     """The typed error for a wire code; the root for an unknown code."""
     kind = next((kind for kind in kinds() if kind.code == code), CacheError)
     return kind(message)
+
+
+def install(extras: str) -> str:
+    """Return the command that installs extras, for an error. In a checkout, since the name is not on PyPI."""
+    return f"pip install '.[{extras}]' in a checkout of cachesvc"

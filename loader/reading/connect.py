@@ -96,7 +96,7 @@ def _granted_catalog(link: DatasetLink) -> int:
             forgotten = True
             continue
         except DaemonUnavailable as error:
-            if time.monotonic() >= deadline:
+            if error.for_good or time.monotonic() >= deadline:
                 raise
             why = str(error)
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.errors import InvalidInput, NotFound, install
 
 TEXT = "text"
 """The field of a row that is tokenised, unless another one is named."""
@@ -48,7 +48,7 @@ def _load(name: str) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise InvalidInput("the package tokenizers is missing: pip install 'cachesvc[tokenize]'") from None
+        raise InvalidInput(f"the package tokenizers is missing: {install('tokenize')}") from None
     is_file = os.path.exists(name)
     try:
         return tokenizers.Tokenizer.from_file(name) if is_file else tokenizers.Tokenizer.from_pretrained(name)

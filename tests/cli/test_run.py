@@ -201,7 +201,7 @@ def test_tasks_of_a_job_share_a_daemon_until_the_last_ends(home: Path) -> None:
 def test_a_daemon_that_cannot_start_says_why(home: Path, capsys: Any) -> None:
     assert run(["run", "--ram", "1MiB", "--", "true"]) == 2
     err = capsys.readouterr().err
-    assert "the daemon did not start: the RAM budget of 1,048,576 bytes cannot hold one extent" in err
+    assert "the daemon did not start: the RAM budget of 1MiB cannot hold one extent of 64MiB" in err
     assert err.count("\n") == 1
 
 

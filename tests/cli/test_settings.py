@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from cachesvc.cli.forecast import Cluster, forecast
 from cachesvc.cli.nodes import shortened
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.serve import serve, settings_of
-from cachesvc.config import NvmeSpec
+from cachesvc.config import NvmeSpec, parse_size, size_text
 from cachesvc.core import errors
 from testbed import WAIT_S
 
@@ -194,6 +195,23 @@ def test_a_log_gets_a_line_a_second_at_most(capsys: Any) -> None:
         "prefetch: 20.0 %, 2.0 MiB of 10.0 MiB, 1.3 MiB/s, 0:06 left",
         "prefetch: 40.0 %, 4.0 MiB of 10.0 MiB, 1.3 MiB/s, 0:04 left",
     ]
+
+
+def test_before_the_first_extent_is_there_its_rate_is_unknown(capsys: Any) -> None:
+    for as_json in (False, True):
+        with ProgressBar("prefetch", as_json, now=iter([0.0, 5.0, 6.0]).__next__) as feedback:
+            feedback.update(1 << 20, 10 << 20)  # a part that was there before
+            feedback.update(1 << 20, 10 << 20)
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["prefetch: 10.0 %, 1.0 MiB of 10.0 MiB"] * 2
+    assert [json.loads(line)["bytes_per_s"] for line in said.out.splitlines()] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "typed", ["64GiB", "500GB", "1MiB", "4KiB", "1TiB", "100KB", "5PB", "4,097 bytes", "1 bytes"]
+)
+def test_a_size_is_said_as_it_is_typed(typed: str) -> None:
+    assert size_text(parse_size(typed.replace(",", "").replace(" bytes", ""))) == typed
 
 
 @pytest.mark.parametrize(

@@ -278,19 +278,22 @@ def _interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_interrupts")
-def test_ctrl_c_ends_a_prefetch_with_130(cache: CannedCache) -> None:
+@pytest.mark.parametrize(
+    "words", [["prefetch", "--json", NEW], ["run", "--", "sh", "-c", "echo; kill -INT $$"]]
+)
+def test_ctrl_c_ends_a_verb_after_one_line_and_by_the_signal(cache: CannedCache, words: list[str]) -> None:
     cache.hang = True
     child = subprocess.Popen(
-        [sys.executable, "-m", "cachesvc", "prefetch", "--json", NEW],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", "cachesvc", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
-    child.stdout.readline()  # a first progress line: the prefetch is running
-    child.send_signal(signal.SIGINT)
+    child.stdout.readline()  # a first line: the verb is at work
+    if words[0] == "prefetch":
+        child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=WAIT_S)
-    assert child.returncode == 130
-    assert b"Traceback" not in err
+    assert child.returncode == -signal.SIGINT, "a shell ends its loop, as it does not for 130"
+    said = ['{"error": "interrupted", "code": 130}'] if "--json" in words else ["cachesvc: interrupted"]
+    assert err.split("\n", 1)[1:] == [f"{said[0]}\n"], "behind the ^C of the terminal"
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(cache: CannedCache) -> None:

@@ -84,7 +84,7 @@ def test_without_its_package_a_form_says_what_to_install(
     spec: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InvalidInput, match=r"pip install 'cachesvc\[cluster\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[cluster\]'"):
         open_membership(spec, ME)
 
 

@@ -68,7 +68,7 @@ def test_a_client_prefetches_and_sees_what_is_resident(python: Path, tmp_path: P
 def test_without_the_extra_serve_says_what_to_install(python: Path, tmp_path: Path) -> None:
     done = ran(tmp_path, python, "-m", "cachesvc", "serve")
     assert done.returncode == 2
-    assert "pip install 'cachesvc[server]'" in done.stderr
+    assert "pip install '.[server]' in a checkout" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -20,7 +20,7 @@ from cachesvc.catalog.labels.row_tags import MAX_TAG_BYTES
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.parsing.tf_example import BYTES, Features, features_of
 from cachesvc.catalog.row_syntax import EXAMPLE, RECORD
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput, install
 
 MAX_RECORD_BYTES = 256 << 20
 """Limit of a record, which is held in memory while it is compared with its checksum."""
@@ -77,7 +77,7 @@ def _crc32c(uri: str) -> _Crc:
         import google_crc32c
     except ImportError:
         raise InvalidInput(
-            f"{uri} is TFRecord and google-crc32c is not installed: pip install 'cachesvc[tfrecord]', where the daemon "
+            f"{uri} is TFRecord and google-crc32c is not installed: {install('tfrecord')}, where the daemon "
             "runs too"
         ) from None
     value: _Crc = google_crc32c.value

@@ -29,6 +29,7 @@ from cachesvc.daemon.fills.checks import CheckResult
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.runner import Runner
+from cachesvc.sources.near_names import allowed_hint
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 PROGRESS_S = 0.2
@@ -81,7 +82,7 @@ class Service:
                 self._loop.post(lambda: self._runner.builds.cancel(opening, answers.put))
             self._runner.datasets.tidy(self._pins.stored)  # also after a build that found no room
             if answer.code:
-                raise errors.from_code(answer.code, answer.message)
+                raise errors.from_code(answer.code, self._without_secret_names(answer.message, context))
             if request.version and request.version != answer.dataset:
                 own = (
                     ""
@@ -188,6 +189,17 @@ class Service:
         if not uris or len(uris) > MAX_URIS:
             raise errors.InvalidInput(f"{len(uris)} URIs; give 1 to {MAX_URIS:,}")
         return self._lookups.run(lambda: [self._tenants.check(uri, caller) for uri in uris], uris[0])
+
+    def _without_secret_names(self, message: str, context: grpc.ServicerContext) -> str:
+        """Return an error's message without a name that this caller may not learn."""
+        caller = self._caller(context)
+
+        def allowed(uri: str) -> bool:
+            with suppress(errors.CacheError):
+                return bool(self._canonical([uri], caller))
+            return False
+
+        return allowed_hint(message, allowed)
 
     def _dataset(self, wanted: str, context: grpc.ServicerContext) -> ServedDataset:
         loaded = self._runner.datasets.load(DatasetId(wanted)).result()

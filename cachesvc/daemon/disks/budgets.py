@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from cachesvc.config import NvmeSpec
+from cachesvc.config import NvmeSpec, size_text
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
 from cachesvc.core.records.tier_state import TierState
@@ -35,8 +35,8 @@ def checked_budget(spec: NvmeSpec, room: Room, ours_bytes: int, extent_bytes: in
     budget = budget_bytes(spec, room, ours_bytes)
     if budget < extent_bytes and not ours_bytes:
         raise OutOfSpace(
-            f"{spec.path} has room for {budget:,} bytes, less than one extent of {extent_bytes:,}; free room there,"
-            " or give --nvme another directory"
+            f"{spec.path} has room for {budget:,} bytes, less than one extent of {size_text(extent_bytes)}; free room"
+            " there, or give --nvme another directory"
         )
     return budget
 

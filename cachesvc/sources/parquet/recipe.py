@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput, install
 from cachesvc.sources.columnar.arrow_types import Unread, column_of, features_of
 from cachesvc.sources.columnar.column import Column
 from cachesvc.sources.columnar.extent import decoded
@@ -50,7 +50,5 @@ def pyarrow_for(uri: str, what: str = "Parquet") -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InvalidInput(
-            f"{uri} is {what} and pyarrow is not installed: pip install 'cachesvc[parquet]'"
-        ) from None
+        raise InvalidInput(f"{uri} is {what} and pyarrow is not installed: {install('parquet')}") from None
     return pyarrow

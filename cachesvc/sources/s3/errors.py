@@ -93,7 +93,7 @@ CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or 
 
 def from_response(status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
     """Return the error for a response with this status, and this code in its body."""
-    said = f"{status} {code}".strip()
+    said = status if code == status else f"{status} {code}".strip()
     if status == "407":
         return proxy_needs_login(uri, "http")
     if {status, code} & _FORBIDDEN:
@@ -134,6 +134,10 @@ def from_botocore(error: Exception, uri: str) -> CacheError:
         return untrusted_certificate(uri, found[1])
     if isinstance(error, botocore.exceptions.ProxyConnectionError) and " 407" in str(error.kwargs["error"]):
         return proxy_needs_login(uri, "https")
+    if isinstance(error, botocore.exceptions.MissingDependencyException):
+        return InvalidInput(
+            f"{uri}: botocore needs a package for it: pip install awscrt, where the daemon runs too"
+        )
     if isinstance(error, botocore.exceptions.ParamValidationError):
         return InvalidInput(f"{uri}: not a valid bucket or key; write s3://bucket/key")
     if isinstance(error, WebPage):

@@ -22,6 +22,7 @@ import botocore.exceptions
 
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources import near_names
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
@@ -113,6 +114,8 @@ class S3Source:
                 name = row["Key"].encode()
                 if found.setdefault(name, version) != version:  # overwritten while it was listed
                     found[name] = send(partial(self.head, version.uri))
+        if not found and (meant := self._near(prefix, bucket, key)):
+            raise NotFound(near_names.hint(f"{prefix} holds no data", f"s3://{bucket}/{meant}"))
         # Sorted: S3 lists in key order, S3 Express and SeaweedFS do not.
         for name in sorted(found):
             yield found[name]
@@ -138,6 +141,18 @@ class S3Source:
         headers: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
         check_no_page(uri, headers)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
+
+    def _near(self, prefix: str, bucket: str, key: str) -> str:
+        """Return the key or prefix beside an empty prefix that was perhaps meant; "" for none."""
+        folder, slash, name = key.strip("/").rpartition("/")
+        with suppress(CacheError):  # perhaps nothing beside it may be listed
+            beside: dict[str, Any] = {"Bucket": bucket, "Prefix": folder + slash, "MaxKeys": near_names.MOST}
+            page, rows = s3_listing.ask(self._call, prefix, "list_objects_v2", Delimiter="/", **beside)
+            keys = [row["Key"] for row in rows]
+            keys += [row["Prefix"] for row in page.get("CommonPrefixes", ())]
+            found = near_names.near(name, [each.removeprefix(folder + slash) for each in keys])
+            return f"{folder}{slash}{found}" if name and found else ""
+        return ""
 
     def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:
         """Send a LIST or HEAD through boto3, and again with new credentials if the old ones have expired."""

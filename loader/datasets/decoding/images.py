@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from cachesvc.catalog.kinds import IMAGES, PLUGIN_IMAGES
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, install
 
 ImageMode = Literal["RGB", "L"] | None
 """Pillow's names of the modes that images are converted to; None keeps the mode of the file."""
@@ -46,7 +46,7 @@ def pillow(name: str) -> Any:
         from PIL import Image
     except ImportError:
         raise InvalidInput(
-            f"field {name!r} is an image and Pillow is not installed: pip install 'cachesvc[images]', "
+            f"field {name!r} is an image and Pillow is not installed: {install('images')}, "
             "or give decode=None for bytes"
         ) from None
     return Image

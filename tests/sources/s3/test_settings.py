@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import HTTPClientError
+from botocore.exceptions import HTTPClientError, MissingDependencyException
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
@@ -265,3 +265,17 @@ def test_a_client_gets_the_error_of_wrong_settings_at_once(
             with pytest.raises(InvalidInput, match=name) as caught:
                 control.open_dataset(["s3://bucket/"], RECORDS)
         assert "S3CR3T" not in str(caught.value) + daemon.log
+
+
+def test_a_status_is_said_once_and_a_code_beside_it() -> None:
+    assert str(s3_errors.from_response("500", "500", "s3://b/e/", {})) == "s3://b/e/: the server answered 500"
+    assert "(403 AccessDenied)" in str(s3_errors.from_response("403", "AccessDenied", "s3://b/e/", {}))
+
+
+def test_a_package_that_botocore_lacks_is_named() -> None:
+    error = s3_errors.from_botocore(
+        MissingDependencyException(msg="needs crt"), "s3://arn:aws:s3::1:accesspoint/a.mrap/d/"
+    )
+    assert isinstance(error, InvalidInput)
+    assert "pip install awscrt" in str(error)
+    assert "AWS_ENDPOINT_URL" not in str(error)

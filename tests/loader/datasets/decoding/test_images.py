@@ -186,7 +186,10 @@ def test_images_without_pillow_say_what_to_install(tmp_path: Path, monkeypatch: 
     data, body = tmp_path / "data", stored("RGB")
     write_files(data, {"a.png": body})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidInput, match=re.escape("pip install 'cachesvc[images]', or give decode=None")):
+    with pytest.raises(
+        InvalidInput,
+        match=re.escape("pip install '.[images]' in a checkout"),
+    ):
         open_dataset(data)
     assert open_dataset(data, decode=None)[0] == body
 
