@@ -347,7 +347,7 @@ NAMED_TWICE = "--nvme names {} more than once; name each directory once"
 def validate(settings: Settings) -> None:
     """Raise InvalidInput, one line that says what to change, for settings that cannot work together."""
     if settings.extent_bytes < 4096 or settings.extent_bytes % 4096:
-        raise InvalidInput(f"--extent-bytes {size_text(settings.extent_bytes)} is not a multiple of 4096")
+        raise InvalidInput(f"--extent-bytes {settings.extent_bytes} is not a multiple of 4096")
     if settings.ram_bytes < settings.extent_bytes and not settings.nvme:
         raise InvalidInput(
             f"the RAM budget of {size_text(settings.ram_bytes)} cannot hold one extent of"
