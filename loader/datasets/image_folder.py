@@ -142,6 +142,8 @@ class ImageFolder(Dataset):
 class _PairTransform:
     """Transforms the image and the class index of a sample. Raises InvalidInput for what cannot be called."""
 
+    takes_whole = True
+
     def __init__(self, transform: Transform, target_transform: Transform) -> None:
         for name, given in (("transform", transform), ("target_transform", target_transform)):
             if not (given is None or callable(given)):
