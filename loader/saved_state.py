@@ -97,7 +97,8 @@ def check_data(state: LoaderState, identity: str, samples: int) -> None:
         theirs, ours = _shortened(state.dataset, identity)
         raise StateMismatch(
             f"the state belongs to version {printable(theirs)} with {state.samples:,} samples, the loader has {ours} "
-            f"with {samples:,}; open that version, with the same filter and weights, or start anew"
+            f"with {samples:,}: give the same data (version= if it has changed), filter and weights, or start anew. If all"
+            " are the same, another release saved the state and numbered the samples otherwise: only that one continues it"
         )
 
 

@@ -196,7 +196,8 @@ def _command(command: Sequence[str], directory: str) -> int:
     def forward(number: int, _: object) -> None:
         received.append(number)
         for child in children:
-            child.send_signal(number)
+            if child.returncode is None:
+                os.kill(child.pid, number)
 
     try:
         # A function for SIGINT, not SIG_IGN, which the command would inherit: it must get Ctrl-C, and this process wait.
@@ -208,7 +209,7 @@ def _command(command: Sequence[str], directory: str) -> int:
             children.append(child)
             if received:
                 child.send_signal(received[0])
-            code = child.wait()
+            code = _wait(child)
     except FileNotFoundError:
         raise NotFound(f"there is no command {command[0]!r} on the PATH") from None
     except PermissionError:
@@ -216,6 +217,14 @@ def _command(command: Sequence[str], directory: str) -> int:
     except OSError as error:
         raise InvalidInput(f"{command[0]!r} cannot be executed ({error.strerror})") from None
     return 128 - code if code < 0 else code
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the command. The first process of a container also reaps orphans, which become its children."""
+    whom = (os.P_ALL, 0) if os.getpid() == 1 else (os.P_PID, child.pid)
+    while (ended := os.waitid(*whom, os.WEXITED | os.WNOWAIT)) and ended.si_pid != child.pid:
+        os.waitpid(ended.si_pid, 0)
+    return child.wait()
 
 
 @contextmanager

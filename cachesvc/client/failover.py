@@ -20,7 +20,7 @@ class FailoverGrants:
     """Acquires from `primary`; from `fallback` while the primary is unavailable, and for extents that it refuses.
 
     Without a fallback, or when the fallback has no credentials, waits for the primary up to the deadline of the call.
-    `fallback_bytes` counts bytes granted by the fallback; their first use is logged.
+    `fallback_bytes` counts bytes granted by the fallback. Its first use is logged for each of the two causes.
     """
 
     def __init__(self, primary: Grants, fallback: Grants | None) -> None:
@@ -33,6 +33,7 @@ class FailoverGrants:
         self._gone: DaemonUnavailable | None = None
         """Why the primary was unavailable the last time."""
         self.fallback_bytes = 0
+        self._told: set[bool] = set()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`. Raises DaemonUnavailable when the deadline passes without a daemon."""
@@ -40,7 +41,7 @@ class FailoverGrants:
         answers, waiting = self._acquire_primary(extents, timeout_s), False
         while answers is None:
             why = f"the daemon is gone ({self._gone})"
-            direct = self._acquire_fallback(extents, deadline - time.monotonic(), why)
+            direct = self._acquire_fallback(extents, deadline - time.monotonic(), why, is_gone=True)
             if direct is not None:
                 return direct
             if self._gone is not None and self._gone.for_good:
@@ -57,7 +58,8 @@ class FailoverGrants:
         if not refused:
             return answers
         granted: list[Granted | Refused] = [answer for answer in answers if isinstance(answer, Granted)]
-        direct = self._acquire_fallback(refused, deadline - time.monotonic(), "the daemon has no room")
+        why = "the daemon has no room"
+        direct = self._acquire_fallback(refused, deadline - time.monotonic(), why, is_gone=False)
         return granted + direct if direct is not None else answers
 
     def release(self, extents: Sequence[int]) -> None:
@@ -100,7 +102,7 @@ class FailoverGrants:
         return answers
 
     def _acquire_fallback(
-        self, extents: Sequence[int], timeout_s: float, why: str
+        self, extents: Sequence[int], timeout_s: float, why: str, is_gone: bool
     ) -> list[Granted | Refused] | None:
         """Acquire from the fallback. Returns None without one that can deliver in time."""
         fallback = self._fallback  # another thread may find meanwhile that it has no credentials
@@ -115,8 +117,10 @@ class FailoverGrants:
         except DeadlineExceeded:
             return None
         with self._lock:
-            if not self.fallback_bytes:
-                _log.warning("%s: reading directly from the source until it is back", why)
+            if is_gone not in self._told:
+                self._told.add(is_gone)
+                until = "it is back" if is_gone else "it has room"
+                _log.warning("%s: reading directly from the source until %s", why, until)
             for answer in answers:
                 if isinstance(answer, Granted):
                     self._from_fallback[answer.extent] = self._from_fallback.get(answer.extent, 0) + 1

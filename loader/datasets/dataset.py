@@ -23,6 +23,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute
 from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
+from loader.datasets.dtypes import DType, dtype_name
 from loader.datasets.generators import RngKey
 from loader.datasets.sample_spec import SampleSpec
 from loader.datasets.samples import SampleReader
@@ -52,10 +53,10 @@ def open_dataset(
     transform: Callable[..., Any] | None = None,
     version: str | None = None,
     verify: bool = False,
-    dtype: str = "",
+    dtype: DType = "",
     seq_len: int = 0,
     overlap: int = 0,
-    out: str | None = None,
+    out: DType | None = None,
     targets: Targets | None = None,
     record_bytes: int = 0,
     header_bytes: int = 0,
@@ -102,7 +103,7 @@ def open_dataset(
     options = Options(
         format=format or "",
         extent_bytes=extent_bytes,
-        dtype=dtype,
+        dtype=dtype_name("dtype", dtype),
         seq_len=seq_len,
         overlap=overlap,
         record_bytes=record_bytes,
@@ -116,7 +117,7 @@ def open_dataset(
     verify = flag("verify", verify)
     rank, processes = rank_hint()
     link = connect(_uris(uri), options, version, processes)
-    spec = SampleSpec(fields, decode, transform, out, image_mode, targets, bare)
+    spec = SampleSpec(fields, decode, transform, dtype_name("out", out) or None, image_mode, targets, bare)
     dataset = Dataset(OpenedDataset(link, verify), spec)
     if rank == 0:
         _log_notes(dataset.catalog.notes)

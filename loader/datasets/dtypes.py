@@ -9,13 +9,28 @@ import torch
 
 from cachesvc.core.errors import InvalidInput
 
+DType = str | np.dtype[Any] | torch.dtype | type
+"""A type of numbers: its name ("uint16"), or numpy's or torch's type."""
+
+
+def dtype_name(name: str, given: DType | None) -> str:
+    """Return the name of a type that was given as the argument `name`; "" for none. Raises InvalidInput."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    if isinstance(given, torch.dtype):
+        return str(given).removeprefix("torch.")
+    try:
+        found: np.dtype[Any] = np.dtype(given)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name}={given!r} is not a type of numbers: give 'uint16', for example") from None
+    text = found.base.name if found.base.isnative else found.base.str
+    return f"{found.shape}{text}" if found.shape else text
+
 
 def output_dtype(out: str | None) -> np.dtype[Any] | None:
     """Return the dtype that `out` asks for, in native byte order. Raises InvalidInput if tensors do not have it."""
     if not out:
         return None
-    if isinstance(out, torch.dtype):
-        raise InvalidInput(f"out={out!r}: give it as text, {str(out).removeprefix('torch.')!r}")
     try:
         found: np.dtype[Any] = np.dtype(out).newbyteorder("=")
         torch.from_numpy(np.empty(0, found))

@@ -27,7 +27,7 @@ from loader.datasets.documents import (
     dtype_named,
     rows_of,
 )
-from loader.datasets.dtypes import check_range, output_dtype
+from loader.datasets.dtypes import DType, check_range, dtype_name, output_dtype
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.datasets.targets import DEFAULT_DTYPE, Targets, check_targets, split_targets
 from loader.datasets.tokenized import Tokenize, TokenizedRows
@@ -41,7 +41,7 @@ def pack(
     dataset: Dataset,
     seq_len: int,
     *,
-    dtype: str | None = None,
+    dtype: DType | None = None,
     targets: Targets | None = None,
     tokenize: Tokenize | None = None,
     counts: str | os.PathLike[str] | None = None,
@@ -73,7 +73,7 @@ def pack(
     folder = None if counts is None else os.fspath(counts)
     if folder is not None and tokenize is None:
         raise InvalidInput("counts= keeps what tokenize= counts: give both, or neither")
-    return Packed(dataset, seq_len, dtype, targets, tokenize, folder)
+    return Packed(dataset, seq_len, dtype_name("dtype", dtype) or None, targets, tokenize, folder)
 
 
 class Packed(TorchDataset[Any]):

@@ -22,7 +22,7 @@ from loader.reading.io_uring import give_up_ring, ring_of_thread
 from loader.reading.lease_table import Leases
 from loader.reading.preadv import FileRange, announce, read_bytes, read_into
 from loader.reading.verified_reads import VerifiedReads
-from loader.reading.wait_for_room import PAUSE_S, wait_for_room
+from loader.reading.wait_for_room import PAUSE_S, RoomWait
 
 _log = logging.getLogger("cachesvc")
 
@@ -44,11 +44,13 @@ class FileReads:
         catalog: Catalog,
         leases: Leases,
         changed_files: ChangedFiles,
+        room: RoomWait,
         timeout_s: float,
         suspect: Callable[[Sequence[int]], None] | None,
     ) -> None:
         """See `ExtentReader`."""
-        self._leases, self._changed_files, self._timeout_s = leases, changed_files, timeout_s
+        self._leases, self._changed_files, self._room = leases, changed_files, room
+        self._timeout_s = timeout_s
         self._table, self._memory = leases.held.by_index, leases.held.range.memory
         self._held = leases.held
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
@@ -302,7 +304,7 @@ class FileReads:
             _log.warning("cached bytes do not match their checksums: requesting extents %s again", [*wrong])
             self._verified.suspect([*wrong])
             self._discard(read, wrong)
-            wait_for_room(self._leases, read, needed, self._timeout_s)
+            self._room.lease(read, needed)
         raise CorruptData(
             f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon had "
             "verified or refilled them; look at this node's memory and disks"

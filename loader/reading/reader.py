@@ -27,7 +27,7 @@ from loader.reading.changed_files import ChangedFiles
 from loader.reading.file_reads import FileReads
 from loader.reading.held_extents import ORIGINS
 from loader.reading.lease_table import Leases
-from loader.reading.wait_for_room import wait_for_room
+from loader.reading.wait_for_room import RoomWait
 
 __all__ = ["ORIGINS", "ExtentReader", "Ints", "Records"]
 
@@ -54,14 +54,14 @@ class ExtentReader:
         and it is called with extents whose bytes are wrong."""
         keep_freed_memory()
         self._catalog = catalog
-        self._timeout_s = timeout_s
         self._extents = Intervals(catalog.extent_starts)
         self._starts, self._ends = catalog.extent_starts, catalog.extent_starts + catalog.extent_sizes
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
+        self._room = RoomWait(self._leases, timeout_s)
         self._held = self._leases.held
         self.wait_clock = self._leases.wait_clock
         self._changed_files = ChangedFiles(catalog, self._leases)
-        self._files = FileReads(catalog, self._leases, self._changed_files, timeout_s, suspect)
+        self._files = FileReads(catalog, self._leases, self._changed_files, self._room, timeout_s, suspect)
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
@@ -290,7 +290,7 @@ class ExtentReader:
                 part, half = part[np.argsort(first[part], kind="stable")], len(part) // 2
                 waiting += [part[half:], part[:half]]
             else:
-                wait_for_room(self._leases, read, needed, self._timeout_s)
+                self._room.lease(read, needed)
                 yield part
 
     def _gather_mixed(self, read: ActiveRead, slots: Ints, out: Records) -> Records:

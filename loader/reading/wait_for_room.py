@@ -18,17 +18,27 @@ WARN_AFTER_S = 5.0
 _log = logging.getLogger("cachesvc")
 
 
-def wait_for_room(leases: Leases, read: ActiveRead, needed: list[int], timeout_s: float) -> None:
-    """Lease the extents of one sample. Raises OutOfSpace after `WAIT_S`, or `timeout_s` where that is less."""
-    wait_s, began, warned = min(timeout_s, WAIT_S), time.monotonic(), False
-    while not leases.ensure(read, needed):
-        waited_s = time.monotonic() - began
-        if waited_s >= wait_s:
-            raise OutOfSpace(
-                f"no room for the {len(needed)} extents of one sample, and reading directly is off; give the "
-                "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
-            )
-        if waited_s >= WARN_AFTER_S and not warned:
-            warned = True
-            _log.warning("the daemon has no room: waiting up to %.0f s for it; see cachesvc status", wait_s)
-        time.sleep(PAUSE_S)
+class RoomWait:
+    """The waits of one reader. The first long one is logged."""
+
+    def __init__(self, leases: Leases, timeout_s: float, warn_after_s: float = WARN_AFTER_S) -> None:
+        """A wait ends after `WAIT_S`, or `timeout_s` where that is less."""
+        self._leases, self._wait_s, self._warn_after_s = leases, min(timeout_s, WAIT_S), warn_after_s
+        self._warned = False
+
+    def lease(self, read: ActiveRead, needed: list[int]) -> None:
+        """Lease the extents of one sample. Raises OutOfSpace."""
+        began = time.monotonic()
+        while not self._leases.ensure(read, needed):
+            waited_s = time.monotonic() - began
+            if waited_s >= self._wait_s:
+                raise OutOfSpace(
+                    f"no room for the {len(needed)} extents of one sample, and reading directly is off; give the "
+                    "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
+                )
+            if waited_s >= self._warn_after_s and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the daemon has no room: waiting up to %.0f s for it; see cachesvc status", self._wait_s
+                )
+            time.sleep(PAUSE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from cachesvc.core.errors import InvalidInput, NotFound, install
 
 TEXT = "text"
 """The field of a row that is tokenised, unless another one is named."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _NARROW = 1 << 16
 """The number of tokens that uint16 holds. More are stored as int32, since Megatron has no uint32."""
 
@@ -50,6 +52,10 @@ def _load(name: str) -> Any:
     except ImportError:
         raise InvalidInput(f"the package tokenizers is missing: {install('tokenize')}") from None
     is_file = os.path.exists(name)
+    if not is_file and (name.endswith(".json") or not _HUB_NAME.fullmatch(name)):
+        raise NotFound(
+            f"{name} does not exist; give a tokenizer.json, or a name at Hugging Face's hub (OWNER/NAME)"
+        )
     try:
         return tokenizers.Tokenizer.from_file(name) if is_file else tokenizers.Tokenizer.from_pretrained(name)
     except Exception as error:

@@ -259,7 +259,7 @@ def _naming_images(feed: Feed, make: Make) -> Make:
             index = int(feed.indices(*key)[0][error.row])
             name = feed.key_of(index) or f"sample {index}"
             raise CorruptData(
-                f"{name} does not decode: {error.cause}; repair the file, or leave it out"
+                f"{name} does not decode: {error.cause}; repair the file, or leave it out of the dataset"
             ) from error
 
     return named

@@ -122,7 +122,10 @@ def test_an_invalid_log_level_is_one_line_and_an_empty_one_is_the_default(
     assert "is no directory" in child.communicate(timeout=WAIT_S)[0]
 
 
-@pytest.mark.parametrize(("number", "whom"), [(signal.SIGINT, "the group"), (signal.SIGKILL, "the daemon")])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGINT, "the group"), (signal.SIGTERM, "the group"), (signal.SIGKILL, "the daemon")],
+)
 def test_fillers_that_have_just_started_end_silently(
     tmp_path: Path, number: signal.Signals, whom: str
 ) -> None:
@@ -134,6 +137,7 @@ def test_fillers_that_have_just_started_end_silently(
     (os.killpg if whom == "the group" else os.kill)(child.pid, number)
     said, _ = child.communicate(timeout=WAIT_S)
     assert child.returncode == (0 if whom == "the group" else -signal.SIGKILL)
+    assert "ended unexpectedly" not in said
     assert [line for line in said.splitlines() if not re.match(r"\d\d:\d\d:\d\d (INFO|WARNING)", line)] == []
 
 

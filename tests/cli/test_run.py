@@ -100,6 +100,19 @@ def test_a_command_that_a_signal_ended_gives_128_and_the_signal(home: Path) -> N
         assert run(["run", "--socket", str(home), *shell("kill -9 $$")]) == 137
 
 
+ORPHAN = "pid=$(sh -c 'true >/dev/null & echo $!'); while kill -0 $pid 2>&-; do sleep 0.01; done; exit 7"
+
+
+def test_the_first_process_of_a_container_reaps_orphans(home: Path) -> None:
+    """A process that ended and is not reaped can still be sent signals."""
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*namespace, "true"], check=False).returncode:
+        pytest.skip("no namespaces of processes here")
+    with canned_daemon(home):
+        command = [*namespace, *CACHESVC, "run", "--socket", str(home), *shell(ORPHAN)]
+        assert subprocess.run(command, timeout=WAIT_S, check=False).returncode == 7
+
+
 def test_a_command_that_does_not_exist_is_one_line(home: Path, capsys: Any) -> None:
     with canned_daemon(home):
         assert run(["run", "--socket", str(home), "--", "no-such-command"]) == 4

@@ -77,12 +77,27 @@ def test_the_largest_size_is_answered_in_one_typed_line_or_fits(data: Path, name
 
 
 @pytest.mark.usefixtures("way")
-def test_numpys_integers_are_sizes_and_text_must_be_text(data: Path) -> None:
+def test_numpys_integers_are_sizes(data: Path) -> None:
     assert len(open_dataset(data, format="records", record_bytes=np.int64(4096))) == RECORDS
-    with pytest.raises(InvalidInput, match=r"dtype=.*as text"):
-        open_dataset(data, format="records", dtype=np.uint16)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"out=torch\.int64: give it as text, 'int64'"):
-        open_dataset(data, format="tokens", dtype="uint16", seq_len=64, out=torch.int64)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("way")
+def test_types_of_numpy_and_torch_are_those_of_their_names(data: Path) -> None:
+    named = open_dataset(data, format="tokens", dtype="uint16", seq_len=64, out="int64")
+    for dtype, out in (
+        (np.uint16, np.int64),
+        (np.dtype("uint16"), np.dtype("int64")),
+        (torch.uint16, torch.int64),
+    ):
+        given = open_dataset(data, format="tokens", dtype=dtype, seq_len=64, out=out)
+        assert given.version == named.version
+        assert given[0].dtype == torch.int64
+    swapped = open_dataset(data, format="records", dtype=np.dtype(((">u2"), (2048,))))
+    assert swapped.version == open_dataset(data, format="records", dtype="(2048,)>u2").version
+    with pytest.raises(InvalidInput, match=r"dtype=3\.5 is not a type of numbers"):
+        open_dataset(data, format="records", dtype=3.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="bfloat16"):
+        open_dataset(data, format="records", dtype=torch.bfloat16)
 
 
 def test_a_path_below_home_is_what_the_commands_take_it_for(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from cachesvc.config import SAFE_PATH
 from cachesvc.daemon.processes import jobs
 
+_OF_THE_DAEMON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 SEND_S = 1.0
 """A send blocks no longer, so a stopped child does not stop the daemon; its buffer takes thousands of messages first."""
 
@@ -33,8 +34,9 @@ def spawn(
     """
     ours, theirs = channel_pair()
     with theirs:
-        # Only the daemon handles Ctrl-C: the child inherits the blocked signal, from its first instruction on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Only the daemon handles these, which may come to the whole group: the child inherits the blocked signals, from its
+        # first instruction on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_DAEMON)
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],

@@ -14,7 +14,7 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.sources.columnar.column import Column, firsts
 from loader.datasets.columns.column_reader import ColumnFacts, ColumnReader, Values
 from loader.datasets.columns.to_python import python_values, stored_values
-from loader.datasets.decoding.decode import decode_field
+from loader.datasets.decoding.decode import MEND, decode_field
 from loader.datasets.decoding.images import Converter, ImageMode, image_decoder
 from loader.reading.reader import ExtentReader, Ints
 
@@ -84,8 +84,7 @@ class ColumnSamples:
             if len(samples) > 1:
                 return [row for at in range(len(samples)) for row in self.rows(reader, samples[at : at + 1])]
             raise CorruptData(
-                f"{self._catalog.key(int(samples[0]))} in {self._catalog.uri} does not decode: {error}; repair the file, "
-                "or leave the field out of fields="
+                f"{self._catalog.key(int(samples[0]))} in {self._catalog.uri} does not decode: {error}; {MEND}"
             ) from error
 
     def values(self, found: Found) -> list[Any]:

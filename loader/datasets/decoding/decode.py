@@ -17,6 +17,7 @@ from loader.datasets.decoding.litdata_values import value_decoder
 from loader.datasets.decoding.packed_values import array_of, arrays_of, gunzipped
 
 Decoder = Callable[[bytes], Any]
+MEND = "repair the file, leave the sample out by DataLoader(on_error='skip'), or the field by fields="
 PACKED = ".gz"
 """End of the encoding of a value in gzip."""
 _MDS_IMAGES = frozenset({"pil", "jpeg_array", "jpegarray"})
@@ -212,6 +213,4 @@ def decode_field(decode: Decoder, raw: bytes | None, where: Callable[[], str]) -
     except MemoryError:
         raise
     except Exception as error:  # decoders of other libraries raise EOFError, TypeError or their own
-        raise CorruptData(
-            f"{where()} does not decode: {error}; repair the file, or leave the field out of fields="
-        ) from error
+        raise CorruptData(f"{where()} does not decode: {error}; {MEND}") from error

@@ -43,6 +43,30 @@ def test_direct_reads_replace_a_dead_daemon_until_it_is_back(
     assert not any(around.leases.values())
 
 
+def test_direct_reads_are_told_once_for_each_cause(
+    sequences: tuple[MemoryLink, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = sequences[0].catalog()
+    daemon, around = MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct")
+    both = FailoverGrants(daemon, around)
+
+    def read() -> None:
+        for index in range(4):
+            for answer in both.acquire([index], 5):
+                assert isinstance(answer, Granted)
+                os.close(answer.fd)
+
+    read()
+    read()
+    daemon.alive, both._probe_at = False, 0.0
+    read()
+    read()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the daemon has no room: reading directly from the source until it has room",
+        "the daemon is gone (the fake daemon is down; start it again): reading directly from the source until it is back",
+    ]
+
+
 class Forbidden(MemoryGrants):
     """A source without credentials."""
 

@@ -161,6 +161,9 @@ def test_a_folder_of_something_else_is_refused(job: Job) -> None:
         ({"field": "n"}, InvalidInput, "is int and no text: name a field of text by --field"),
         ({"source": "missing"}, NotFound, "missing"),
         ({"tokenizer": "src/0.jsonl"}, InvalidInput, "is no tokenizer.json"),
+        ({"tokenizer": "missing.json"}, NotFound, "missing.json does not exist"),
+        ({"tokenizer": "./missing"}, NotFound, "does not exist"),
+        ({"tokenizer": "models/missing/tokenizer"}, NotFound, "does not exist"),
     ],
 )
 def test_a_wrong_argument_is_an_error(
