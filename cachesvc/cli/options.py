@@ -181,8 +181,8 @@ def dataset(verb: _F) -> _F:
         click.option(
             "--format",
             default="",
-            help="files, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, documents, tfrecord, "
-            "records or tokens; inferred unless given.",
+            help="files, objects, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, documents, "
+            "tfrecord, records or tokens; inferred unless given.",
         ),
     ):
         verb = option(verb)

@@ -78,6 +78,11 @@ class ServedDataset:
         return not self.catalog.samples
 
     @property
+    def is_one_file(self) -> bool:
+        """True for a file that a program opened by its name (`cachesvc://`), of which there may be thousands."""
+        return self.catalog.format == "objects" and self.catalog.objects == 1
+
+    @property
     def sample_bytes(self) -> int:
         """The mean size of a sample; 0 without samples."""
         return self.size_bytes // self.catalog.samples if self.catalog.samples else 0
@@ -152,14 +157,18 @@ class Datasets:
             self._loaded[dataset.id] = known or dataset  # the most recently used is the last
             if known is not None:
                 return known
-        unclaimed = [each for each in self._loaded.values() if each is not dataset and not self.claimed(each)]
+        self.unload_unclaimed(dataset)
+        return dataset
+
+    def unload_unclaimed(self, but: ServedDataset | None = None) -> None:
+        """Unload the least recently used datasets without claims beyond the limits. Runs on the event loop's thread."""
+        unclaimed = [each for each in self._loaded.values() if each is not but and not self.claimed(each)]
         for each in oldest_beyond(unclaimed, MAX_UNUSED, MAX_UNUSED_EXTENTS):  # checking all would take long
             if not self.used(each):
                 self._unload(each)
         unclaimed = [each for each in unclaimed if each.id in self._loaded]
         for each in oldest_beyond(unclaimed, len(unclaimed), MAX_CACHED_EXTENTS):
             self._unload(each)
-        return dataset
 
     def _unload(self, dataset: ServedDataset) -> None:
         with self._lock:
@@ -281,8 +290,14 @@ def check_share(node: Node, dataset: ServedDataset, user: int) -> None:
 
 
 def in_use(node: Node, dataset: ServedDataset) -> bool:
-    """Tell whether the node has any of the dataset's extents: resident, filling or demanded. O(the smaller set)."""
+    """Tell whether the node has any of the dataset's extents: resident, filling or demanded. O(the smaller set).
+
+    Resident extents of a file that was opened by its name do not count: its catalog is loaded again at its next opening.
+    """
     wanted = dataset.index_of.keys()
+    if dataset.is_one_file:
+        known = (node.copies.entries.get(extent) for extent in wanted)
+        return any(entry is not None and entry.in_progress for entry in known)
     found = (tier.dormant.keys() for tier in node.policy.tiers.values())
     return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 

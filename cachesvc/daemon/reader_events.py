@@ -79,11 +79,13 @@ class ReaderEvents:
         self._runner.checks.mark_unverified(extent)
 
     def gone(self, reader: ReaderId) -> None:
-        """Handle the reader's end, which ends its leases, its plan and its claim in this order."""
+        """Handle the reader's end, which ends its leases, its plan and its claim in this order, and unload the
+        catalogs that nothing needs any more."""
         handle = self._runner.handle
         handle(events.ReaderGone(reader))
         handle(events.PlanEnded(reader))
         handle(events.JobEnded(reader))
+        self._runner.datasets.unload_unclaimed()
 
     def tier_budgets(self) -> list[int]:
         """Budgets in bytes of the tiers that are not lost."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -23,9 +23,11 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import Granted, Grants
 from cachesvc.client.reopen import ReopeningGrants
-from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.core.errors import DaemonUnavailable, OutOfSpace, TierFailed
 from cachesvc.core.holes import Holes
 from cachesvc.core.model import DatasetId
+from cachesvc.core.order.epoch_order import Plan
+from cachesvc.gateway.ahead import Ahead
 from cachesvc.system.fork_hooks import abandon_in_children
 
 MAX_LEASED = 16
@@ -87,6 +89,7 @@ class LeasedReads:
             os.close(fd)
         self._lock = threading.RLock()
         self._leased: OrderedDict[int, LeasedExtent] = OrderedDict()
+        self._ahead = Ahead(self.catalog.extent_sizes)
         self._idle_polls = 0
         self._reading = 0
         """Reads in progress, which may wait for longer than an idle connection lives."""
@@ -111,11 +114,12 @@ class LeasedReads:
 
     def _read_parts(self, address: int, into: memoryview, wait: bool) -> None:
         starts, sizes = self.catalog.extent_starts, self.catalog.extent_sizes
+        last = int(np.searchsorted(starts, address + len(into), "left")) - 1
         while len(into):
             extent = int(np.searchsorted(starts, address, "right")) - 1
             offset = address - int(starts[extent])
             part = into[: int(sizes[extent]) - offset]
-            with self._lease(extent, wait) as leased:
+            with self._lease(extent, last, wait) as leased:
                 if leased.holes is not None:
                     leased.holes.check(offset, len(part))
                 self._read(leased, leased.offset + offset, part)
@@ -170,7 +174,7 @@ class LeasedReads:
             return self._connected
 
     @contextmanager
-    def _lease(self, extent: int, wait: bool) -> Iterator[LeasedExtent]:
+    def _lease(self, extent: int, last: int, wait: bool) -> Iterator[LeasedExtent]:
         with self._lock:
             leased = self._leased.get(extent)
             if leased is not None and leased.ends:
@@ -179,6 +183,7 @@ class LeasedReads:
                 self._leased.move_to_end(extent)
                 leased.users, leased.read = leased.users + 1, True
         if leased is None:
+            self._fetch_ahead(extent, last)
             leased = self._acquire(extent, wait)
         try:
             yield leased
@@ -186,6 +191,19 @@ class LeasedReads:
             with self._lock:
                 leased.users -= 1
                 self._release_if_ended(leased)
+
+    def _fetch_ahead(self, extent: int, last: int) -> None:
+        """Tell the daemon what is needed next, as a plan whose steps are the numbers of extents."""
+        with self._lock:
+            planned = self._ahead.read(extent, last)
+            if planned is None and not self._ahead.planned:
+                return
+        with suppress(DaemonUnavailable, OutOfSpace):  # it is fetched when it is needed
+            daemon = self._connect().daemon
+            if planned is not None:
+                rows = np.asarray(planned, np.int64)
+                daemon.submit(Plan(rows, rows, rows))
+            daemon.passed(extent)
 
     def _acquire(self, extent: int, wait: bool) -> LeasedExtent:
         """Lease an extent; another thread may lease it meanwhile, too. Raises OutOfSpace where there is no room."""

@@ -1,8 +1,9 @@
 """Finds the snapshot that a file is read from, and keeps those that were used last.
 
-A file that is opened by its name is a dataset of its own. A folder that was listed is one dataset: its small files lie
-together in extents, and a later read of them asks the daemon for extents alone. Both are datasets of `format="files"`, so
-the daemon's allowlist, tenants, quotas and pins apply as they do for `open_dataset`.
+A file that is opened by its name is a dataset of its own. A folder that was listed is one dataset, in which each file has
+extents of its own, the same ones: a read fetches nothing of another file. Both are of `format="objects"`. Where a program
+names its `folder`, it says that it reads all of it: that is a dataset of `format="files"`, whose small files share extents.
+The daemon's allowlist, tenants, quotas and pins apply as they do for `open_dataset`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ FRESH_S = 10.0
 """Time after which a snapshot is compared with the source again. The daemon answers from a listing of up to ten minutes."""
 MAX_SNAPSHOTS = 32
 """Each may have a connection to the daemon."""
-_OPTIONS = Options(format="files", labels="none", split="all")
+_OPTIONS = Options(format="objects", split="all")
+_TOGETHER = Options(format="files", labels="none", split="all")
 _log = logging.getLogger("cachesvc")
 
 
@@ -118,13 +120,14 @@ class Snapshots:
     def _open(self, uri: str) -> Snapshot:
         """Open a snapshot and keep it. Threads open side by side, so two may open the same one."""
         before = self._kept.get(uri)
-        opened = open_by_policy([uri], _OPTIONS, "", 1, self._refresh and before is None)
+        options = _TOGETHER if uri == self._folder else _OPTIONS
+        opened = open_by_policy([uri], options, "", 1, self._refresh and before is None)
         if opened is None:
             snapshot = self._list(uri)
         elif before is not None and before.snapshot.id == opened.id:
             snapshot = before.snapshot
         else:
-            snapshot = self._leased(uri, opened)
+            snapshot = self._leased(uri, options, opened)
         with self._lock:
             self._kept[uri] = _Kept(snapshot, time.monotonic())
             while len(self._kept) > MAX_SNAPSHOTS:
@@ -140,10 +143,10 @@ class Snapshots:
             raise NotFound(f"{uri} does not exist, or holds no data")
         return Snapshot(uri, files, self._sources)
 
-    def _leased(self, uri: str, opened: Opened) -> Snapshot:
+    def _leased(self, uri: str, options: Options, opened: Opened) -> Snapshot:
         def open_again(extent_bytes: int) -> None:
             with Control(opened.directory) as control:
-                control.open_dataset([uri], replace(_OPTIONS, extent_bytes=extent_bytes), opened.id)
+                control.open_dataset([uri], replace(options, extent_bytes=extent_bytes), opened.id)
 
         leased = LeasedReads(opened.directory, opened.id, open_again, read_timeout_s())
         return Snapshot(uri, files_of(leased.catalog), self._sources, leased, opened.direct)

@@ -2,7 +2,8 @@
 
 The size is sealed at reservation, the contents at commit. Readers get duplicates of one read-only descriptor. They share
 its file offset and so use mappings or `pread`. The write seal holds even for a reader that reopens the memfd through
-/proc.
+/proc. The bytes of a small extent are kept without a memfd, and each reader gets one of its own: a hundred thousand small
+files would take more descriptors than a process may have.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.system.huge_pages import SIZE_SEALS
 from cachesvc.tiers.os_errors import tier_error, translated
-from cachesvc.tiers.tier import Checksums
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 
+SMALL_BYTES = CHECKSUM_BLOCK_BYTES
+"""Extents up to this size are kept without a descriptor. A grant of one costs 50 us and the size once more."""
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13
 _CONTENT_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
@@ -30,11 +33,12 @@ class RamTier:
     """
 
     def __init__(self, name: TierName = RAM, most: int | None = None) -> None:
-        """`most`: the number of extents that the limit of open files allows; None for no limit."""
+        """`most`: the number of descriptors that the limit of open files allows; None for no limit."""
         self.name = name
         self._most = most
         self._filling: dict[ExtentId, int] = {}
         self._committed: dict[ExtentId, tuple[int, Checksums]] = {}
+        self._small: dict[ExtentId, tuple[bytes, Checksums]] = {}
 
     def reserve(self, extent: ExtentId, size_bytes: int) -> int:
         """Return a read-write descriptor of exactly `size_bytes` zeros, its size sealed; the caller closes it.
@@ -42,11 +46,11 @@ class RamTier:
         Raises `OutOfSpace`, also at `most` extents, and `TierFailed`.
         """
         assert extent not in self._filling, "reserved twice"
-        assert extent not in self._committed, "reserved again without evicting"
+        assert not self._has(extent), "reserved again without evicting"
         if self._most is not None and len(self._filling) + len(self._committed) >= self._most:
             raise OutOfSpace(
-                f"{self.name} holds {self._most} extents, as many as the limit of open files allows; raise it"
-                " (LimitNOFILE=, ulimit -Hn)"
+                f"{self.name} holds {self._most} extents above {SMALL_BYTES >> 10} KiB, as many as the limit of open files"
+                " allows; raise it (LimitNOFILE=, ulimit -Hn)"
             )
         with translated(self.name, "reserve memory"):
             own = _memfd(f"cachesvc:{extent.hex()}")
@@ -71,17 +75,17 @@ class RamTier:
             fcntl.fcntl(own, fcntl.F_ADD_SEALS, _CONTENT_SEALS)
             readable = os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC)
         # Added here before it leaves `_filling`, so that `abort` and `open` always find it in one of them.
-        self._committed[extent] = (readable, checksums)
+        self._keep(extent, readable, checksums)
         del self._filling[extent]
         os.close(own)
 
     def adopt(self, extent: ExtentId, readable: int, checksums: Checksums) -> None:
         """Take over an extent that another daemon sealed, and the descriptor `readable`. Raises `TierFailed` on a wrong
         size."""
-        assert extent not in self._committed, "adopted twice"
+        assert not self._has(extent), "adopted twice"
         if os.fstat(readable).st_size != checksums.size_bytes:
             raise TierFailed(f"{self.name}: extent {extent.hex()} came with another size than it should have")
-        self._committed[extent] = (readable, checksums)
+        self._keep(extent, readable, checksums)
 
     def abort(self, extent: ExtentId) -> None:
         """Forget a reservation; unknown extents are ignored."""
@@ -91,18 +95,23 @@ class RamTier:
 
     def open(self, extent: ExtentId) -> tuple[int, Checksums]:
         """Return a read-only descriptor of a committed extent (the caller closes it) and its checksums."""
-        readable, checksums = self._committed[extent]
+        small = self._small.get(extent)
         try:
+            if small is not None:
+                return _sealed(f"cachesvc:{extent.hex()}", small[0]), small[1]
+            readable, checksums = self._committed[extent]
             return os.dup(readable), checksums
         except OSError as error:
             raise tier_error(error, self.name, "open an extent") from error
 
     def checksums(self, extent: ExtentId) -> Checksums:
         """Return the checksums of a committed extent."""
-        return self._committed[extent][1]
+        return (self._small.get(extent) or self._committed[extent])[1]
 
     def evict(self, extent: ExtentId) -> None:
         """Close the tier's descriptor of a committed extent."""
+        if self._small.pop(extent, None) is not None:
+            return
         readable, _ = self._committed.pop(extent)
         os.close(readable)
 
@@ -110,8 +119,31 @@ class RamTier:
         """Drop every extent and reservation. Granted descriptors stay valid."""
         for extent in list(self._filling):
             self.abort(extent)
-        for extent in list(self._committed):
+        for extent in [*self._committed, *self._small]:
             self.evict(extent)
+
+    def _has(self, extent: ExtentId) -> bool:
+        return extent in self._committed or extent in self._small
+
+    def _keep(self, extent: ExtentId, readable: int, checksums: Checksums) -> None:
+        """Keep a sealed extent: its descriptor `readable`, or its bytes where they are few."""
+        if checksums.size_bytes > SMALL_BYTES:
+            self._committed[extent] = (readable, checksums)
+            return
+        with translated(self.name, "read an extent"):
+            self._small[extent] = (os.pread(readable, checksums.size_bytes, 0), checksums)
+        os.close(readable)
+
+
+def _sealed(name: str, body: bytes) -> int:
+    """Return a read-only descriptor of a new memfd that holds these bytes for good."""
+    own = _memfd(name)
+    try:
+        os.pwrite(own, body, 0)
+        fcntl.fcntl(own, fcntl.F_ADD_SEALS, SIZE_SEALS | _CONTENT_SEALS)
+        return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(own)
 
 
 def _memfd(name: str) -> int:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cachesvc.core.model import DatasetId
+from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.daemon.datasets import (
     MAX_CACHED_EXTENTS,
     MAX_UNUSED,
     MAX_UNUSED_EXTENTS,
     Datasets,
     ServedDataset,
+    in_use,
 )
 from tests.support.served_datasets import dataset
 
@@ -73,6 +75,30 @@ def test_datasets_with_cached_extents_are_unloaded_beyond_their_own_limit(tmp_pa
     assert datasets.all() == [large[0], *large[2:]], (
         "what is claimed, the latest, and as many extents before it"
     )
+    datasets.close()
+
+
+def test_files_opened_by_name_are_unloaded_though_their_extents_are_cached(tmp_path: Path) -> None:
+    anything: Any = None
+    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+    entries: dict[ExtentId, Any] = {}
+    node: Any = SimpleNamespace(copies=SimpleNamespace(entries=entries), policy=SimpleNamespace(tiers={}))
+    claimed = {7}
+    datasets.claimed, datasets.used = lambda each: each.sizes[0] in claimed, partial(in_use, node)
+    by_name: Any = SimpleNamespace(samples=1, format="objects", objects=1)
+    files = [
+        replace(dataset(number), catalog=by_name, sizes=(number,)) for number in range(1, 2 * MAX_UNUSED)
+    ]
+    for each in files:
+        entries[each.extent_ids[0]] = SimpleNamespace(in_progress=each.sizes == (5,))
+        datasets.admit(each)
+    assert datasets.all()[:2] == [files[4], files[6]], "one is being filled, one is claimed"
+    claimed.clear()
+    entries[files[4].extent_ids[0]].in_progress = False
+    datasets.unload_unclaimed()
+    assert len(datasets.all()) == MAX_UNUSED
+    listed: Any = SimpleNamespace(samples=1, format="objects", objects=2)
+    assert in_use(node, replace(files[0], catalog=listed)), "a folder's listing stays"
     datasets.close()
 
 

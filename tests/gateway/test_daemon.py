@@ -106,15 +106,15 @@ def opened() -> list[tuple[int, int]]:
         return [(each.dataset.extents, each.dataset.samples) for each in control.list() if each.readers]
 
 
-def test_small_files_of_a_listed_folder_share_extents(
+def test_each_file_of_a_listed_folder_has_an_extent_of_its_own(
     node: Daemon, folder: Folder, fs: CachedFileSystem
 ) -> None:
     bodies = {f"{folder.path}/{n:02d}.txt": folder.put(f"{n:02d}.txt", bytes([n]) * 500) for n in range(40)}
     assert fs.cat(fs.glob(f"cachesvc://{folder.path}/*.txt")) == bodies
-    assert opened() == [(1, 40)]
+    assert opened() == [(40, 40)]
 
 
-def test_a_folder_that_is_named_needs_no_listing(node: Daemon, folder: Folder) -> None:
+def test_small_files_of_a_folder_that_is_named_share_extents(node: Daemon, folder: Folder) -> None:
     bodies = [folder.put(f"store/{n}", bytes([n]) * 10) for n in range(3)]
     store = CachedFileSystem(folder=f"cachesvc://{folder.path}/store", skip_instance_cache=True)
     assert [store.cat_file(f"{folder.path}/store/{n}") for n in range(3)] == bodies

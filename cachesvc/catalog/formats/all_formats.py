@@ -14,6 +14,7 @@ from cachesvc.catalog.formats import (
     jsonl,
     litdata,
     mds,
+    objects,
     parquet,
     plain_text,
     records,
@@ -37,6 +38,7 @@ class Format:
 
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind"), file_is_sample=True),
+    "objects": Format(objects.select, objects.compile_objects, file_is_sample=True),
     "images": Format(images.select, images.compile_images, file_is_sample=True),
     "webdataset": Format(
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")

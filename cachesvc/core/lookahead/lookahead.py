@@ -150,8 +150,7 @@ class Lookahead:
 
 def _absent(entry: CacheEntry) -> bool:
     """Return whether an extent is neither resident nor being fetched. One whose fill failed waits for a reader's demand."""
-    in_progress = entry.waiters or entry.due_at is not None or entry.filling()
-    return not (entry.ready or entry.failed or in_progress)
+    return not (entry.ready or entry.failed or entry.in_progress)
 
 
 def _replaceable(copy: Copy) -> bool:

@@ -119,6 +119,11 @@ class CacheEntry:
         return any(copy.phase is Phase.FILLING and not copy.tier.lost for copy in self.copies)
 
     @property
+    def in_progress(self) -> bool:
+        """A fill is under way, or waited for."""
+        return bool(self.waiters) or self.due_at is not None or self.filling()
+
+    @property
     def kept(self) -> bool:
         """Some copy of it is kept."""
         return any(copy.role is Role.KEPT for copy in self.copies)

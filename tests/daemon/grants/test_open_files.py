@@ -27,7 +27,7 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
-EXTENT = 4096
+EXTENT = 68 << 10  # a smaller one takes no descriptor
 EXTENTS = 300
 READERS = 8
 
@@ -162,16 +162,45 @@ def test_the_limit_is_divided_between_extents_and_readers() -> None:
 def test_the_ram_tier_is_full_where_open_files_are_short() -> None:
     tier = RamTier(most=2)
     first, second, third = (ExtentId(bytes([number]) * 16) for number in range(3))
-    fd = tier.reserve(first, 5)
-    os.pwrite(fd, b"bytes", 0)
-    tier.commit(first, StreamedChecksums(5).checksums(fd))
-    os.close(fd)
-    os.close(tier.reserve(second, 5))
+    filled(tier, first, EXTENT)
+    os.close(tier.reserve(second, EXTENT))
     with pytest.raises(OutOfSpace, match="as many as the limit of open files allows"):
-        tier.reserve(third, 5)
+        tier.reserve(third, EXTENT)
     tier.evict(first)
-    os.close(tier.reserve(third, 5))
+    os.close(tier.reserve(third, EXTENT))
     tier.close()
+
+
+def filled(tier: RamTier, extent: ExtentId, size: int) -> None:
+    fd = tier.reserve(extent, size)
+    os.pwrite(fd, bytes(extent)[:1] * size, 0)
+    tier.commit(extent, StreamedChecksums(size).checksums(fd))
+    os.close(fd)
+
+
+def test_small_extents_take_no_descriptor_and_are_sealed_for_each_reader() -> None:
+    tier, before = RamTier(most=1), len(os.listdir("/proc/self/fd"))
+    extents = [ExtentId(bytes([number]) * 16) for number in range(50)]
+    for extent in extents:
+        filled(tier, extent, 5)
+    assert len(os.listdir("/proc/self/fd")) == before
+    (one, checksums), (other, _) = tier.open(extents[7]), tier.open(extents[7])
+    assert os.pread(one, 10, 0) == os.pread(other, 10, 0) == bytes([7]) * 5
+    assert checksums == tier.checksums(extents[7])
+    reopened = os.open(f"/proc/self/fd/{one}", os.O_RDWR)
+    with pytest.raises(PermissionError):
+        os.pwrite(reopened, b"x", 0)
+    os.close(reopened)
+    tier.evict(extents[7])
+    again = RamTier(most=1)
+    again.adopt(extents[7], one, checksums)
+    assert os.pread(other, 10, 0) == bytes([7]) * 5, "a reader keeps what it has"
+    found, _ = again.open(extents[7])
+    assert os.pread(found, 10, 0) == bytes([7]) * 5
+    for fd in (other, found):
+        os.close(fd)
+    tier.close()
+    again.close()
 
 
 def test_a_daemon_raises_its_own_limit_as_far_as_it_may(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ class FakeS3:
     """"LIST", "HEAD" or "GET" for each request."""
     ranges: list[str] = field(default_factory=list)
     """Ranges of objects in the order of their reads: "bytes=0-99"."""
+    sent_bytes: int = 0
+    """Bytes of objects in all bodies."""
     requests: int = 0
     endpoint: str = ""
 
@@ -116,6 +118,8 @@ def fake_s3() -> Iterator[FakeS3]:
             if self.headers.get("x-amz-checksum-mode") == "ENABLED":
                 headers |= found.headers
             asked = _RANGE.fullmatch(self.headers.get("Range", ""))
+            if self.command == "GET":
+                fake.sent_bytes += int(asked[2]) - int(asked[1]) + 1 if asked else found.size
             if asked is None:
                 return self._send(200, found.span(0, found.size - 1), headers)
             first, last = int(asked[1]), int(asked[2])
