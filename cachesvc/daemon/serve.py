@@ -67,7 +67,7 @@ from cachesvc.daemon.takeover.new_daemon import END_S, Handover, OldDaemon, fill
 from cachesvc.daemon.takeover.old_daemon import TakeoverListener
 from cachesvc.sources.uri import Allowlist
 from cachesvc.system.footprint import FILLS, largest_ram_bytes
-from cachesvc.system.memory import allowed_bytes
+from cachesvc.system.memory import allowed_bytes, check_memfd
 from cachesvc.tiers.ram import RamTier
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ def serve(settings: Settings) -> int:
     cache directory.
     """
     validate(settings)
+    check_memfd()
     check_socket_dir(settings.socket_dir)
     allowed_memory = allowed_bytes()
     check_ram(settings.ram_bytes, allowed_memory)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -52,7 +53,8 @@ class FsspecSource:
     def __init__(self, filesystem: Any, call_s: float = CALL_S, list_s: float = LIST_S) -> None:
         self._filesystem = filesystem
         self._call_s, self._list_s = call_s, list_s
-        self._running = threading.Semaphore(_MOST_CALLS)
+        self._most = _MOST_CALLS if _takes_threads(filesystem) else 1
+        self._running = threading.Semaphore(self._most)
         self._repeated = RepeatedFaults()
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
@@ -124,12 +126,14 @@ class FsspecSource:
             try:
                 done.set_result(call())
             except BaseException as error:  # noqa: BLE001
+                if self._most == 1 and not isinstance(error, FileNotFoundError | PermissionError):
+                    self._open_again()
                 done.set_exception(error)
             finally:
                 self._running.release()
 
         if not self._running.acquire(timeout=limit_s):
-            raise SourceUnavailable(f"{uri}: {_MOST_CALLS} calls of its driver have not answered")
+            raise SourceUnavailable(f"{uri}: {self._most} calls of its driver have not answered")
         threading.Thread(target=run, name="driver", daemon=True).start()
         try:
             return done.result(limit_s)
@@ -137,6 +141,12 @@ class FsspecSource:
             if done.done():  # the driver's own
                 raise
             raise SourceUnavailable(f"{uri}: its driver has not answered in {limit_s:.0f} s") from error
+
+    def _open_again(self) -> None:
+        """Make a new driver: the connection of the old one may be lost, or in the middle of an answer."""
+        old = self._filesystem
+        with suppress(Exception):  # the next call fails, too, and is tried again
+            self._filesystem = type(old)(*old.storage_args, **old.storage_options, skip_instance_cache=True)
 
     def checker(self, version: ObjectVersion) -> None:
         """Return None: fsspec states no checksums."""
@@ -154,6 +164,14 @@ def open_fsspec(uri: str) -> FsspecSource:
         raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
     except Exception as error:
         raise _translated(error, uri) from error
+
+
+def _takes_threads(filesystem: Any) -> bool:
+    """Tell whether threads may share a driver: those of fsspec's event loop, Arrow's, and the one in memory. Others may
+    have one connection, as FTP's has, and are called by one thread at a time."""
+    kinds = {kind.__name__ for kind in type(filesystem).__mro__}
+    single = "AbstractFileSystem" in kinds and not getattr(filesystem, "async_impl", False)
+    return not single or not kinds.isdisjoint(("ArrowFSWrapper", "MemoryFileSystem"))
 
 
 def _utf8(name: str) -> bytes:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from cachesvc.core.errors import NotAllowed
 
 MEMORY_SPARE = 0.05
 """The part of a machine's or a cgroup's memory left free for what trainers take between two measurements."""
@@ -40,6 +43,17 @@ _V2 = _Names("memory.max", "memory.current", "file", "shmem", "memory.events")
 _V1 = _Names(
     "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem", "memory.oom_control"
 )
+
+
+def check_memfd() -> None:
+    """Raise NotAllowed where this process may not make memory files: extents in RAM, catalogs and plans are such files."""
+    try:
+        os.close(os.memfd_create("cachesvc-check", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError as error:
+        raise NotAllowed(
+            f"memfd_create is refused ({error.strerror}): allow it where the process runs (seccomp profile,"
+            " SystemCallFilter=, firejail, vm.memfd_noexec below 2)"
+        ) from None
 
 
 def memories(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Memory]:

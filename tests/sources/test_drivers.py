@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.remote import FsspecSource
 from cachesvc.sources.resilient import Resilience, Resilient
 from tests.support.clock import Clock
@@ -76,3 +80,54 @@ def test_errors_of_a_driver_are_typed_and_tried_again(driver: tuple[Driver, str]
     files.fails = 3
     patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
     assert [each.size_bytes for each in patient.list(root)] == [400]
+
+
+class OneConnection(AbstractFileSystem):
+    """A driver with one connection, as FTP's: a second call at a time, or one after a broken answer, mixes answers up."""
+
+    protocol = "oneconnection"
+    cachable = False
+    bodies: ClassVar[dict[str, bytes]] = {f"{n:02d}": bytes([n]) * 1000 for n in range(20)}
+    breaks: ClassVar[list[str]] = []
+    made = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        OneConnection.made += 1
+        self._busy, self._broken = threading.Lock(), False
+
+    def _use(self) -> None:
+        if self._broken or not self._busy.acquire(blocking=False):
+            self._broken = True
+            raise OSError("226 an answer to another call")
+        time.sleep(0.001)
+        self._busy.release()
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self._use()
+        return {"name": path, "size": len(self.bodies[path]), "type": "file", "mtime": 1}
+
+    def cat_file(self, path: str, start: int = 0, end: int = 0, **_: Any) -> bytes:
+        self._use()
+        if self.breaks and self.breaks.pop():
+            self._broken = True
+            raise OSError("426 connection closed")
+        return self.bodies[path][start:end]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_driver_that_is_not_safe_for_threads_is_called_by_one_at_a_time(broken: int) -> None:
+    clock = Clock()
+    patient = Resilient(FsspecSource(OneConnection()), Resilience(), clock, sleep=clock.sleep)
+    OneConnection.breaks[:] = ["break"] * broken
+    before = OneConnection.made
+
+    def read(path: str) -> bytes:
+        version = ObjectVersion(f"oneconnection://{path}", 1000, "1")
+        into = bytearray(1000)
+        patient.read_into(version, 0, memoryview(into))
+        return bytes(into)
+
+    with ThreadPoolExecutor(20) as threads:
+        assert list(threads.map(read, OneConnection.bodies)) == list(OneConnection.bodies.values())
+    assert OneConnection.made - before == broken, "a new connection after each break"

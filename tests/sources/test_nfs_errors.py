@@ -116,6 +116,24 @@ def test_a_file_replaced_while_it_is_read_gives_one_version_or_none(tmp_path: Pa
         read(FilesSource(), version)
 
 
+def test_a_change_of_the_mode_is_not_called_a_write(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(DATA)
+    source = FilesSource()
+    version, before = source.head(f"file://{file}"), file.stat()
+    file.chmod(0o600)
+    with pytest.raises(
+        SourceChanged, match=r"only the ctime .* mode, owner or links .* open the dataset again"
+    ):
+        read(source, version)
+    assert read(source, source.head(f"file://{file}")) == DATA
+    version = source.head(f"file://{file}")
+    file.write_bytes(DATA[::-1])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(SourceChanged, match="its mtime set back"):
+        read(source, version)
+
+
 def test_a_file_that_became_a_fifo_is_a_typed_error_at_once(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"data")

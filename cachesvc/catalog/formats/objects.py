@@ -14,8 +14,7 @@ import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats.files import names_of
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, names_of
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import NotFound
 
