@@ -32,7 +32,8 @@ class Options:
     "float"), or both ("truth.csv:float"), or a JSON object (`labels_text`). `header_bytes`: bytes before the items of each
     `.bin`; 0 infers them. `on_error`: "skip" leaves out damaged archives; "" and "raise" make them an error. `fields`: a
     JSON list of the fields that are read of formats that store columns apart (`PROJECTED`); "" for all. `split`: the split
-    that is read, by its name or a keyword of it; "" where there is one, "all" for all of them.
+    that is read, by its name or a keyword of it; "" where there is one, "all" for all of them. `separator`: the character
+    between the cells of CSV; "" infers it.
 
     Raises InvalidInput for numbers out of range, and for arguments that are not text.
     """
@@ -48,9 +49,10 @@ class Options:
     on_error: str = ""
     fields: str = ""
     split: str = ""
+    separator: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("format", "dtype", "labels", "on_error", "fields", "split"):
+        for name in ("format", "dtype", "labels", "on_error", "fields", "split", "separator"):
             text(name, getattr(self, name))
         for name in ("extent_bytes", "seq_len", "overlap", "record_bytes", "header_bytes"):
             given = whole_number(name, getattr(self, name), 0, MAX_NUMBER)
@@ -60,6 +62,10 @@ class Options:
         if "[" in self.split or "+" in self.split:
             raise InvalidInput(
                 f"split={self.split!r}: name one split, such as 'train'; select() and take() choose samples of it"
+            )
+        if len(self.separator) > 1 or self.separator in ('"', "\n", "\r", "\0"):
+            raise InvalidInput(
+                f"separator={self.separator!r}: give the one character between the cells, such as '|'"
             )
         object.__setattr__(self, "on_error", self.on_error.replace("raise", ""))
         object.__setattr__(self, "labels", checked_labels(self.labels))

@@ -28,6 +28,7 @@ _FORMAT_OPTIONS = (
     "labels_from",
     "label_kind",
     "on_error",
+    "separator",
 )
 """Options that only some formats have."""
 

@@ -171,6 +171,9 @@ def dataset(verb: _F) -> _F:
             help="Fetch these fields alone (parquet), as open_dataset(fields=) does.",
         ),
         split,
+        click.option(
+            "--separator", default="", help="The character between the cells of CSV; inferred unless given."
+        ),
         click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
         click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
         click.option(

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DatasetOptions(_message.Message):
-    __slots__ = ("format", "extent_bytes", "dtype", "seq_len", "overlap", "record_bytes", "labels", "header_bytes", "fields", "on_error", "split")
+    __slots__ = ("format", "extent_bytes", "dtype", "seq_len", "overlap", "record_bytes", "labels", "header_bytes", "fields", "on_error", "split", "separator")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class DatasetOptions(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     ON_ERROR_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
+    SEPARATOR_FIELD_NUMBER: _ClassVar[int]
     format: str
     extent_bytes: int
     dtype: str
@@ -30,7 +31,8 @@ class DatasetOptions(_message.Message):
     fields: str
     on_error: str
     split: str
-    def __init__(self, format: _Optional[str] = ..., extent_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., seq_len: _Optional[int] = ..., overlap: _Optional[int] = ..., record_bytes: _Optional[int] = ..., labels: _Optional[str] = ..., header_bytes: _Optional[int] = ..., fields: _Optional[str] = ..., on_error: _Optional[str] = ..., split: _Optional[str] = ...) -> None: ...
+    separator: str
+    def __init__(self, format: _Optional[str] = ..., extent_bytes: _Optional[int] = ..., dtype: _Optional[str] = ..., seq_len: _Optional[int] = ..., overlap: _Optional[int] = ..., record_bytes: _Optional[int] = ..., labels: _Optional[str] = ..., header_bytes: _Optional[int] = ..., fields: _Optional[str] = ..., on_error: _Optional[str] = ..., split: _Optional[str] = ..., separator: _Optional[str] = ...) -> None: ...
 
 class Dataset(_message.Message):
     __slots__ = ("id", "uri", "format", "samples", "extents", "size_bytes", "stored_bytes")

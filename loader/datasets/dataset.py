@@ -63,6 +63,7 @@ def open_dataset(
     labels: str | Mapping[str, Any] = "",
     image_mode: Literal["RGB", "L"] | None = "RGB",
     on_error: Literal["raise", "skip"] = "raise",
+    separator: str = "",
     extent_bytes: int = 0,
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
@@ -91,6 +92,7 @@ def open_dataset(
       input. "unshifted" makes {"input_ids", "labels"} with equal values, as Hugging Face's models take them. Both
       are contiguous, and int64 unless `out` is given.
     - `on_error`: "skip" leaves out damaged tars, which are an error otherwise. All are named at once.
+    - `separator`: the character between the cells of CSV, where it is not `,`, `;`, a tab or `|`.
     - `extent_bytes`: approximate size of the pieces that are cached; 0 is the daemon's setting, 64 MiB by default.
 
     Rank 0 logs which data was left out or has no label. Raises InvalidInput, NotFound, NotAllowed, CorruptData,
@@ -113,6 +115,7 @@ def open_dataset(
         on_error=on_error,
         fields=fields_text(fields) if fields is not None else "",
         split=split or "",
+        separator=separator,
     )
     version = text("version", "" if version is None else version).partition(":")[0]  # `identity` of a subset
     verify = flag("verify", verify)

@@ -53,7 +53,7 @@ FORMATS = {
     "parquet": Format(parquet.select, parquet.compile_parquet),
     "arrow": Format(arrow.select, arrow.compile_arrow),
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
-    "csv": Format(csv_rows.select, csv_rows.compile_csv),
+    "csv": Format(csv_rows.select, csv_rows.compile_csv, ("separator",)),
     "text": Format(plain_text.select, plain_text.compile_text),
     "tfrecord": Format(tfrecord.select, tfrecord.compile_tfrecord),
     "documents": Format(plain_text.select, plain_text.compile_documents, file_is_sample=True),

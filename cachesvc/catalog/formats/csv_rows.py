@@ -20,6 +20,8 @@ from cachesvc.core.errors import CorruptData, InvalidInput
 
 _MAX_COLUMNS = 4096
 _MAX_HEADERS = 256
+_QUOTED = re.compile(r'"[^"]*("|\Z)')
+_BAR = "|"
 _INTEGER = re.compile(r"-?(0|[1-9]\d{0,18})", re.ASCII)
 _NUMBER = re.compile(
     r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(inf|infinity|nan)", re.ASCII | re.IGNORECASE
@@ -41,7 +43,8 @@ def compile_csv(inputs: Inputs) -> Draft:
     headers: dict[tuple[str, tuple[int, ...]], int] = {}
     notes: list[str] = []
     for at, entry in enumerate(inputs.entries):
-        table, header = _Table(entry.object.uri, rows.lines(at), "\t" if _is_tsv(entry) else ""), 0
+        separator = inputs.options.separator or ("\t" if _is_tsv(entry) else "")
+        table, header = _Table(entry.object.uri, rows.lines(at), separator), 0
         if names := table.header():
             for name in names:
                 columns.setdefault(name, _Column(len(columns)))
@@ -117,7 +120,7 @@ class _Table:
         first = next((line for line in text if line.strip()), "")
         if not first:
             return []
-        self.separator = self.separator or max(SEPARATORS, key=first.count)
+        self.separator = self.separator or _separator_of(first)
         self._reader = csv_rows(chain([first], text), self.separator)
         try:
             cells = next(self._reader)
@@ -146,6 +149,13 @@ class _Table:
             if found:
                 why = "is no UTF-8 text" if self._undecoded else found
                 yield self._begin, self._end - self._begin, line, why
+
+
+def _separator_of(header: str) -> str:
+    """Return the most frequent separator outside the quotes of a line. A bar, which names may hold, comes last."""
+    bare = _QUOTED.sub("", header)
+    found = max(SEPARATORS, key=bare.count)
+    return found if found in bare or _BAR not in bare else _BAR
 
 
 def _check_header(uri: str, names: Sequence[str], columns: int, headers: int) -> None:

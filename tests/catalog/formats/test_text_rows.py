@@ -321,6 +321,36 @@ def test_any_cells_are_read_as_their_writer_wrote_them(
     assert list(csv_rows([row.decode() for row in rows(catalog)], separator)) == [["a", "b"], *cells]
 
 
+SEPARATED = {
+    "in quotes": (b'"a;b;c",d\n1,2\n', ["a;b;c", "d"]),
+    "doubled quotes": (b'"a ""b;c;d"" e",f\n1,2\n', ['a "b;c;d" e', "f"]),
+    "a line end in quotes": (b'a,"b;c\n;;d"\n1,2\n', ["a", "b;c\n;;d"]),
+    "bars": (b"a|b|c\n1|2,5|3\n", ["a", "b", "c"]),
+    "a bar in a name": (b"a|b|c,d\n1,2\n", ["a|b|c", "d"]),
+    "one column": (b"a\nx\n", ["a"]),
+}
+"""Of tables whose separator is to be found: bytes, and the names of the columns."""
+
+
+@pytest.mark.parametrize("case", SEPARATED)
+def test_the_separator_is_what_stands_outside_quotes(tmp_path: Path, case: str) -> None:
+    body, names = SEPARATED[case]
+    assert list(types(opened(tmp_path / "d", {"a.csv": body}))) == names
+
+
+@pytest.mark.parametrize("separator", [";", "|", "\x01", " ", "é"])
+def test_a_given_separator_holds_for_all_files(tmp_path: Path, separator: str) -> None:
+    body = separator.join(["a,b", "c"]) + "\n" + separator.join(["1", "x,y,z"]) + "\n"
+    files = {"a.csv": body.encode(), "b.tsv": body.encode()}
+    catalog = opened(tmp_path / "d", files, separator=separator)
+    assert types(catalog) == {"a,b": "int", "c": "text"}
+    assert catalog.find("c == 'x,y,z'").tolist() == [0, 1]
+    for wrong in (separator * 2, '"', "\n"):
+        with pytest.raises(InvalidInput, match="give the one character between the cells"):
+            opened(tmp_path / "d", {}, separator=wrong)
+    assert "separator=';' is for csv" in refusal(tmp_path / "e", {"a.jsonl": b"{}\n{}\n"}, separator=";")
+
+
 def test_a_header_of_numbers_is_noted(tmp_path: Path) -> None:
     (note,) = opened(tmp_path / "d", {"a.csv": b"3,Wall St.\n4,x\n"}).notes
     assert "columns are named '3', 'Wall St.' by the first line of" in note
