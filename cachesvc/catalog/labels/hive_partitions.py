@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from cachesvc.catalog.compiler import Draft, ListedObject
 from cachesvc.sources.columnar.column import Column
 
-_PARTITION = re.compile(r"[A-Za-z_][^/=]*=[^/]*")
+_PARTITION = re.compile(r"[\w%][^/=]*=[^/]*")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 

@@ -119,6 +119,25 @@ def test_folders_are_columns(tmp_path: Path) -> None:
     assert sorted(batch[0].tolist()) == [-7, -7, 2020, 2020, 2021, 2021]
 
 
+@pytest.mark.parametrize(
+    ("folder", "name", "tag"),
+    [
+        ("2nd=x", "2nd", "_2nd"),
+        ("größe=x", "größe", "größe"),
+        ("%24id=x", "$id", "_id"),
+        ("a-b.c=x", "a-b.c", "a_b_c"),
+    ],
+)
+def test_names_of_such_columns_may_begin_with_any_letter_or_digit(
+    tmp_path: Path, folder: str, name: str, tag: str
+) -> None:
+    files(tmp_path / "d" / folder, pa.table({"a": [1]}))
+    files(tmp_path / "d" / folder.replace("=x", "=y"), pa.table({"a": [2]}))
+    dataset = open_dataset(tmp_path / "d")
+    assert list(dataset) == [{"a": 1, name: "x"}, {"a": 2, name: "y"}]
+    assert list(dataset.where(f"{tag} == 'y'")) == [{"a": 2, name: "y"}]
+
+
 def test_a_column_in_the_file_comes_before_one_of_its_folder(tmp_path: Path) -> None:
     for year in (2020, 2021):
         files(tmp_path / "d" / f"year={year}", pa.table({"year": [1]}))
