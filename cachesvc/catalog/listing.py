@@ -68,7 +68,10 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
         below.append(found_uris)
     absent = [uri for uri, found_uris in zip(uris, below, strict=True) if not found_uris]
     if absent:
-        raise NotFound(f"{name_of(absent)} holds no data: check the prefix and the credentials' view of it")
+        braces = "; braces are a range like {000..123} or a list like {a,b}" if "{" in absent[0] else ""
+        raise NotFound(
+            f"{name_of(absent)} holds no data: check the prefix and the credentials' view of it{braces}"
+        )
     return Listing(
         list(entries.values()),
         beside,

@@ -12,8 +12,8 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import CacheError, CorruptData, NotFound
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.open import expanded
 from cachesvc.sources.source import Checker, OnReceived, ignore_received
+from cachesvc.sources.uri import expanded
 
 _ID = re.compile("[0-9a-f]{32}")
 

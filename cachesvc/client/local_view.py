@@ -22,7 +22,7 @@ from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource, etag_of, under
-from cachesvc.sources.uri import canonical, expand, glob, has_glob, local_path
+from cachesvc.sources.uri import canonical, expanded, local_path
 
 MAX_LISTED = 4096
 """Entries of a listing that is compared whole: some milliseconds, or a second of an NFS server's. Of more files some are
@@ -67,8 +67,7 @@ def finds_files(uris: Sequence[str]) -> bool:
     """Tell whether this process finds files at each of these local URIs."""
     source = FilesSource()
     try:
-        expanded = _expanded(uris, source)
-        return bool(expanded and listing(expanded, lambda _: source).entries)
+        return bool(listing(_expanded(uris, source), lambda _: source).entries)
     except CacheError:
         return False
 
@@ -102,10 +101,7 @@ def _identity(version: ObjectVersion) -> tuple[str, int, str]:
 
 
 def _expanded(uris: Sequence[str], source: FilesSource) -> list[str]:
-    found = []
-    for uri in expand([canonical(each) for each in uris]):
-        found += [version.uri for version in glob(source, uri)] if has_glob(uri) else [uri]
-    return found
+    return expanded([canonical(each) for each in uris], lambda _: source)
 
 
 def _literal(path: str) -> str:

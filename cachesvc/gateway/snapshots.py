@@ -24,8 +24,8 @@ from cachesvc.gateway.leased_reads import LeasedReads
 from cachesvc.gateway.snapshot import Snapshot, files_listed, files_of
 from cachesvc.gateway.urls import opens_by_name
 from cachesvc.sources.ignored import is_ignored
-from cachesvc.sources.open import WEB, Sources, SourceSettings
-from cachesvc.sources.uri import canonical, local_path
+from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.uri import WEB, canonical, local_path
 from cachesvc.system.fork_hooks import abandon_in_children
 
 FRESH_S = 10.0

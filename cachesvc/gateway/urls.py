@@ -16,8 +16,7 @@ from __future__ import annotations
 import re
 
 from cachesvc.core.errors import InvalidInput, NotFound
-from cachesvc.sources.open import WEB
-from cachesvc.sources.uri import canonical
+from cachesvc.sources.uri import WEB, canonical
 
 PROTOCOL = "cachesvc"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}")

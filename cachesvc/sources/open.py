@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cachesvc.core.errors import NotFound
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.paces import Paces, SharedPace
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
-from cachesvc.sources.uri import canonical, expand, glob, has_glob
+from cachesvc.sources.uri import expanded
 from cachesvc.sources.watched import CallWatch, WatchedSource
-
-WEB = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ class Sources:
         return sum((reader.counters for reader in tuple(self._readers)), SourceCounters())
 
     def expand(self, uris: Sequence[str]) -> list[str]:
-        """Expand brace ranges and globs, as `expanded` does."""
+        """Expand brace ranges and globs; see `expanded`."""
         return expanded(uris, self)
 
     def forget(self, uri: str) -> None:
@@ -113,19 +110,3 @@ class Sources:
         source = self(uri)
         if isinstance(source, CachedMetadata):
             source.forget(uri)
-
-
-def expanded(uris: Sequence[str], sources: Callable[[str], Source]) -> list[str]:
-    """Expand brace ranges and globs. Raises NotFound for a glob that matches nothing.
-
-    Raises InvalidInput before any lookup for braces that stand for a URI that is not canonical. So all results lie below
-    the folder typed before the braces, which the allowlist has checked.
-    """
-    found: list[str] = []
-    for one in [canonical(each) for each in expand(uris)]:
-        wild = has_glob(one) and not one.startswith(WEB)  # a URL's `?` begins its query
-        matches = [version.uri for version in glob(sources(one), one)] if wild else [one]
-        if not matches:
-            raise NotFound(f"{one} matches no object")
-        found += matches
-    return found

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cachesvc.core.errors import InvalidInput, NotAllowed
+from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import links
 from cachesvc.sources.files import under
@@ -24,12 +24,20 @@ from cachesvc.sources.wildcards import Wildcards
 MAX_URI_BYTES = 4096
 MAX_EXPANDED = 100_000
 MAX_EXPANDED_CHARACTERS = 32 << 20
+WEB = ("http://", "https://")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31})://")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,31}):/(?!/)")
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]|%(2e|2f|5c|00)", re.I)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,254}")
 _BRACES = re.compile(r"(\{[^{}]*\})")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+_SPECIAL = "[]{}*?"
+_ESCAPE = re.compile(r"\[([][{}*?])\]")
+"""Stands for the character in the brackets, as `glob.escape` writes it."""
+_LITERAL = {ord(mark): chr(0xFDD0 + at) for at, mark in enumerate(_SPECIAL)}
+"""Code points that no text holds stand for marks which are characters of a name."""
+_UNMARKED = {ord(literal): chr(mark) for mark, literal in _LITERAL.items()}
+_ESCAPED = {ord(literal): f"[{chr(mark)}]" for mark, literal in _LITERAL.items()}
 
 
 def canonical(uri: str) -> str:
@@ -132,12 +140,12 @@ def resolved(uri: str, follow: links.Follow) -> str:
 
 
 def expand(uris: Sequence[str]) -> list[str]:
-    """Expand `{000..012}` and `{a,b}`, left to right, and keep zero padding. Globs stay as they are.
+    """Expand `{000..012}` and `{a,b}`, left to right, and keep zero padding. Globs stay as they are, and so do other
+    braces, as in a shell.
 
-    Raises InvalidInput for other braces, and before expanding more than `MAX_EXPANDED` URIs or `MAX_EXPANDED_CHARACTERS` of
-    all `uris` together.
+    Raises InvalidInput before expanding more than `MAX_EXPANDED` URIs or `MAX_EXPANDED_CHARACTERS` of all `uris` together.
     """
-    parts = [[_choices(part, uri) for part in _BRACES.split(uri)] for uri in uris]
+    parts = [[_choices(part) for part in _BRACES.split(uri)] for uri in uris]
     counts = [math.prod(len(each) for each in one) for one in parts]
     size = sum(count * len(uri) for count, uri in zip(counts, uris))
     if sum(counts) > MAX_EXPANDED or size > MAX_EXPANDED_CHARACTERS:
@@ -163,19 +171,58 @@ class _Range:
         return (str(number).zfill(self.width) for number in self.numbers)
 
 
-def _choices(part: str, uri: str) -> Sequence[str] | _Range:
-    """Return the texts that a part of a URI, with its braces, stands for. Raises InvalidInput."""
+def _choices(part: str) -> Sequence[str] | _Range:
+    """Return the texts that a part of a URI, with its braces, stands for."""
     if not _BRACES.fullmatch(part):
         return (part,)
     span = _RANGE.fullmatch(part[1:-1])
     if span is None:
-        if "," not in part:
-            raise InvalidInput(f"{uri}: {part} is neither a range like {{000..123}} nor a list like {{a,b}}")
-        return part[1:-1].split(",")
+        return part[1:-1].split(",") if "," in part else (part,)
     first, last = int(span[1]), int(span[2])
     width = max(len(span[1]), len(span[2])) if "0" in (span[1][:1], span[2][:1]) else 0
     step = 1 if last >= first else -1
     return _Range(range(first, last + step, step), width)
+
+
+def expanded(uris: Sequence[str], source_of: Callable[[str], Source]) -> list[str]:
+    """Expand brace ranges and globs, but not in the name of an object or folder that exists. `[[]` stands for `[`, and so
+    on for the other marks.
+
+    Raises InvalidInput before any lookup for braces that stand for a URI that is not canonical. So all results lie below
+    the folder typed before the braces, which an allowlist has checked. Raises NotFound for a glob that matches nothing,
+    and the errors of the sources.
+    """
+    marked = [_ESCAPE.sub(lambda found: found[1].translate(_LITERAL), uri) for uri in uris]
+    for one in expand(marked):
+        canonical(one)
+    found: list[str] = []
+    for uri, pattern in zip(uris, marked, strict=True):
+        plain = expand([pattern]) == [pattern] and not has_glob(pattern)
+        if plain or (("[" in uri or "{" in uri) and _exists(uri, source_of)):
+            found.append(pattern.translate(_UNMARKED) if plain else uri)
+            continue
+        for one in expand([pattern]):
+            found += _matches(canonical(one), source_of)
+    return found
+
+
+def _exists(uri: str, source_of: Callable[[str], Source]) -> bool:
+    """Tell whether there is an object, or a folder of objects, of this very name."""
+    try:
+        return not uri.startswith(WEB) and next(iter(source_of(uri).list(uri)), None) is not None
+    except (NotFound, NotAllowed):
+        return False
+
+
+def _matches(pattern: str, source_of: Callable[[str], Source]) -> list[str]:
+    """Return the objects that match a pattern without braces. Raises NotFound where there are none."""
+    if not has_glob(pattern) or pattern.startswith(WEB):  # a URL's `?` begins its query
+        return [pattern.translate(_UNMARKED)]
+    found = [version.uri for version in glob(source_of(pattern), pattern)]
+    if not found:
+        hint = "; [[] stands for the character [" if "[" in pattern else ""
+        raise NotFound(f"{pattern.translate(_UNMARKED)} matches no object{hint}")
+    return found
 
 
 def has_glob(uri: str) -> bool:
@@ -187,8 +234,8 @@ def glob(source: Source, pattern: str) -> Iterator[ObjectVersion]:
     """Yield the objects that match a pattern, in key order, without those that a listing of the folder ignores. Lists the
     last folder before the first wildcard."""
     start = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
-    root = pattern[: pattern.rindex("/", 0, start) + 1]
-    wanted = Wildcards(pattern[len(root) :])
+    end = pattern.rindex("/", 0, start) + 1
+    root, wanted = pattern[:end].translate(_UNMARKED), Wildcards(pattern[end:].translate(_ESCAPED))
     for found in source.list(root):
         path = found.uri[len(root) :]
         if found.uri.startswith(root) and not is_ignored(path) and wanted.matches(path):

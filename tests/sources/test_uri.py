@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
-from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.open import Sources, SourceSettings
-from cachesvc.sources.uri import MAX_EXPANDED, allowlist, canonical, expand, glob, has_glob
+from cachesvc.sources.uri import MAX_EXPANDED, allowlist, canonical, expand, expanded, glob, has_glob
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,8 @@ def test_brace_ranges() -> None:
     assert expand(["x{2..0}-{a,b}", "{y,z}"]) == ["x2-a", "x2-b", "x1-a", "x1-b", "x0-a", "x0-b", "y", "z"]
     assert expand(["plain"]) == ["plain"]
     assert expand(["{{a,b}}", "{7..7}" * 600]) == ["{a}", "{b}", "7" * 600]
-    for wrong in ("{}", "{a}", "{0..999999999}", "{0..999}{0..999}", "{}" * 1000, "{0..99}" * 500):
+    assert expand(["{}", "v{2}", "{0-3}{a,b}"]) == ["{}", "v{2}", "{0-3}a", "{0-3}b"]
+    for wrong in ("{0..999999999}", "{0..999}{0..999}", "{0..99}" * 500):
         with pytest.raises(InvalidInput):
             expand([wrong])
 
@@ -170,6 +171,59 @@ def test_globs_do_not_cross_slashes_but_double_stars_do(tmp_path: Path) -> None:
     assert found("a/[!1].tar") == ["a/2.tar"]
     assert found("a/[1-2].tar") == ["a/1.tar", "a/2.tar"]
     assert found("a/**") == ["a/1.tar", "a/10.tar", "a/2.tar", "a/[1].tar", "a/c/1.tar", "a/x.txt"]
+
+
+NAMES = ("run[1]", "run1", "v{2}", "x{a,b}", "xa", "q[", "w]", "s*t", "sat")
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.bin").write_bytes(b"x")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("run[1]/", ["run[1]/"]),  # the folder of this name, and not `run1`
+        ("run[1]/0.bin", ["run[1]/0.bin"]),
+        ("run[1]/*.bin", ["run1/0.bin"]),
+        ("run[[]1]/*.bin", ["run[1]/0.bin"]),
+        ("run[[]1]", ["run[1]"]),
+        ("run[0-9]/*", ["run1/0.bin"]),
+        ("v{2}/", ["v{2}/"]),
+        ("v{2}/*.bin", ["v{2}/0.bin"]),
+        ("v[{]2[}]/{0,1}.bin", ["v{2}/0.bin", "v{2}/1.bin"]),
+        ("x{a,b}/", ["x{a,b}/"]),
+        ("x{a,c}/", ["xa/", "xc/"]),
+        ("x[{]a,b}/0.bin", ["x{a,b}/0.bin"]),
+        ("q[/", ["q[/"]),
+        ("w]/0.bin", ["w]/0.bin"]),
+        ("s[*]t/0.bin", ["s*t/0.bin"]),
+        ("s*t/0.bin", ["s*t/0.bin", "sat/0.bin"]),
+        ("[rs]*[1t]/0.*", ["run1/0.bin", "s*t/0.bin", "sat/0.bin"]),
+    ],
+)
+def test_names_with_marks_of_patterns(marked: Path, typed: str, found: list[str]) -> None:
+    root = f"file://{marked}/"
+    assert expanded([root + typed], lambda _: FilesSource()) == [root + each for each in found]
+
+
+def test_a_class_that_matches_nothing_says_how_to_write_the_bracket(marked: Path) -> None:
+    with pytest.raises(NotFound, match=r"run\[7\]/ matches no object; \[\[\] stands for"):
+        expanded([f"file://{marked}/run[7]/"], lambda _: FilesSource())
+
+
+def test_a_folder_named_like_a_pattern_is_opened_below_an_allowed_prefix(marked: Path) -> None:
+    typed = [f"{marked}/run[1]/", f"{marked}/v{{2}}/"]
+    allowed = allowlist([f"{marked}/"])
+    sources = Sources(SourceSettings())
+    uris = sources.expand([allowed.check(each) for each in typed])
+    assert uris == [f"file://{each}" for each in typed]
+    found = survey(uris, Options(format="files"), sources).entries
+    assert [entry.object.uri for entry in found] == [f"{uri}0.bin" for uri in uris]
 
 
 @pytest.mark.parametrize("uri", ["ftpx://h/x"])
