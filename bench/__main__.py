@@ -48,6 +48,11 @@ def main() -> int:
 
         print(shuffle.grid().markdown())
         return 0
+    if sys.argv[1:2] == ["shares"]:
+        from bench import shares
+
+        print(shares.grid().markdown())
+        return 0
     parts = sys.argv[1:] or [part for part in PARTS if part not in GOALS]
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:

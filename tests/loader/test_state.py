@@ -16,6 +16,7 @@ import torch
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, mix
+from loader.job.checkpoint import SINCE_VERSION_4
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
@@ -445,8 +446,7 @@ def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differen
     batches = iter(first)
     for turn in range(1, first.accumulate * 3):
         next(batches)
-        state = first.state_dict() | {"version": 2}
-        del state["epochs_done"]
+        state = of_version(2, first)
         then = cut()
         if turn > 20:
             with pytest.raises(
@@ -455,15 +455,68 @@ def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differen
                 then.load_state_dict(state)
             continue
         then.load_state_dict(state)
-        assert then.state_dict() == state | {"version": 4, "epochs_done": 0}
+        assert then.state_dict() == state | {"version": 4, "epochs_done": 0, "rotated_from": 1}
         then.skip(20 - turn)
-        assert sorted({n for _ in then for n in then.indices[: then.valid].tolist()}) == sorted(
-            set(range(100)) - {n for each in whole_steps(cut(), 2) for n in each}
-        )
+        remaining = {n for _ in then for n in then.indices[: then.valid].tolist()}
+        then.set_epoch(0)
+        begun = [n for _ in islice(then, 20) for n in then.indices.tolist()]
+        assert sorted([*remaining, *begun]) == list(range(100))
 
 
-def whole_steps(run: DataLoader, steps: int) -> list[list[int]]:
-    return [run.indices.tolist() for _ in islice(run, steps * run.accumulate)]
+def of_version(version: int, run: DataLoader, **place: int) -> dict[str, Any]:
+    """The state of a loader as an earlier version of the program wrote it."""
+    state = run.state_dict() | place | {"version": version}
+    return {name: each for name, each in state.items() if name not in SINCE_VERSION_4}
+
+
+def test_a_run_of_version_3_ends_its_epoch_in_the_order_that_it_began_with(link: MemoryLink) -> None:
+    """The samples are those that the program of version 3 gave."""
+    run, fresh = (small(link, batch_size=16, epochs=2) for _ in range(2))
+    run.load_state_dict(of_version(3, fresh, step=5))
+    whole = rest(run)
+    assert whole[0] == [31, 59, 81, 56, 87, 98, 34, 88, 11, 2, 39, 65, 82, 26, 18, 48]
+    assert whole[1] == [23, 21, 22, 20]
+    fresh.set_epoch(1)
+    assert whole[2:] == rest(fresh)[:7]
+    again = small(link, batch_size=16, epochs=2)
+    again.load_state_dict(of_version(3, fresh, epoch=0, step=5))
+    batches = iter(again)
+    assert next(batches) is not None
+    state = json.loads(json.dumps(again.state_dict()))
+    assert (state["version"], state["step"], state["rotated_from"]) == (4, 6, 1)
+    later = small(link, batch_size=16, epochs=2)
+    later.load_state_dict(state)
+    assert rest(later) == whole[1:]
+
+
+def test_a_run_of_version_3_between_epochs_has_the_order_of_this_version(link: MemoryLink) -> None:
+    run, fresh = small(link, batch_size=16), small(link, batch_size=16)
+    fresh.set_epoch(4)
+    run.load_state_dict(of_version(3, fresh))
+    assert (run.epoch, run.state_dict()["rotated_from"]) == (4, 4)
+    assert rest(run) == rest(fresh)
+
+
+def test_a_state_of_this_version_names_its_order(link: MemoryLink) -> None:
+    run = small(link, batch_size=16)
+    state = run.state_dict()
+    del state["rotated_from"]
+    with pytest.raises(StateMismatch, match="its keys differ in rotated_from"):
+        run.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("rank", "world", "batch"), [(0, 1, 3), (0, 2, 2), (1, 2, 2)])
+def test_over_many_epochs_a_rank_sees_all_samples_of_one_extent(
+    link: MemoryLink, rank: int, world: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank drops a sample of four in each epoch, and each of two nodes reads two."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    run = DataLoader(in_memory(link).take(4), batch // world, shuffle=True, drop_last=True, epochs=30)
+    seen = rest(run)
+    assert {n for each in seen for n in each} == set(range(4))
+    if world == 1:
+        assert {*range(4)} == {6 - sum(each) for each in seen}
 
 
 def test_a_new_global_batch_may_be_smaller_than_the_number_of_nodes(

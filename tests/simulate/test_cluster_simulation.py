@@ -171,6 +171,8 @@ def test_the_command_simulates_a_cluster(capsys: pytest.CaptureFixture[str]) -> 
     together = json.loads(capsys.readouterr().out)
     assert together["nodes"] == 4
     assert together["bound"] == pytest.approx(0.8)
-    assert together["hit_rate"] > 0.6
+    assert (
+        together["hit_rate"] > 0.55
+    )  # windows are open side by side, and two nodes read each extent at a border
     assert run([*words, "--nodes", "3"]) == 2
     assert "3 ranks" in capsys.readouterr().err

@@ -4,13 +4,16 @@
        | dealt           canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch
     run positions        one contiguous part of the run for each canonical node, then the tail of N mod G
        | permuted        within blocks of `window_extents` extents, each block by its own key
-    run                  the extents, permuted whole, their samples laid end to end
+    run                  the extents, permuted whole, their samples end to end, rotated by a random offset
        | shifted         a run position lies in one extent
+       | permuted        inside the extents that a border of a part cuts
     samples              ids in dataset order
 
 Properties, for every spec:
 - *exactly once*: the full batches and the tail together name each sample once (`short` and `pad` add repeats, which do not
   count as valid; `drop` leaves the tail out);
+- *even*: every sample is equally likely to be dropped, to be a repeat, and to be in the part of a canonical node, whatever
+  the sizes of extents (see `extent_run.py`);
 - *equal shapes*: a batch has the same number of samples on every rank, also in the last step;
 - *elastic*: a global batch depends on the spec and the epoch only. Rank r of R takes the slots
   [rG/R, (r+1)G/R), so any number of ranks, workers or restarts sees the same global batches;
@@ -29,28 +32,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.deal import I64, Deal, Places
-from cachesvc.core.order.intervals import Intervals
-from cachesvc.core.order.permute import MAX_SIZE, U64, Network, mix, mix_each, permute, permute_groups
+from cachesvc.core.order.extent_run import ExtentRun, PermutedEntries
+from cachesvc.core.order.permute import MAX_SIZE, U64, Network, Use, mix, mix_each, permute, permute_groups
 
 Last = Literal["drop", "pad", "error", "short"]
 
+NEVER_ROTATED = 1 << 63
+"""`rotated_from` of orders that no epoch rotates."""
 _GROUPED_BELOW = 2048
 """Blocks with fewer positions than this in one request are permuted together: a call costs about 100 us."""
-
-
-class _Use(IntEnum):
-    """The use of a key, so that equal numbers never give equal keys."""
-
-    EXTENTS = 1
-    BLOCK = 2
-    SAMPLE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,8 @@ class OrderSpec:
 
     `window_extents` 0 means all. `last` says what becomes of the last N mod G samples: `drop` them, `pad` the batch to G
     with repeats, raise an `error`, or give a `short` batch, with repeats to the next multiple of the micro-batches in a
-    step, so that all of them are equally large and none is empty.
+    step, so that all of them are equally large and none is empty. Epochs before `rotated_from` have the order of states of
+    version 3, whose run is not rotated: a run that was saved in such an epoch ends it in the same order.
     Raises `InvalidInput` for numbers that make no order.
     """
 
@@ -69,6 +66,7 @@ class OrderSpec:
     canonical_nodes: int = 1
     shuffle: bool = True
     last: Last = "drop"
+    rotated_from: int = 0
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -130,7 +128,7 @@ class OrderTables(NamedTuple):
     Slot i of full batch b has the run position p = `places.base[i] + b * places.width[i]`, in the block k with
     `block_first[k]` <= p < `block_first[k + 1]`. `network` (None in an unshuffled order) permutes p - `block_first[k]` by
     its permutation k. The sample at a position q of the permuted run is q + `shift[r]`, where r is the last with
-    `run_first[r]` <= q.
+    `run_first[r]` <= q, permuted inside its extent if r is an entry of `cut`.
     """
 
     places: Places
@@ -138,6 +136,7 @@ class OrderTables(NamedTuple):
     network: Network | None
     run_first: I64
     shift: I64
+    cut: PermutedEntries
 
 
 class Touches(NamedTuple):
@@ -155,16 +154,28 @@ def plan_of(deal: Deal, touches: Touches, low: int, high: int, batches: int) -> 
     return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
 
 
-def tail_of(deal: Deal, at: Callable[[I64], I64], low: int, high: int, batches: int) -> Tail:
-    """The slots [low, high) of the partial batch, where `at` gives the samples at ascending positions."""
+def tail_of(
+    deal: Deal,
+    at: Callable[[I64], I64],
+    low: int,
+    high: int,
+    batches: int,
+    repeat: Callable[[I64], I64] | None = None,
+) -> Tail:
+    """The slots [low, high) of the partial batch. `at` gives the samples at ascending positions; `repeat`, where it is
+    given, those of repeats, at positions in any sequence."""
     positions, valid = deal.tail(low, high, batches)
     ascending, back = np.unique(positions.reshape(-1), return_inverse=True)
-    return Tail(at(ascending)[back].reshape(positions.shape), valid)
+    samples = at(ascending)[back].reshape(positions.shape)
+    if repeat is not None:
+        is_repeat = np.arange(positions.shape[1]) >= valid[:, None]
+        samples[is_repeat] = repeat(positions[is_repeat])
+    return Tail(samples, valid)
 
 
 def sample_key(seed: int, epoch: int, sample: int) -> int:
     """The 64-bit key of the random generator for a transform of this sample in this epoch."""
-    return mix(_Use.SAMPLE, seed, epoch, sample)
+    return mix(Use.SAMPLE, seed, epoch, sample)
 
 
 def subset_first(extent_first: I64, ids: I64) -> I64:
@@ -178,8 +189,8 @@ class EpochOrder:
     `extent_first[i]` is the first sample of extent i, int64[E+1], with the number of samples at the end.
     `steps` counts the global batches of the epoch, with a partial one at the end unless it is dropped. `full_steps` of them
     are full. Where `has_tail`, step `full_steps` is the partial one, which `tail` gives.
-    `run_extent` holds the extents in the order of the run, `run_first` the position where each begins, and `block_first`
-    where each block begins. The run's end is appended to both.
+    `run` holds the extents in their order. A block begins at each position in `block_first`, to which the run's end is
+    appended.
     Raises `InvalidInput` when `last` is `error` and samples are left over.
     """
 
@@ -193,10 +204,10 @@ class EpochOrder:
         self._deal = deal = Deal(self.samples, spec.global_batch, spec.dealt_nodes, spec.last)
         self.steps, self.full_steps = deal.steps, deal.full_steps
         self.has_tail, self.tail_samples = deal.has_tail, deal.tail_size
-        self.run_extent = _run_of_extents(spec, first, epoch)
-        counts = first[self.run_extent + 1] - first[self.run_extent]
-        self.run_first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        self._shift = first[self.run_extent] - self.run_first[:-1]
+        cut = deal.tail_size > 0 or spec.dealt_nodes > 1
+        self._rotated = spec.shuffle and cut and epoch >= spec.rotated_from
+        borders = np.unique([*deal.regions()]) if self._rotated else None
+        self.run = ExtentRun(first, spec.seed, epoch, spec.shuffle, borders)
         self.block_first, self._block_key = self._blocks()
 
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
@@ -210,18 +221,21 @@ class EpochOrder:
         """Return the arrays from which `slots` of the slots [low, high) can be computed. O(extents + slots)."""
         sizes = np.diff(self.block_first).astype(np.uint64)
         network = Network(sizes, self._block_key) if self.spec.shuffle else None
+        run = self.run
         return OrderTables(
-            self._deal.places(low, high), self.block_first, network, self.run_first, self._shift
+            self._deal.places(low, high), self.block_first, network, run.first, run.shift, run.cut
         )
 
     def tail(self, low: int, high: int, batches: int = 1) -> Tail:
         """The slots [low, high) of the last, partial batch, cut into `batches` micro-batches. All micro-batches of the
         global batch are equally large, and its repeats come last.
 
-        Repeats are samples from the end of the last full batches. The real samples of the batch are the same for any number
-        of ranks; the repeats are not.
+        Repeats are samples of the extents at the end of the last full batches. The real samples of the batch are the same
+        for any number of ranks; the repeats are not.
         """
-        return tail_of(self._deal, self.at, low, high, batches)
+        # Where a block has extents of several sizes, its samples are not equally likely at one position.
+        repeat = self.run.permuted_samples if self._rotated else None
+        return tail_of(self._deal, self.at, low, high, batches, repeat)
 
     def plan(self, low: int, high: int, batches: int = 1) -> Plan:
         """The extents that a rank with the slots [low, high) in `batches` micro-batches touches, and when. O(extents).
@@ -234,29 +248,33 @@ class EpochOrder:
 
     def touches(self) -> Touches:
         """The run positions of each extent: one row for each extent of each block, in the order of the run."""
-        begin, end = self.block_first[:-1], self.block_first[1:]
-        first = np.searchsorted(self.run_first, begin, side="right") - 1
-        counts = np.searchsorted(self.run_first, end, side="left") - first
+        run, begin, end = self.run, self.block_first[:-1], self.block_first[1:]
+        first = np.searchsorted(run.first, begin, side="right") - 1
+        counts = np.searchsorted(run.first, end, side="left") - first
+        if self._rotated:  # a block with both ends of the run has one extent twice
+            counts -= (first == 0) & (first + counts == run.extents.size)
         rows = (
             np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
         )
-        return Touches(self.run_extent[rows], np.repeat(begin, counts), np.repeat(end, counts))
+        return Touches(run.extents[rows], np.repeat(begin, counts), np.repeat(end, counts))
 
     def _blocks(self) -> tuple[I64, U64]:
         """The position where each block begins in the run, with the run's end appended, and each block's key."""
+        run = self.run
         if not self.spec.shuffle:
-            return self.run_first, np.empty(0, np.uint64)
+            return run.first, np.empty(0, np.uint64)
         firsts, keys = [], []
         for region, (start, stop) in enumerate(self._deal.regions()):
             if start == stop:
                 continue
-            # extents first..last lie in the region, at least in part; a block is a window of them
-            first = int(np.searchsorted(self.run_first, start, side="right")) - 1
-            last = int(np.searchsorted(self.run_first, stop, side="left"))
-            bounds = self.run_first[first : last : self.spec.window_extents or last].copy()
-            bounds[0] = start
+            # A block is a window of the extents that lie in the region, at least in part. In a rotated run, the first block
+            # also has the part of an extent that begins the region: so a ring of four extents is one block of four.
+            low, high = run.entries(start, stop)
+            low += int(self._rotated and run.first[low] < start)
+            rest = run.first[low + (self.spec.window_extents or high) : high : self.spec.window_extents or 1]
+            bounds = np.append(start, rest)
             firsts.append(bounds)
-            prefix = mix(_Use.BLOCK, self.spec.seed, self.epoch, region)
+            prefix = mix(Use.BLOCK, self.spec.seed, self.epoch, region)
             keys.append(mix_each(prefix, np.arange(bounds.size)))
         firsts.append(np.array([self.samples], np.int64))
         return np.concatenate(firsts), np.concatenate([np.empty(0, np.uint64), *keys])
@@ -281,11 +299,7 @@ class EpochOrder:
         start, stop = int(self.block_first[block]), int(self.block_first[block + 1])
         images = permute(positions - start, stop - start, int(self._block_key[block])).astype(np.int64)
         images += start
-        # the block's own extents only: a search among few is fast
-        first, last = np.searchsorted(self.run_first, (start, stop - 1), side="right") - 1
-        inside = Intervals(self.run_first[first : last + 1]).of(images)
-        images += self._shift[first : last + 1][inside]
-        return images
+        return self.run.samples(images, start, stop)
 
     def _many_blocks(self, positions: I64, blocks: I64) -> I64:
         base = int(blocks[0])
@@ -294,18 +308,7 @@ class EpochOrder:
         keys = self._block_key[base : base + firsts.size - 1]
         images = permute_groups(positions - firsts[group], group, np.diff(firsts), keys).astype(np.int64)
         images += firsts[group]
-        images += self._shift[np.searchsorted(self.run_first, images, side="right") - 1]
-        return images
+        return self.run.samples(images, int(firsts[0]), int(firsts[-1]))
 
     def _block_of(self, positions: I64) -> I64:
         return np.searchsorted(self.block_first, positions, side="right") - 1
-
-
-def _run_of_extents(spec: OrderSpec, extent_first: I64, epoch: int) -> I64:
-    """The extents that hold samples, in the order of the run."""
-    held = np.flatnonzero(np.diff(extent_first))
-    if not spec.shuffle or held.size == 0:
-        return held
-    return held[
-        permute(np.arange(held.size), held.size, mix(_Use.EXTENTS, spec.seed, epoch)).astype(np.int64)
-    ]

@@ -42,9 +42,9 @@ class _Block(NamedTuple):
 
 
 class PackRun:
-    """The packs of one epoch of documents. `documents` is their order, with one canonical node and batches of 1;
-    `length_of` gives their lengths in tokens; `extent_tokens[i]` is the sum of the lengths in extent i. `planned`: its
-    extents are the dataset's, so the packs have a plan."""
+    """The packs of one epoch of documents. `documents` is their order, with one canonical node, batches of 1 and a run that
+    is not rotated; `length_of` gives their lengths in tokens; `extent_tokens[i]` is the sum of the lengths in extent i.
+    `planned`: its extents are the dataset's, so the packs have a plan."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class PackRun:
     ) -> None:
         self._documents, self._length_of, self._length = documents, length_of, length
         self._planned = planned
-        totals = np.concatenate(([0], np.cumsum(extent_tokens[documents.run_extent])))
-        self._block_tokens = totals[np.searchsorted(documents.run_first, documents.block_first)]
+        totals = np.concatenate(([0], np.cumsum(extent_tokens[documents.run.extents])))
+        self._block_tokens = totals[np.searchsorted(documents.run.first, documents.block_first)]
         self._blocks: Latest[int, _Block] = Latest(_BLOCKS_KEPT)
 
     @property

@@ -15,6 +15,7 @@ Every round is 32-bit arithmetic, for any n up to 2^48.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,16 @@ SPREAD = np.uint32(0x7FEB352D)
 SETTLE = np.uint32(0x846CA68B)
 """The factors of `_hash`."""
 _HALF = np.uint32(16)
+
+
+class Use(IntEnum):
+    """The use of a key of the sample order, so that equal numbers never give equal keys."""
+
+    EXTENTS = 1
+    BLOCK = 2
+    SAMPLE = 3
+    OFFSET = 4
+    INSIDE = 5
 
 
 def mix(*parts: int) -> int:
@@ -68,11 +79,8 @@ def permute(values: npt.NDArray[Any], size: int, key: int) -> U64:
     Any shape; uint64 of the same shape. `size` is 1 to `MAX_SIZE`. About 20 ns a value in slabs of 65,536.
     """
     assert 1 <= size <= MAX_SIZE
-    flat = values.reshape(-1).astype(np.uint64)
     network = Network(np.array([size], np.uint64), np.array([key & _MASK], np.uint64))
-    for start in range(0, flat.size, _SLICE):
-        network.walk(flat[start : start + _SLICE])
-    return flat.reshape(values.shape)
+    return network.permute(values.reshape(-1)).reshape(values.shape)
 
 
 def permute_groups(values: npt.NDArray[Any], group: I64, sizes: I64, keys: U64) -> U64:
@@ -80,11 +88,7 @@ def permute_groups(values: npt.NDArray[Any], group: I64, sizes: I64, keys: U64) 
 
     For many small permutations at once: about three times the cost of `permute` a value. One-dimensional.
     """
-    flat = values.astype(np.uint64)
-    network = Network(sizes.astype(np.uint64), keys)
-    for start in range(0, flat.size, _SLICE):
-        network.walk(flat[start : start + _SLICE], group[start : start + _SLICE])
-    return flat
+    return Network(sizes.astype(np.uint64), keys).permute(values, group)
 
 
 def _finalise(state: int) -> int:
@@ -97,20 +101,37 @@ class Network:
     """The rounds of g permutations: arrays of length g, or of length 1 that broadcast.
 
     A value is (high, low): the low half has `low_bits` bits, uint64[g], and the high half is below `highs`, uint32[g].
-    `keys`: of each round, uint32[ROUNDS, g].
+    `keys`: of each round, uint32[rounds, g].
     """
 
     __slots__ = ("highs", "keys", "low_bits", "sizes")
 
-    def __init__(self, sizes: U64, keys: U64) -> None:
+    def __init__(self, sizes: U64, keys: U64, rounds: int = ROUNDS) -> None:
         bits = _bit_length(sizes - np.uint64(1))
         self.sizes = sizes
         self.low_bits = np.maximum(bits // np.uint64(2), bits - np.minimum(bits, np.uint64(16)))
         self.highs = (((sizes - np.uint64(1)) >> self.low_bits) + np.uint64(1)).astype(np.uint32)
-        rounds = np.arange(ROUNDS, dtype=np.uint64)[:, None] * np.uint64(_GOLDEN)
-        self.keys = (mix_each(0, rounds + keys) >> np.uint64(32)).astype(np.uint32)
+        numbers = np.arange(rounds, dtype=np.uint64)[:, None] * np.uint64(_GOLDEN)
+        self.keys = (mix_each(0, numbers + keys) >> np.uint64(32)).astype(np.uint32)
 
-    def walk(self, values: U64, group: I64 | None = None) -> None:
+    def alone(self, row: int) -> Network:
+        """One of the permutations."""
+        found = Network.__new__(Network)
+        found.sizes, found.low_bits, found.highs = (
+            each[row : row + 1] for each in (self.sizes, self.low_bits, self.highs)
+        )
+        found.keys = self.keys[:, row : row + 1]
+        return found
+
+    def permute(self, values: npt.NDArray[Any], group: I64 | None = None) -> U64:
+        """The images of `values`, where value i belongs to the permutation `group[i]`. One-dimensional."""
+        images = values.astype(np.uint64)
+        for start in range(0, images.size, _SLICE):
+            part = slice(start, start + _SLICE)
+            self._walk(images[part], None if group is None else group[part])
+        return images
+
+    def _walk(self, values: U64, group: I64 | None) -> None:
         """Permute `values` in place, feeding back those that left [0, size)."""
         values[:] = self._rounds(values, group)
         outside = np.flatnonzero(values >= (self.sizes if group is None else self.sizes[group]))
@@ -129,7 +150,7 @@ class Network:
         high = (values >> low_bits).astype(np.uint32)
         low = (values & ((np.uint64(1) << low_bits) - np.uint64(1))).astype(np.uint32)
         hashed, spare = np.empty_like(low), np.empty_like(low)
-        for turn in range(ROUNDS):
+        for turn in range(len(self.keys)):
             keys = self.keys[turn] if group is None else self.keys[turn][group]
             _hash(low if turn % 2 == 0 else high, keys, hashed, spare)
             if turn % 2:

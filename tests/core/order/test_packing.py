@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
+from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, OrderSpec
 from cachesvc.core.order.packing import PackRun
 
 EXTENTS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=6)
@@ -16,7 +16,7 @@ def packed(extents: list[list[int]], length: int, window: int, epoch: int, shuff
     lengths = np.asarray([n for extent in extents for n in extent], np.int64)
     first = np.cumsum([0, *(len(extent) for extent in extents)])
     totals = np.asarray([sum(extent) for extent in extents], np.int64)
-    order = EpochOrder(OrderSpec(7, 1, window, 1, shuffle), first, epoch)
+    order = EpochOrder(OrderSpec(7, 1, window, 1, shuffle, rotated_from=NEVER_ROTATED), first, epoch)
     return PackRun(order, lambda documents: lengths[documents], totals, length)
 
 

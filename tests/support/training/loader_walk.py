@@ -101,15 +101,22 @@ def values(batch: Any) -> list[Any]:
 
 
 @cache
-def straight(link: MemoryLink, kind: str, batch: int, epoch: int, **order: Any) -> list[tuple[int, Any]]:
-    """Return index and value of each sample of an epoch, in the order in which a new loader gives them."""
-    loader = DataLoader(made(link, kind, False), batch, last="short", **order)
+def straight(
+    link: MemoryLink, kind: str, batch: int, epoch: int, **order: Any
+) -> tuple[list[tuple[int, Any]], int]:
+    """Return index and value of each sample of an epoch, in the order in which a new loader gives them; and the number of
+    real ones, since repeats fill the last batch."""
+    loader = DataLoader(made(link, kind, False), batch, last="pad", **order)
     loader.set_epoch(epoch)
-    found = [pair for each in loader for pair in zip(loader.indices.tolist(), values(each), strict=True)]
-    indices = sorted(index for index, _ in found)
+    found: list[tuple[int, Any]] = []
+    count = 0
+    for each in loader:
+        found += zip(loader.indices.tolist(), values(each), strict=True)
+        count += loader.valid
+    indices = sorted(index for index, _ in found[:count])
     assert len(set(indices)) == len(indices) >= 18, "a sample twice"
     assert "mix" in kind or indices == list(range(len(loader.dataset)))  # type: ignore[arg-type]
-    return found
+    return found, count
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,14 @@ class Order:
     size: int
 
     def flat(self, epoch: int) -> list[tuple[int, Any]]:
+        """Return the epoch's samples, and repeats up to a whole batch."""
+        return self._straight(epoch)[0]
+
+    def count(self, epoch: int) -> int:
+        """Return the number of samples without the repeats."""
+        return self._straight(epoch)[1]
+
+    def _straight(self, epoch: int) -> tuple[list[tuple[int, Any]], int]:
         told = {"seed": self.seed, "shuffle": self.shuffle, "window": self.window}
         return straight(self.link, self.kind, self.batch, epoch, **told)
 
@@ -135,17 +150,17 @@ class Order:
         return self.batch // (self.world * self.size)
 
     def turns(self, epoch: int) -> int:
-        full, rest = divmod(len(self.flat(epoch)), self.batch)
+        full, rest = divmod(self.count(epoch), self.batch)
         return (full + (rest > 0 and self.last in ("pad", "short"))) * self.accumulate
 
     def positions(self, rank: int, epoch: int, turn: int) -> tuple[list[int], int]:
         """Return the positions of a batch's samples in the flat epoch, and how many of them are real. Repeats come
-        last and go backwards from the beginning of the last step."""
-        count, (step, micro) = len(self.flat(epoch)), divmod(turn, self.accumulate)
+        last."""
+        count, (step, micro) = self.count(epoch), divmod(turn, self.accumulate)
         first, parts = step * self.batch, self.batch // self.size
         rest = min(self.batch, count - first)
         rows = self.size if self.last == "pad" else -(-rest // parts)
-        batch = [*range(first, first + rest), *((first - 1 - each) % count for each in range(self.batch))]
+        batch = [*range(first, first + self.batch)]
         within = slice((rank * self.accumulate + micro) * rows, (rank * self.accumulate + micro + 1) * rows)
         return batch[within], min(max(rest - within.start, 0), rows)
 
