@@ -34,6 +34,7 @@ def written(rows: int, folder: Path) -> Any:
             "many": datasets.Sequence(datasets.Image()),
             "when": datasets.Value("timestamp[us, tz=UTC]"),
             "score": datasets.Value("float32"),
+            "call": datasets.Json(),
         }
     )
     path = str(folder / "rows.arrow")
@@ -60,6 +61,7 @@ def row(n: int) -> dict[str, Any]:
         "many": [image] * (n % 2),
         "when": n * 1_000_001,
         "score": n / 8,
+        "call": ({"name": "f", "arguments": {"x": [1, "y"]}}, [n, "z"], "text", None)[n % 4],
     }
 
 
