@@ -23,7 +23,16 @@ PART_COLUMNS = ("piece.stored", "piece.tail")
 HASHES = "piece.hash"
 """Column of catalogs whose index states the hashes of objects."""
 BUILDER_VERSION = 15
-"""Part of every dataset's digest; raise it when the same listing would compile to another catalog."""
+"""Raise it when the same listing would compile to another catalog: catalogs of other versions are built again."""
+
+
+def is_current(path: str) -> bool:
+    """Tell whether a catalog that was built earlier is one of this version."""
+    try:
+        with mapped_columns(path) as columns:
+            return bool(columns.head["version"] == BUILDER_VERSION)
+    except (CorruptData, FileNotFoundError):
+        return False
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from cachesvc.catalog.catalog import BUILDER_VERSION
 from cachesvc.catalog.compiler import ListedObject
 from cachesvc.catalog.format_choice import Choice, choose
 from cachesvc.catalog.formats.all_formats import FORMATS
@@ -31,6 +30,12 @@ _FORMAT_OPTIONS = (
     "separator",
 )
 """Options that only some formats have."""
+
+_ID_VERSION = 14
+"""Part of every dataset's id. Saved states name ids, and states of the previous release load. So it stays where samples are
+numbered as before: a state also names their number."""
+_LATER_OPTIONS = frozenset({"split", "separator"})
+"""Options that were added since, which are part of an id only where they are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,8 @@ def _check_options(uri: str, options: Options) -> None:
 
 def _digest(options: Options, entries: Sequence[ListedObject]) -> DatasetId:
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([BUILDER_VERSION, asdict(options)], sort_keys=True).encode())
+    given = {name: value for name, value in asdict(options).items() if value or name not in _LATER_OPTIONS}
+    digest.update(json.dumps([_ID_VERSION, given], sort_keys=True).encode())
     for entry in entries:
         found = entry.object
         row = json.dumps([found.uri, found.size_bytes, found.etag, entry.path])

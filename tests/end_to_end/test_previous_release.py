@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,15 +160,6 @@ def numbers(batch: Any) -> list[int]:
     return found
 
 
-def builder_version(packages: Path) -> int:
-    """The version of what a release compiles. With another one every dataset has another id."""
-    found = re.search(
-        r"^BUILDER_VERSION = (\d+)$", (packages / "cachesvc/catalog/catalog.py").read_text(), re.MULTILINE
-    )
-    assert found is not None
-    return int(found[1])
-
-
 def test_states_of_the_previous_release_are_finished_and_the_other_way_is_right_or_an_error(
     previous: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,19 +173,12 @@ def test_states_of_the_previous_release_are_finished_and_the_other_way_is_right_
     states = json.dumps({name: state for name, (state, _, _) in ours.items()})
     where, saved, resumed = ran(of_previous(previous, "-c", TRAINER, str(data), states))
     assert Path(where).is_relative_to(previous)
-    same_ids = builder_version(previous) == builder_version(ROOT)
     for name, batches in loaders(data).items():
         assert resumed[name] == ours[name][2] or resumed[name].startswith(f"{StateMismatch.__name__}: "), name
         state, before, rest = saved[name]
         assert len({*before, *rest}) == len(before) + len(rest)
-        if same_ids:
-            batches.load_state_dict(state)
-            assert [number for batch in batches for number in numbers(batch)] == rest, name
-        else:
-            with pytest.raises(StateMismatch, match="the state belongs to version"):
-                batches.load_state_dict(state)
-    if not same_ids:
-        pytest.xfail("BUILDER_VERSION was raised: every dataset has a new id, and no older state loads")
+        batches.load_state_dict(state)
+        assert [number for batch in batches for number in numbers(batch)] == rest, name
 
 
 def test_a_directory_of_the_previous_release_is_adopted_without_a_read_of_the_source(
@@ -212,10 +195,8 @@ def test_a_directory_of_the_previous_release_is_adopted_without_a_read_of_the_so
     with Daemon(tmp_path / "node", options) as new:
         with Control(new.socket_dir) as control:
             pins = {row.dataset.id for row in control.list() if row.pinned}
-        if builder_version(previous) == builder_version(ROOT):
-            assert pins == {pinned}
-        else:  # its catalog is another release's
-            wait_until(lambda: f"a pinned dataset cannot be kept dataset={pinned}" in new.log)
+        assert pins == set()  # its catalog is another release's
+        wait_until(lambda: f"a pinned dataset cannot be kept dataset={pinned}" in new.log)
         _, reply = filled(new, str(data / "a"))
         assert (reply.resident_extents, reply.source_bytes) == (4, 0)
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from cachesvc.catalog.build import DirectBytes, build
-from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.catalog import Catalog, is_current
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.catalog.options import Options
@@ -239,7 +239,7 @@ class Filler:
         found = survey(uris, options, self._sources)
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
-            if not mark_used(path):
+            if not mark_used(path) or not is_current(path):
                 # The directory may have been removed; for any other error creating the file fails too.
                 with suppress(OSError):
                     os.mkdir(job.catalogs, 0o700)
