@@ -30,8 +30,8 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.gateway.ahead import Ahead
 from cachesvc.system.fork_hooks import abandon_in_children
 
-MAX_LEASED = 16
-"""Extents leased while no read needs them: 1 GiB of the node's cache for a second."""
+MAX_LEASED, MAX_LEASED_BYTES = 128, 1 << 30
+"""Extents leased while no read needs them, for a second."""
 IDLE_POLLS = 10
 """Polls, one a second, after which an unused connection is closed."""
 ROOM_S = 120.0
@@ -210,12 +210,12 @@ class LeasedReads:
         connected = self._connect()
         grants: Grants = connected.waiting if wait else connected.at_once
         deadline = time.monotonic() + min(self._timeout_s, ROOM_S) * wait
-        self._make_room(MAX_LEASED - 1)
+        self._make_room(MAX_LEASED - 1, MAX_LEASED_BYTES - int(self.catalog.extent_sizes[extent]))
         while True:
             [answer] = grants.acquire([extent], self._timeout_s)
             if isinstance(answer, Granted):
                 return self._add(answer, grants)
-            self._make_room(0)
+            self._make_room(0, 0)
             if time.monotonic() >= deadline:
                 raise OutOfSpace(
                     f"the daemon has no room for an extent of {self.catalog.uri}; give it more --ram or --nvme"
@@ -250,11 +250,16 @@ class LeasedReads:
                 f"cannot read the cached copy of {self.catalog.uri}: {error.strerror}"
             ) from error
 
-    def _make_room(self, keep: int) -> None:
-        """Release the least recently read extents that no read needs, down to `keep`."""
+    def _make_room(self, keep: int, keep_bytes: int) -> None:
+        """Release the least recently read extents that no read needs, down to `keep` of `keep_bytes`."""
         with self._lock:
-            for leased in list(self._leased.values())[: max(0, len(self._leased) - keep)]:
+            count, sizes = len(self._leased), self.catalog.extent_sizes
+            held = sum(int(sizes[extent]) for extent in self._leased)
+            for leased in self._leased.values():
+                if count <= keep and held <= keep_bytes:
+                    break
                 leased.ends |= not leased.users
+                count, held = count - 1, held - int(sizes[leased.extent])
             self._release_ended()
 
     def _release_ended(self) -> None:
