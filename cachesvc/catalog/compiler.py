@@ -34,10 +34,11 @@ class ExtentBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """A listed object and its path below the URI that was opened."""
+    """A listed object and its path below the URI that was opened. `named`: the URI, or a glob, names the object itself."""
 
     object: ObjectVersion
     path: str
+    named: bool = False
 
     @property
     def name(self) -> str:

@@ -92,10 +92,10 @@ def _majority(uri: str, votes: FormatVotes, options: Options) -> str:
     if isinstance(best, str) and most and not contradicted:
         return best
     held = ", ".join(
-        f"{count:,} {kind.name if isinstance(kind, Container) else kind} ({votes.of(kind)[0].path})"
+        f"{count:,} {kind.name if isinstance(kind, Container) else kind} ({votes.first(kind).path})"
         for kind, count in counts[:_SHOWN]
     )
-    names = (votes.of(kind)[0].extension for kind in readable)
+    names = (votes.first(kind).extension for kind in readable)
     globs = ", ".join(f"*.{name}" for name in names if name)
     why = "index.json names other objects than most" if contradicted else "none of them more than half"
     raise InvalidInput(

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from cachesvc.catalog.compiler import ListedObject, split_name
 from cachesvc.catalog.containers import ZARR
+from cachesvc.catalog.described_data import is_about_data
 from cachesvc.catalog.kinds import ASIDE, PLAIN, TABLES, Kind, extension_of, kind_of
 from cachesvc.catalog.manifests import Manifests
 from cachesvc.catalog.options import Options
@@ -40,6 +41,7 @@ class FormatVotes:
         if not set(self._kinds) <= {PLAIN, ASIDE} or any(entry.extension == "idx" for entry in entries):
             self._apply_stems()
             self._apply_texts()
+        self._apply_descriptions()
         self._tables = [at for at, entry in enumerate(entries) if self._may_be_table(at, entry)]
         self._apply_tables(options.table)
         if self._described:
@@ -55,6 +57,14 @@ class FormatVotes:
         """Return the objects of a kind."""
         return [entry for entry, kind in zip(self._entries, self._kinds, strict=True) if kind == wanted]
 
+    def first(self, wanted: Kind) -> ListedObject:
+        """Return the first object that votes for a kind."""
+        return next(
+            entry
+            for at, entry in enumerate(self._entries)
+            if self._kinds[at] == wanted and at not in self._abstaining
+        )
+
     def files(self) -> list[ListedObject]:
         """Return the plain files, and possible tables about them."""
         tables = set(self._tables)
@@ -66,7 +76,8 @@ class FormatVotes:
 
     def _apply_tables(self, named: str) -> None:
         """Let the table named by `labels` abstain, and others unless they outnumber the files that they may label."""
-        data = sum(kind != ASIDE for kind in self._kinds) - len(self._abstaining) - len(self._tables)
+        beside = self._abstaining.union(self._tables)
+        data = sum(kind != ASIDE and at not in beside for at, kind in enumerate(self._kinds))
         abstaining = set(self._tables if len(self._tables) <= data else ())
         if named:
             chosen = [at for at, entry in enumerate(self._entries) if entry.path == named]
@@ -82,6 +93,13 @@ class FormatVotes:
         shards = sum(kind not in (PLAIN, ASIDE) for kind in self._kinds)
         if len(texts) <= shards:
             self._abstaining.update(texts)
+
+    def _apply_descriptions(self) -> None:
+        """Let objects that are named as a description of the data abstain, if there are others."""
+        data = {at for at, kind in enumerate(self._kinds) if kind != ASIDE} - self._abstaining
+        about = {at for at in data if not self._entries[at].named and is_about_data(self._entries[at].path)}
+        if about != data:
+            self._abstaining |= about
 
     def _apply_stems(self) -> None:
         """Let objects that share a stem with a shard abstain.

@@ -61,7 +61,7 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
             if path == BESIDE and len(uris) == 1:
                 beside = found
             if found.uri == root or not is_ignored(path):
-                entries.setdefault(found.uri, ListedObject(found, path))
+                entries.setdefault(found.uri, ListedObject(found, path, found.uri == root))
                 found_uris.append(found.uri)
             else:
                 litter.add(litter_name(path))

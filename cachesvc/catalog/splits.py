@@ -64,14 +64,16 @@ def split_of(name: str) -> str:
     return (_SPLITS.get(words[0]) or _SPLITS.get(words[-1]) or "") if words else ""
 
 
-def check_one_split(uri: str, uris: Sequence[str], entries: Sequence[ListedObject], file_names: bool) -> None:
+def check_one_split(uri: str, entries: Sequence[ListedObject], file_names: bool) -> None:
     """Raise InvalidInput where two splits at one level, or two configurations, are more than half of the data `entries`.
 
     `file_names`: the names of files count too. Each file must not be a sample then.
     """
     if file_names:
         _check_one_configuration(uri, entries)
-    level = _level_of_splits(_levels(uris, entries, file_names), len(entries))
+    level = _level_of_splits(
+        _levels([entry for entry in entries if not entry.named], file_names), len(entries)
+    )
     if level is None:
         return
     counts = _counts(level)
@@ -84,7 +86,7 @@ def check_one_split(uri: str, uris: Sequence[str], entries: Sequence[ListedObjec
 
 
 def choose_split(
-    uri: str, uris: Sequence[str], entries: Sequence[ListedObject], split: str
+    uri: str, entries: Sequence[ListedObject], split: str
 ) -> tuple[list[ListedObject], list[str]]:
     """Return the entries of a split, and a note on data that no split names.
 
@@ -93,7 +95,7 @@ def choose_split(
     """
     data = [entry for entry in entries if kind_of(entry.name) != ASIDE]
     _check_one_configuration(uri, data)
-    levels, split = _levels((), entries, file_names=True), canonical_split(split)
+    levels, split = _levels(entries, file_names=True), canonical_split(split)
     named = [level for level in levels if _of(level, split)]
     if not named:
         raise InvalidInput(f"{uri} has no split {split!r}: {_known(levels)}")
@@ -119,12 +121,10 @@ def choose_split(
     ]
 
 
-def _levels(uris: Collection[str], entries: Sequence[ListedObject], file_names: bool) -> list[_Level]:
-    """Return the names of splits at each depth of the paths. Entries that `uris` name exactly have none."""
-    given, levels = set(uris), list[_Level]()
+def _levels(entries: Sequence[ListedObject], file_names: bool) -> list[_Level]:
+    """Return the names of splits at each depth of the paths."""
+    levels = list[_Level]()
     for at, entry in enumerate(entries):
-        if entry.object.uri in given:
-            continue
         folder, _, name = entry.path.rpartition("/")
         names = list(_of_folders(folder))
         if file_names and (found := _of_file(folder, name)):

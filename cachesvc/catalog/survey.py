@@ -82,10 +82,10 @@ def survey(uris: Sequence[str], options: Options, sources: _Sources) -> Survey:
     listed = listing(uris, sources)
     found, notes = listed.entries, list[str]()
     if options.split not in ("", ALL):
-        found, notes = choose_split(uri, uris, found, options.split)
+        found, notes = choose_split(uri, found, options.split)
     choice = choose(uri, found, listed.zarrs, listed.manifests, options)
     if not options.split:
-        check_one_split(uri, uris, choice.entries, _may_hold_rows(choice))
+        check_one_split(uri, choice.entries, _may_hold_rows(choice))
     split = "" if options.split == ALL else canonical_split(options.split)
     options = replace(options, split=split, fields=options.fields if choice.format in PROJECTED else "")
     resolved = replace(options, format=choice.format)

@@ -10,9 +10,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.described_data import check_one_table, tables_about
 from cachesvc.catalog.formats.arrow_buffers import ArrowFile, Placed, Walk
 from cachesvc.catalog.formats.arrow_ipc import Batch, IpcFile, read_ipc
 from cachesvc.catalog.formats.column_draft import ColumnDraft, readable
@@ -53,15 +55,31 @@ def _folder(entry: ListedObject) -> str:
 
 def compile_arrow(inputs: Inputs) -> Draft:
     """Compile by the metadata of each record batch. Raises CorruptData naming the file, InvalidInput for features that are
-    not read."""
-    return compile_ipc(inputs, [(at, 0, entry.object.size_bytes) for at, entry in enumerate(inputs.entries)])
+    not read and for files that are not one table."""
+    arrow = pyarrow_for(inputs.uri, "Arrow")
+    files = _files(
+        arrow, inputs, [(at, 0, entry.object.size_bytes) for at, entry in enumerate(inputs.entries)]
+    )
+    columns = {file.at: [name for name, _, _ in file.columns] for file in files}
+    about, notes = tables_about(inputs, lambda wanted: columns)
+    check_one_table(inputs, {at: names for at, names in columns.items() if at not in about})
+    draft = _compiled(arrow, inputs, [file for file in files if file.at not in about])
+    draft.notes += notes
+    return draft
 
 
 def compile_ipc(inputs: Inputs, ranges: Sequence[tuple[int, int, int]]) -> Draft:
     """Compile the IPC files or streams that are ranges of objects: (index of the object, begin, end). Raises as
     `compile_arrow`."""
     arrow = pyarrow_for(inputs.uri, "Arrow")
-    files = [ArrowFile(arrow, inputs, at, found) for at, found in _read(inputs, ranges)]
+    return _compiled(arrow, inputs, _files(arrow, inputs, ranges))
+
+
+def _files(arrow: Any, inputs: Inputs, ranges: Sequence[tuple[int, int, int]]) -> list[ArrowFile]:
+    return [ArrowFile(arrow, inputs, at, found) for at, found in _read(inputs, ranges)]
+
+
+def _compiled(arrow: Any, inputs: Inputs, files: Sequence[ArrowFile]) -> Draft:
     schema = arrow.schema([])
     for file in files:
         schema = united(arrow, schema, file.uri, plain_schema(arrow, file.schema))

@@ -8,10 +8,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import chain
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.formats.text_rows import TextRows
+from cachesvc.catalog.described_data import check_one_table, tables_about
+from cachesvc.catalog.formats.text_rows import TextRows, first_lines
 from cachesvc.catalog.kinds import extension_of, kind_of
 from cachesvc.catalog.labels.file_tables import SEPARATORS
 from cachesvc.catalog.layout import Field
@@ -38,14 +41,18 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 
 def compile_csv(inputs: Inputs) -> Draft:
     """Find every row, and the types of the columns. Raises CorruptData for a file without a header or with a quote that is
-    never closed, InvalidInput for columns of the same name, and as `TextRows` does."""
-    rows, columns = TextRows(inputs), dict[str, _Column]()
+    never closed, InvalidInput for columns of the same name and for files that are not one table, and as `TextRows` does."""
+    about, told = tables_about(inputs, partial(_headers, inputs))
+    chosen = [at for at in range(len(inputs.entries)) if at not in about]
+    rows, columns = TextRows(inputs, chosen), dict[str, _Column]()
     headers: dict[tuple[str, tuple[int, ...]], int] = {}
     notes: list[str] = []
-    for at, entry in enumerate(inputs.entries):
-        separator = inputs.options.separator or ("\t" if _is_tsv(entry) else "")
-        table, header = _Table(entry.object.uri, rows.lines(at), separator), 0
+    names_of: dict[int, list[str]] = {}
+    for at in chosen:
+        entry = inputs.entries[at]
+        table, header = _Table(entry.object.uri, rows.lines(at), _separator(inputs, entry)), 0
         if names := table.header():
+            names_of[at] = names
             for name in names:
                 columns.setdefault(name, _Column(len(columns)))
             mine = [columns[name] for name in names]
@@ -54,10 +61,23 @@ def compile_csv(inputs: Inputs) -> Draft:
             notes = notes or _doubts(entry.object.uri, names)
             _add_rows(rows, at, table, names, mine)
         rows.end_object(at, header)
+    check_one_table(inputs, names_of)
     fields = [Field(name, column.kind) for name, column in columns.items()]
     draft = rows.draft(CSV, fields, list(headers))
-    draft.notes += notes
+    draft.notes += [*notes, *told]
     return draft
+
+
+def _headers(inputs: Inputs, wanted: Sequence[int]) -> dict[int, list[str]]:
+    """Return the names of the columns of files, of those alone whose header is short and parses."""
+    found: dict[int, list[str]] = {}
+    for at, lines in first_lines(inputs, wanted).items():
+        entry = inputs.entries[at]
+        table = _Table(entry.object.uri, iter([(0, line) for line in lines]), _separator(inputs, entry))
+        with suppress(CorruptData):
+            if lines:
+                found[at] = table.header()
+    return found
 
 
 def _add_rows(
@@ -85,8 +105,9 @@ def _doubts(uri: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _is_tsv(entry: ListedObject) -> bool:
-    return extension_of(entry.name).startswith("tsv")
+def _separator(inputs: Inputs, entry: ListedObject) -> str:
+    """Return what divides the cells of a file, "" where its first line tells."""
+    return inputs.options.separator or ("\t" if extension_of(entry.name).startswith("tsv") else "")
 
 
 class _Table:

@@ -7,12 +7,13 @@ An extent is as many row groups of one file as fit `extent_bytes`, at least one,
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.described_data import check_one_table, tables_about
 from cachesvc.catalog.formats.column_draft import ColumnDraft, readable
 from cachesvc.catalog.kinds import PARQUET
 from cachesvc.catalog.labels.hive_partitions import Partitions
@@ -47,10 +48,13 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 
 
 def compile_parquet(inputs: Inputs) -> Draft:
-    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for features that are not read."""
+    """Compile by the footers. Raises CorruptData naming the file, InvalidInput for features that are not read and for
+    files that are not one table."""
     arrow = pyarrow_for(inputs.entries[0].object.uri)
     footers, partitions = _Footers(inputs), Partitions(inputs.entries)
-    wanted = inputs.options.field_names
+    about, notes = tables_about(inputs, footers.columns)
+    footers.leave_out(about)
+    wanted, columns = inputs.options.field_names, dict[int, list[str]]()
     names = [name for name in wanted if name not in partitions]
 
     def stored(schema: Any) -> Any:
@@ -62,18 +66,22 @@ def compile_parquet(inputs: Inputs) -> Draft:
     while True:
         compiling, known = _Compiling(arrow, inputs, schema, partitions), schema
         for at, footer in footers.read():
+            columns[at] = footer.names
             schema = united(arrow, schema, footer.uri, stored(footer.schema))
             if schema.equals(known):
                 compiling.add(at, footer)
                 inputs.progress(at + 1, len(inputs.entries))
         if schema.equals(known):
             break
+    check_one_table(inputs, columns)
     missing = [name for name in names if name not in schema.names and name != "key"]
     if missing:
         raise InvalidInput(
             f"fields {missing} are not in {inputs.uri}, which has {_known(footer, partitions)}"
         )
-    return compiling.draft()
+    draft = compiling.draft()
+    draft.notes += notes
+    return draft
 
 
 def _known(footer: Footer, partitions: Partitions) -> str:
@@ -134,20 +142,31 @@ class _Footers:
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
+        self._chosen: Sequence[int] = range(len(inputs.entries))
         self._kept: dict[int, bytes] = {}
         self._kept_bytes = 0
 
     def read(self, count: int | None = None) -> Iterator[tuple[int, Footer]]:
         """Yield the index and the footer of the first `count` files, or of all."""
-        entries = self._inputs.entries[:count]
+        return self._read(self._chosen[:count])
+
+    def leave_out(self, entries: Collection[int]) -> None:
+        """Leave out files from what `read` yields."""
+        self._chosen = [at for at in self._chosen if at not in entries]
+
+    def columns(self, wanted: Sequence[int]) -> dict[int, list[str]]:
+        """Return the names of the columns of files."""
+        return {at: footer.names for at, footer in self._read(wanted)}
+
+    def _read(self, wanted: Sequence[int]) -> Iterator[tuple[int, Footer]]:
         with ThreadPoolExecutor(_THREADS, "footers") as pool:
-            for begin in range(0, len(entries), _THREADS):
-                numbers = range(begin, min(begin + _THREADS, len(entries)))
+            for begin in range(0, len(wanted), _THREADS):
+                numbers = wanted[begin : begin + _THREADS]
                 for at, footer in zip(numbers, pool.map(self._fetch, numbers), strict=True):
                     if at not in self._kept and self._kept_bytes + len(footer) <= _KEPT_BYTES:
                         self._kept[at] = footer
                         self._kept_bytes += len(footer)
-                    yield at, Footer(entries[at].object.uri, footer)
+                    yield at, Footer(self._inputs.entries[at].object.uri, footer)
 
     def _fetch(self, at: int) -> bytes:
         return self._kept.get(at) or _footer(self._inputs, self._inputs.entries[at].object)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -20,14 +22,20 @@ from cachesvc.catalog.labels.row_tags import RowTags
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.row_syntax import MAX_ROW_BYTES
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.decompression import codec_of, decompressed
+
+_BEGINNING_BYTES = 64 << 10
+_THREADS = 16
 
 
 class TextRows:
     """The rows found so far. For each object: `lines`, `document` or `windows`, `add` for each row, `end_object`."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: Inputs, chosen: Sequence[int] | None = None) -> None:
+        """`chosen`: the objects that are read; None for all."""
         self._inputs = inputs
-        self._bytes = ObjectBytes(inputs)
+        self._bytes = ObjectBytes(inputs, chosen)
         self._space = AddressSpace([entry.object for entry in inputs.entries])
         self._address, self._length = array("q"), array("q")
         self._runs, self._next_line = (array("q"), array("q")), 0
@@ -157,6 +165,27 @@ class TextRows:
                 "repair them, or leave them out by on_error='skip'"
             )
         return draft
+
+
+def first_lines(inputs: Inputs, wanted: Sequence[int]) -> dict[int, list[bytes]]:
+    """Return the whole lines among the first bytes of objects. Raises InvalidInput for a compression that is not read."""
+    with ThreadPoolExecutor(_THREADS, "beginnings") as pool:
+        found = pool.map(lambda at: _beginning(inputs, inputs.entries[at].object), wanted)
+        return {at: lines for at, lines in zip(wanted, found, strict=True)}
+
+
+def _beginning(inputs: Inputs, version: ObjectVersion) -> list[bytes]:
+    stored = inputs.fetch(version, 0, min(version.size_bytes, _BEGINNING_BYTES))
+    whole, codec = len(stored) == version.size_bytes, codec_of(version.uri)
+    body = b"" if codec else stored
+    if codec:
+        with suppress(CorruptData):  # the stream does not end here
+            for step in decompressed(version.uri, codec, [stored]):
+                body += step
+                if len(body) > _BEGINNING_BYTES:
+                    whole = False
+                    break
+    return (body + b"\n" * whole).removeprefix(BOM_UTF8).split(b"\n")[:-1]
 
 
 def _check_text(uri: str, beginning: bytes, size_bytes: int) -> None:
