@@ -95,23 +95,26 @@ def choose_split(
     """
     data = [entry for entry in entries if kind_of(entry.name) != ASIDE]
     _check_one_configuration(uri, data)
-    levels, split = _levels(entries, file_names=True), canonical_split(split)
-    named = [level for level in levels if _of(level, split)]
-    if not named:
-        raise InvalidInput(f"{uri} has no split {split!r}: {_known(levels)}")
-    level = _level_of_splits(levels, len(entries))
-    if level is None or not _of(level, split):
-        level = max(named, key=lambda each: len(_of(each, split)))
+    split = canonical_split(split)
+    for file_names in (False, True):  # folders come before files
+        levels = _levels(entries, file_names)
+        level = _level_of_splits(levels, len(entries)) or {}
+        if _of(level, split):
+            break
+    else:
+        level = max(levels, key=lambda each: len(_of(each, split)), default={})
+        if not _of(level, split):
+            raise InvalidInput(f"{uri} has no split {split!r}: {_known(levels)}")
     depth, chosen = levels.index(level), _of(level, split)
     others = {at for named_at in level.values() for at in named_at}.difference(chosen)
-    tables = _tables_beside(entries, depth, chosen, others)
+    tables = _tables_beside(entries, depth, chosen, split)
     found, nameless = list[ListedObject](), list[ListedObject]()
     for at, entry in enumerate(entries):
         if at in chosen:
             found.append(_without_folder(entry, depth))
         elif at in tables:
             found.append(entry)
-        elif at not in others and kind_of(entry.name) != ASIDE:
+        elif at not in others and kind_of(entry.name) != ASIDE and not _of_file("", entry.name):
             nameless.append(entry)
     if not nameless:
         return found, []
@@ -180,7 +183,7 @@ def _known(levels: Sequence[_Level]) -> str:
 
 
 def _tables_beside(
-    entries: Sequence[ListedObject], depth: int, chosen: Collection[int], others: Collection[int]
+    entries: Sequence[ListedObject], depth: int, chosen: Collection[int], split: str
 ) -> set[int]:
     """Return tables directly below the URI that may label the files of a split's folder."""
     rows = any(kind_of(entries[at].name) in ("csv", "jsonl") and "/" in entries[at].path for at in chosen)
@@ -189,7 +192,10 @@ def _tables_beside(
     return {
         at
         for at, entry in enumerate(entries)
-        if entry.extension in TABLES and "/" not in entry.path and at not in chosen and at not in others
+        if "/" not in entry.path
+        and entry.extension in TABLES
+        and at not in chosen
+        and split in (_of_file("", entry.path) or (split,))
     }
 
 

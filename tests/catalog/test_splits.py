@@ -193,6 +193,15 @@ def test_data_without_a_split_is_left_out_with_a_note() -> None:
     assert (note.endswith("/d/extra.parquet"), found.left_out) == (True, 0)
 
 
+def test_a_file_of_another_split_beside_the_folders_is_neither_chosen_nor_noted() -> None:
+    names = ["train.csv", "test.csv", *numbered("train/{}.jpg", "test/{}.jpg")]
+    found = surveyed(names, split="train")
+    assert ([entry.path for entry in found.entries], found.notes) == (
+        ["train.csv", "0.jpg", "1.jpg", "2.jpg"],
+        (),
+    )
+
+
 def test_a_split_opens_as_its_folder_does(tmp_path: Path) -> None:
     pictures = {
         f"{split}/{kind}/{n}.jpg": b"1" for split in ("train", "val") for kind in ("cat", "dog") for n in "12"
