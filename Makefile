@@ -71,9 +71,12 @@ COMPAT_tfrecord := tfrecord
 
 compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfrecord,.venv-compat-$(one)/.ready)
 	.venv-compat-trainers/bin/python -m pytest tests/compat $(LONGER)
-	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py -k deepspeed $(LONGER)
-	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py -k ray $(LONGER)
-	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_other_trainers.py -k torchtitan $(LONGER)
+	.venv-compat-deepspeed/bin/python -m pytest tests/compat/test_other_trainers.py tests/compat/test_trainers_page.py \
+		-k deepspeed $(LONGER)
+	.venv-compat-ray/bin/python -m pytest tests/compat/test_other_trainers.py tests/compat/test_trainers_page.py \
+		-k ray $(LONGER)
+	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_other_trainers.py tests/compat/test_trainers_page.py \
+		-k torchtitan $(LONGER)
 	for one in streaming litdata tfrecord; do \
 		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done
