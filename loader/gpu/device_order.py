@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from cachesvc.core.order.epoch_order import OrderTables
+from cachesvc.core.order.extent_run import CutExtents
 from cachesvc.core.order.permute import SETTLE, SPREAD, Network
 
 _LOW_32 = (1 << 32) - 1
@@ -26,7 +27,7 @@ class DeviceOrder:
             for each in (*tables.places, tables.block_first, tables.run_first, tables.shift)
         )
         self._permutations = _Permutations(tables.network, device) if tables.network is not None else None
-        self._cut = _CutExtents(tables, device)
+        self._cut = _CutExtents(tables.cut, device)
 
     def samples(self, first_step: int, last_step: int) -> torch.Tensor:
         """Return the samples of the full batches [first_step, last_step), int64[steps * slots]. The processor waits for
@@ -45,16 +46,13 @@ class DeviceOrder:
 class _CutExtents:
     """Permutes the samples of the extents that a border of the run cuts."""
 
-    def __init__(self, tables: OrderTables, device: torch.device) -> None:
-        entry, first, network = tables.cut
-        row_of_entry = np.full(len(tables.shift), -1)
-        row_of_entry[entry] = np.arange(len(entry))
-        self._row_of_entry, self._first = upload(row_of_entry, device), upload(first, device)
-        self._permutations = _Permutations(network, device)
+    def __init__(self, cut: CutExtents, device: torch.device) -> None:
+        self._row, self._first = upload(cut.row, device), upload(cut.first, device)
+        self._permutations = _Permutations(cut.network, device)
 
     def permute(self, samples: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
         """Permute `samples`, which are in the entries `entry` of the run, in place."""
-        row = self._row_of_entry[entry]
+        row = self._row[entry]
         inside = (row >= 0).nonzero().squeeze(1)
         row = row[inside]
         first = self._first[row]

@@ -38,7 +38,7 @@ import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.deal import I64, Deal, Places
-from cachesvc.core.order.extent_run import ExtentRun, PermutedEntries
+from cachesvc.core.order.extent_run import CutExtents, ExtentRun
 from cachesvc.core.order.permute import MAX_SIZE, U64, Network, Use, mix, mix_each, permute, permute_groups
 
 Last = Literal["drop", "pad", "error", "short"]
@@ -128,7 +128,7 @@ class OrderTables(NamedTuple):
     Slot i of full batch b has the run position p = `places.base[i] + b * places.width[i]`, in the block k with
     `block_first[k]` <= p < `block_first[k + 1]`. `network` (None in an unshuffled order) permutes p - `block_first[k]` by
     its permutation k. The sample at a position q of the permuted run is q + `shift[r]`, where r is the last with
-    `run_first[r]` <= q, permuted inside its extent if r is an entry of `cut`.
+    `run_first[r]` <= q, permuted inside its extent if `cut.row[r]` is not -1.
     """
 
     places: Places
@@ -136,7 +136,7 @@ class OrderTables(NamedTuple):
     network: Network | None
     run_first: I64
     shift: I64
-    cut: PermutedEntries
+    cut: CutExtents
 
 
 class Touches(NamedTuple):
@@ -297,7 +297,7 @@ class EpochOrder:
 
     def _one_block(self, positions: I64, block: int) -> I64:
         start, stop = int(self.block_first[block]), int(self.block_first[block + 1])
-        images = permute(positions - start, stop - start, int(self._block_key[block])).astype(np.int64)
+        images = permute(positions - start, stop - start, int(self._block_key[block])).view(np.int64)
         images += start
         return self.run.samples(images, start, stop)
 
@@ -306,7 +306,7 @@ class EpochOrder:
         firsts = self.block_first[base : int(blocks[-1]) + 2]
         group = blocks - base
         keys = self._block_key[base : base + firsts.size - 1]
-        images = permute_groups(positions - firsts[group], group, np.diff(firsts), keys).astype(np.int64)
+        images = permute_groups(positions - firsts[group], group, np.diff(firsts), keys).view(np.int64)
         images += firsts[group]
         return self.run.samples(images, int(firsts[0]), int(firsts[-1]))
 

@@ -21,11 +21,11 @@ _ROUNDS = 4
 again, and shares are even under any permutation."""
 
 
-class PermutedEntries(NamedTuple):
-    """Entries of a run whose samples are permuted, ascending. The samples of entry `entry[i]` begin at `first[i]`, and
-    permutation i of the network permutes them. Two int64[n]. Entries of one extent have the same permutation."""
+class CutExtents(NamedTuple):
+    """The extents of a run whose samples are permuted. Permutation `row[i]` is that of entry i of the run, -1 for none,
+    int64[entries]. The extent of permutation k has the samples from `first[k]` on, int64[n]."""
 
-    entry: I64
+    row: I64
     first: I64
     network: Network
 
@@ -36,10 +36,10 @@ class ExtentRun:
     Entry i of the run is the extent `extents[i]`, which begins at the position `first[i]`. The end of the last entry is
     appended to `first`. A rotated run has the extent of its first entry again as its last one. The first entry then begins
     before position 0, and the last one ends behind the run. The sample at a position p of entry i is p + `shift[i]`,
-    permuted within the extent if the entry is in `cut`.
+    permuted within the extent where a border cuts it.
     """
 
-    __slots__ = ("_key", "cut", "extents", "first", "shift")
+    __slots__ = ("_extent_first", "_key", "cut", "extents", "first", "shift")
 
     def __init__(
         self, extent_first: I64, seed: int, epoch: int, shuffle: bool, borders: I64 | None = None
@@ -54,8 +54,8 @@ class ExtentRun:
         self.extents = extents
         self.first = np.concatenate(([0], ends)).astype(np.int64) - offset
         self.shift = extent_first[extents] - self.first[:-1]
-        self._key = mix(Use.INSIDE, seed, epoch)
-        self.cut = self._permuted(np.empty(0, np.int64) if borders is None else self._cut_by(borders))
+        self._extent_first, self._key = extent_first, mix(Use.INSIDE, seed, epoch)
+        self.cut = self._cut_by(np.empty(0, np.int64) if borders is None else borders)
 
     def entries(self, begin: int, end: int) -> tuple[int, int]:
         """The entries [low, high) that have positions in [begin, end), which is not empty."""
@@ -68,32 +68,44 @@ class ExtentRun:
         low, high = self.entries(begin, end)
         entry = Intervals(self.first[low:high]).of(positions)
         positions += self.shift[low:high][entry]
-        for row in range(*np.searchsorted(self.cut.entry, (low, high)).tolist()):
-            inside = np.flatnonzero(entry == self.cut.entry[row] - low)
-            start = self.cut.first[row]
-            positions[inside] = (
-                self.cut.network.alone(row).permute(positions[inside] - start).astype(np.int64) + start
-            )
+        row = self.cut.row[low:high]
+        if row.max() < 0:
+            return positions
+        row = row[entry]
+        inside = np.flatnonzero(row >= 0)
+        positions[inside] = _permuted(self.cut.first, self.cut.network, positions[inside], row[inside])
         return positions
 
     def permuted_samples(self, positions: I64) -> I64:
         """The samples at `positions` if all extents were permuted, not only the cut ones. Then every sample is equally
         likely at each position of a rotated run; where only cut extents are permuted, in each region."""
-        entry, group = np.unique(np.searchsorted(self.first, positions, "right") - 1, return_inverse=True)
-        permuted = self._permuted(entry)
-        start = permuted.first[group]
-        inside = positions + self.shift[entry][group] - start
-        return permuted.network.permute(inside, group).astype(np.int64) + start
+        entry = np.searchsorted(self.first, positions, side="right") - 1
+        extents, row = np.unique(self.extents[entry], return_inverse=True)
+        return _permuted(*self._permutations(extents), positions + self.shift[entry], row)
 
-    def _permuted(self, entry: I64) -> PermutedEntries:
-        sizes = (self.first[entry + 1] - self.first[entry]).astype(np.uint64)
-        network = Network(sizes, mix_each(self._key, self.extents[entry]), _ROUNDS)
-        return PermutedEntries(entry, self.first[entry] + self.shift[entry], network)
+    def _permutations(self, extents: I64) -> tuple[I64, Network]:
+        """The first sample of each of these extents, and the permutations of their samples."""
+        first = self._extent_first[extents]
+        sizes = (self._extent_first[extents + 1] - first).astype(np.uint64)
+        return first, Network(sizes, mix_each(self._key, extents), _ROUNDS)
 
-    def _cut_by(self, borders: I64) -> I64:
-        """The entries that have one of the borders inside, ascending."""
-        low = np.searchsorted(self.first, borders, side="right") - 1
-        return np.unique(low[self.first[low] < borders])
+    def _cut_by(self, borders: I64) -> CutExtents:
+        """The extents that have one of the borders inside."""
+        entry = np.searchsorted(self.first, borders, side="right") - 1
+        entry = np.unique(entry[self.first[entry] < borders])
+        extents, of_entry = np.unique(self.extents[entry], return_inverse=True)
+        row = np.full(self.extents.size, -1)
+        row[entry] = of_entry
+        return CutExtents(row, *self._permutations(extents))
+
+
+def _permuted(first: I64, network: Network, samples: I64, row: I64) -> I64:
+    """The image of each sample under permutation `row[i]` of the network, whose extent begins at `first[row[i]]`."""
+    alone = first.size == 1  # without groups, a permutation takes half the time
+    start = first if alone else first[row]
+    images = network.permute(samples - start, None if alone else row).view(np.int64)
+    images += start
+    return images
 
 
 def _opened(extents: I64, extent_first: I64, number: int) -> tuple[I64, int]:

@@ -114,15 +114,6 @@ class Network:
         numbers = np.arange(rounds, dtype=np.uint64)[:, None] * np.uint64(_GOLDEN)
         self.keys = (mix_each(0, numbers + keys) >> np.uint64(32)).astype(np.uint32)
 
-    def alone(self, row: int) -> Network:
-        """One of the permutations."""
-        found = Network.__new__(Network)
-        found.sizes, found.low_bits, found.highs = (
-            each[row : row + 1] for each in (self.sizes, self.low_bits, self.highs)
-        )
-        found.keys = self.keys[:, row : row + 1]
-        return found
-
     def permute(self, values: npt.NDArray[Any], group: I64 | None = None) -> U64:
         """The images of `values`, where value i belongs to the permutation `group[i]`. One-dimensional."""
         images = values.astype(np.uint64)
