@@ -90,7 +90,7 @@ class RankFailureWatch:
         """Count a batch that is handed over: the epoch's, and those of all epochs before it."""
         if self.handed is None:
             self._first = batches
-        self.handed = epoch, turn + 1, batches + 1
+        self.handed, self.left = (epoch, turn + 1, batches + 1), False
 
     def check(self) -> None:
         """Raise, before a batch is made, the failure of another rank, and StateMismatch where epochs came apart."""
