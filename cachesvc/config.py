@@ -140,6 +140,9 @@ class Settings:
     hit rate of shuffled epochs."""
     metadata_expiry_s: float = 30.0
     """The age at which a listing is repeated; short, so that changed data is seen."""
+    stale_if_error_s: float = 86_400.0
+    """The age of a listing up to which the version that was opened last opens while the source is down. Outages last
+    hours. 0: none opens."""
     log_format: str = "text"
     rules: tuple[Rule, ...] = ()
     quota: tuple[QuotaSpec, ...] = ()

@@ -9,7 +9,8 @@ from typing import Any
 
 from cachesvc.core.errors import CacheError
 from loader.batches.feed import Feed
-from loader.job.agreement import Store, agree, job_store, tell_failure
+from loader.datasets.dataset import Dataset
+from loader.job.agreement import KEPT, Store, agree, job_store, tell_failure
 from loader.job.checkpoint import EpochPosition
 from loader.job.rank_drift import watch_drift
 from loader.job.rank_failures import Agreement, RankFailureWatch, warn_of_state, watch_for
@@ -48,21 +49,21 @@ class JobMembership:
         identity: str,
         feed: Feed,
         place: EpochPosition,
-        via: str,
+        data: Dataset,
         prefetch: int,
         drift_s: float,
     ) -> Agreement:
         """The agreement for an iteration that begins. The ranks compare where none is in force; rank 0 logs the first.
 
-        `identity` names the data, `via` how it is read. Ranks may be `prefetch` batches apart; being further apart for
-        `drift_s` is logged. Raises as `agreement.agree`.
+        `identity` names the data, of which `data` is one dataset. Ranks may be `prefetch` batches apart; being further
+        apart for `drift_s` is logged. Raises as `agreement.agree`.
         """
         if not self._is_agreed():
             topology, store = self.topology(given), self._store(given)
-            facts = facts_of(identity, feed, place, given.epochs)
+            facts = facts_of(identity, feed, place, given.epochs) | {KEPT: " ".join(data.kept_versions)}
             name = "alone" if store is None else agree(topology, facts, store)
             if not self._headline_logged and topology.rank == 0:
-                _log.info("%s", headline(topology, facts, via))
+                _log.info("%s", headline(topology, facts, data.via))
             self._headline_logged = True
             accumulate = feed.share.accumulate
             drift = watch_drift(store, topology, name, prefetch, accumulate, drift_s)

@@ -28,7 +28,7 @@ def list_datasets(socket: str | None, json: bool) -> int:
             f"{row.dataset.samples:,}",
             output.size(row.dataset.size_bytes),
             output.share(row.resident_bytes, row.dataset.size_bytes),
-            "pinned" if row.pinned else "",
+            output.marks(row),
             row.dataset.uri,
         ]
         for row in found

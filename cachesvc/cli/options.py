@@ -54,6 +54,23 @@ class Number(click.FloatRange):
         return number
 
 
+class Duration(_Param):
+    """Parses `24h`, `30m` or plain seconds to seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds; a number is returned as it is."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhd]?)\s*", value)
+        if match is None:
+            self.fail(
+                f"{value!r} is no length of time; write it as 24h, 30m, 7d or plain seconds", param, ctx
+            )
+        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+
+
 class Nvme(_Param):
     """Parses `DIR=SIZE` or `DIR=80%`, with or without `,mounted`, to an NvmeSpec."""
 
@@ -120,7 +137,7 @@ class Address(_Param):
         return str(value)
 
 
-SIZE, NVME, OCTAL, ADDRESS = Size(), Nvme(), Octal(), Address()
+SIZE, NVME, OCTAL, ADDRESS, DURATION = Size(), Nvme(), Octal(), Address(), Duration()
 
 
 def as_json(verb: _F) -> _F:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from cachesvc.core.safe_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from cachesvc.v1 import cachesvc_pb2 as pb
 
 COLUMNS = 1000
 """Width of tables, and of all output that does not go to a terminal: their lines are never folded."""
@@ -112,6 +115,12 @@ def share(part: float, whole: float) -> str:
         return "-"
     percent = 100 * part / whole
     return f"{min(percent, 99.9):.1f} %" if part < whole else "100 %"
+
+
+def marks(row: pb.DatasetStatus) -> str:
+    """Return what is special of a dataset: that it is pinned, and when it was listed where its source was down since."""
+    listed = time.strftime("listed %m-%d %H:%M UTC", time.gmtime(row.listed_at)) if row.listed_at else ""
+    return ", ".join(filter(None, ["pinned" if row.pinned else "", listed]))
 
 
 def plain(message: Any) -> dict[str, Any]:

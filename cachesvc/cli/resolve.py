@@ -52,7 +52,7 @@ def open_uris(
     named = [absolute_uri(each) for uri in uris for each in spelled_uris(uri)]
     with ProgressBar("index", as_json) as progress:
         found = control.open_dataset(named, options, refresh=refresh, progress=progress.update)
-    output.print_notes(found.notes, as_json)
+    output.print_notes([*filter(None, [found.stale]), *found.notes], as_json)
     return found
 
 

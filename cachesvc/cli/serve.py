@@ -62,6 +62,13 @@ from cachesvc.system.memory import allowed_bytes
     help="Keep no more of a dataset below a prefix, or for a client user (user=SIZE, user:UID=SIZE); repeatable.",
 )
 @click.option(
+    "--stale-if-error",
+    type=options.DURATION,
+    envvar="CACHESVC_STALE_IF_ERROR",
+    metavar="TIME",
+    help="While the source is down, open the version that was opened last, if it was listed so long ago at most; 0: none.",
+)
+@click.option(
     "--takeover",
     is_flag=True,
     envvar="CACHESVC_TAKEOVER",
@@ -108,6 +115,7 @@ def settings_of(
     rejoin_grace: float | None = None,
     peer_bandwidth: int | None = None,
     tls_name: str | None = None,
+    stale_if_error: float | None = None,
     **others: Any,
 ) -> config.Settings:
     """Return the settings tree from command-line options; None takes the default of config.py."""
@@ -143,6 +151,7 @@ def settings_of(
             if value is not None:
                 raise InvalidInput(f"{option} is of a cluster; give --cluster too")
     allowed = [config.parse_allow(text) for text in allow]
+    others["stale_if_error_s"] = stale_if_error
     given = {name: value for name, value in others.items() if value is not None}
     settings = config.Settings(
         ram_bytes=ram or 0,

@@ -94,7 +94,7 @@ def _dataset(row: pb.DatasetStatus) -> list[str]:
         output.share(row.bound, 1.0 if row.bound else 0.0),
         output.size(row.source_bytes),
         output.size(row.peer_bytes),
-        "pinned" if row.pinned else "",
+        output.marks(row),
         row.dataset.uri,
     ]
 

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,10 @@ class DatasetInfo:
     size_bytes: int
     stored_bytes: int
     notes: tuple[str, ...] = ()
+    stale: str = ""
+    """The warning where the source is down, and this is the version that was opened last; "" otherwise."""
+    kept: tuple[str, ...] = ()
+    """The versions that open on this node without the source, where it is down."""
 
 
 def find_daemon() -> str | None:
@@ -114,7 +118,7 @@ class Control:
         request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
         for reply in self._stream(self._stub.OpenDataset, request):
             if reply.HasField("dataset"):
-                return _info(reply.dataset, reply.notes)
+                return _info(reply)
             if progress is not None:
                 progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")
@@ -251,7 +255,8 @@ def _unavailable(path: str) -> CacheError:
     return DaemonUnavailable(f"the daemon at {path} broke the connection; try again, and see its log")
 
 
-def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
+def _info(reply: pb.OpenDatasetReply) -> DatasetInfo:
+    found = reply.dataset
     return DatasetInfo(
         DatasetId(found.id),
         found.uri,
@@ -260,7 +265,9 @@ def _info(found: pb.Dataset, notes: Iterable[str]) -> DatasetInfo:
         found.extents,
         found.size_bytes,
         found.stored_bytes,
-        tuple(notes),
+        tuple(reply.notes),
+        reply.stale,
+        tuple(reply.kept),
     )
 
 

@@ -34,12 +34,15 @@ _log = logging.getLogger("cachesvc")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A dataset that a daemon has open: its id, the directory of the daemon's sockets, and whether the source may be read
-    directly while the daemon is gone."""
+    """A dataset that a daemon has open: its id, the directory of the daemon's sockets, whether the source may be read
+    directly while the daemon is gone, and the warning of a version that was not compared with its source, which is down."""
 
     id: DatasetId
     directory: str
     direct: bool
+    stale: str = ""
+    kept: tuple[str, ...] = ()
+    """The versions that open on this node without the source, where it is down."""
 
 
 def policy(world_size: int) -> tuple[Policy, bool]:
@@ -147,7 +150,7 @@ def _open_in_daemon(
         try:
             with Control() as control:
                 found = control.open_dataset(uris, options, version, refresh)
-                return Opened(found.id, control.directory, direct)
+                return Opened(found.id, control.directory, direct, found.stale, found.kept)
         except DaemonUnavailable as error:
             if error.for_good or time.monotonic() >= deadline:
                 if required:

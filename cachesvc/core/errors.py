@@ -59,10 +59,12 @@ class SourceChanged(CacheError):
 class SourceUnavailable(CacheError, ConnectionError):
     """The source throttles, times out or answers 5xx after all retries.
 
-    `throttled`: it asked for fewer requests (429, 503). `retry_after_s`: the seconds that it asked to wait.
+    `throttled`: it asked for fewer requests (429, 503). `retry_after_s`: the seconds that it asked to wait. `of_node`: the
+    fault is this node's, such as credentials that cannot be refreshed, and the source may work.
     """
 
     code = 7
+    of_node = False
     throttled = False
     retry_after_s = 0.0
 

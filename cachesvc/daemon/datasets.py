@@ -118,6 +118,9 @@ class Datasets:
         self._loaded: dict[DatasetId, ServedDataset] = {}
         self._loading: dict[DatasetId, Future[ServedDataset]] = {}
         self._lock = threading.Lock()
+        self.stale: dict[DatasetId, int] = {}
+        """Datasets whose source was down at the last opening, and when it was listed before. On the event loop's thread."""
+        self.stale_openings = 0
         self.claimed: Callable[[ServedDataset], bool] = lambda _: True
         self.used: Callable[[ServedDataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -170,7 +173,16 @@ class Datasets:
         for each in oldest_beyond(unclaimed, len(unclaimed), MAX_CACHED_EXTENTS):
             self._unload(each)
 
+    def note_opening(self, dataset: DatasetId, listed_at: int) -> None:
+        """Note whether the source was asked for this version: `listed_at` is 0, or the time of the listing that stands in
+        for that of a source that is down."""
+        self.stale.pop(dataset, None)
+        if listed_at:
+            self.stale[dataset] = listed_at
+            self.stale_openings += 1
+
     def _unload(self, dataset: ServedDataset) -> None:
+        self.stale.pop(dataset.id, None)
         with self._lock:
             del self._loaded[dataset.id]  # code that still refers to it can use it, and admit it again
 

@@ -41,6 +41,8 @@ _log = logging.getLogger("cachesvc")
 class _Kept:
     snapshot: Snapshot
     checked_at: float
+    stale: bool
+    """Whether the source was down then, and the snapshot is one from before."""
 
 
 class Snapshots:
@@ -120,8 +122,12 @@ class Snapshots:
     def _open(self, uri: str) -> Snapshot:
         """Open a snapshot and keep it. Threads open side by side, so two may open the same one."""
         before = self._kept.get(uri)
+        warned = before is not None and before.stale
         options = _TOGETHER if uri == self._folder else _OPTIONS
         opened = open_by_policy([uri], options, "", 1, self._refresh and before is None)
+        stale = opened is not None and bool(opened.stale)
+        if opened is not None and stale and not warned:
+            _log.warning("%s", opened.stale)
         if opened is None:
             snapshot = self._list(uri)
         elif before is not None and before.snapshot.id == opened.id:
@@ -129,7 +135,7 @@ class Snapshots:
         else:
             snapshot = self._leased(uri, options, opened)
         with self._lock:
-            self._kept[uri] = _Kept(snapshot, time.monotonic())
+            self._kept[uri] = _Kept(snapshot, time.monotonic(), stale)
             while len(self._kept) > MAX_SNAPSHOTS:
                 self._kept.popitem(last=False)
         return snapshot

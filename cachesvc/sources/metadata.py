@@ -141,6 +141,20 @@ class CachedMetadata:
         )
         return dropped or 0
 
+    def note(self, key: str, text: str, keep_s: float) -> None:
+        """Keep a text, which `forget` does not drop."""
+        self._attempt(
+            lambda cache: cache.set(f"note {self._endpoint_key}{key}", text, expire=keep_s),
+            "what was opened is not kept",
+        )
+
+    def noted(self, key: str) -> str:
+        """Return the text that was kept last under this key; "" for none."""
+        found = self._attempt(
+            lambda cache: cache.get(f"note {self._endpoint_key}{key}"), "what was opened is not known"
+        )
+        return found if isinstance(found, str) else ""
+
     def close(self) -> None:
         """Close the cache and the source."""
         self._close()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from cachesvc.core.errors import SourceUnavailable
 from cachesvc.sources.files import FilesSource
+from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.paces import Paces, SharedPace
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import expanded
 from cachesvc.sources.watched import CallWatch, WatchedSource
+
+log = logging.getLogger(__name__)
+OPEN_S = 60.0
+"""The limit of the foreign code that opens a source: a credential helper may ask an identity service, which is slow at
+worst. A call that hangs is made again after twice the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +91,50 @@ class Sources:
 
     def __init__(self, settings: SourceSettings, calls: CallWatch | None = None) -> None:
         self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
-        self._open: dict[str, Source] = {}
+        self._opening: dict[str, LimitedCall[tuple[Resilient, Source]]] = {}
         self._readers: list[Resilient] = []
         self._lock = threading.Lock()
 
     def __call__(self, uri: str) -> Source:
-        """Return the source that reads this URI; opens it first if need be. Raises InvalidInput, NotAllowed."""
+        """Return the source that reads this URI; opens it first if need be. Raises InvalidInput, NotAllowed, and
+        SourceUnavailable where a credential helper or a driver hangs."""
+        return self._at(uri)[1]
+
+    def metadata(self, uri: str) -> CachedMetadata | None:
+        """Return the cached metadata of the source that reads this URI; None where none is cached. Raises as a call
+        does."""
+        source = self(uri)
+        return source if isinstance(source, CachedMetadata) else None
+
+    def silent_s(self, uri: str, since: float) -> float:
+        """Return for how many seconds the source that reads this URI has left its callers without an answer. See
+        `Resilient.silent_s`. Raises as a call does."""
+        return self._at(uri)[0].silent_s(since)
+
+    def _at(self, uri: str) -> tuple[Resilient, Source]:
+        """Return the reader and the source of a URI. Foreign code runs on a thread of its own and under no lock: a
+        credential helper that hangs delays only the places that it is asked for."""
         scheme, mark, rest = uri.partition("://")
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         with self._lock:
-            if place not in self._open:
-                reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
-                self._open[place] = _with_cached_metadata(reader, endpoint, uri, self._settings)
-                self._readers.append(reader)
-            return self._open[place]
+            opening = self._opening.get(place)
+            if (
+                opening is None
+                or opening.failed
+                or (opening.age_s > 2 * OPEN_S and not opening.ends_within(0))
+            ):
+                opening = self._opening[place] = LimitedCall(partial(self._open, uri, place), "open")
+        if not opening.ends_within(OPEN_S - opening.age_s):
+            late = SourceUnavailable(f"{uri}: {_foreign(scheme)} has not answered for {OPEN_S:.0f} s")
+            late.of_node = True
+            log.error("%s", late)
+            raise late
+        return opening.result(OPEN_S, "")
+
+    def _open(self, uri: str, place: str) -> tuple[Resilient, Source]:
+        reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
+        self._readers.append(reader)
+        return reader, _with_cached_metadata(reader, endpoint, uri, self._settings)
 
     def counters(self) -> SourceCounters:
         """Return the counts of all sources together."""
@@ -107,6 +146,15 @@ class Sources:
 
     def forget(self, uri: str) -> None:
         """Drop the cached listings that may contain a URI."""
-        source = self(uri)
-        if isinstance(source, CachedMetadata):
-            source.forget(uri)
+        metadata = self.metadata(uri)
+        if metadata is not None:
+            metadata.forget(uri)
+
+
+def _foreign(scheme: str) -> str:
+    """Return the name of the foreign code that opens sources of a scheme."""
+    if scheme == "s3":
+        from cachesvc.sources.s3.identity import helper
+
+        return helper()
+    return f"the driver of {scheme}://"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
@@ -22,6 +20,7 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
 from cachesvc.sources.source import OnReceived, ignore_received
@@ -120,27 +119,23 @@ class FsspecSource:
 
     def _within(self, limit_s: float, uri: str, call: Callable[[], _T]) -> _T:
         """Return what a call of the driver returns. Raises what it raises, and SourceUnavailable after the limit."""
-        done: Future[_T] = Future()
+        if not self._running.acquire(timeout=limit_s):
+            raise SourceUnavailable(f"{uri}: {self._most} calls of its driver have not answered")
 
-        def run() -> None:
+        def run() -> _T:
             try:
-                done.set_result(call())
-            except BaseException as error:  # noqa: BLE001
-                if self._most == 1 and not isinstance(error, FileNotFoundError | PermissionError):
+                return call()
+            except (FileNotFoundError, PermissionError):
+                raise
+            except BaseException:
+                if self._most == 1:
                     self._open_again()
-                done.set_exception(error)
+                raise
             finally:
                 self._running.release()
 
-        if not self._running.acquire(timeout=limit_s):
-            raise SourceUnavailable(f"{uri}: {self._most} calls of its driver have not answered")
-        threading.Thread(target=run, name="driver", daemon=True).start()
-        try:
-            return done.result(limit_s)
-        except FutureTimeout as error:
-            if done.done():  # the driver's own
-                raise
-            raise SourceUnavailable(f"{uri}: its driver has not answered in {limit_s:.0f} s") from error
+        late = f"{uri}: its driver has not answered in {limit_s:.0f} s"
+        return LimitedCall(run, "driver").result(limit_s, late)
 
     def _open_again(self) -> None:
         """Make a new driver: the connection of the old one may be lost, or in the middle of an answer."""

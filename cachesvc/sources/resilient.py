@@ -112,6 +112,9 @@ class Resilient:
         self._limited = False
         self._breaker = SourceBreaker()
         self._last_error = ""
+        self._answered_at = self._failed_at = -math.inf
+        self._waiting = 0
+        """Calls without an answer so far."""
         self._latencies = LatencyTail()
         self._hedger = _Hedger(self._hedge, clock)
 
@@ -119,6 +122,17 @@ class Resilient:
     def counters(self) -> SourceCounters:
         """The live counts of this source."""
         return self._counters
+
+    def silent_s(self, since: float) -> float:
+        """Seconds for which the source has left its callers without an answer. A failure after `since` (of `clock`) counts
+        the whole outage. Without one the time after `since` counts, but not where a listing is one long call."""
+        with self._lock:
+            now = self._clock()
+            if self._breaker.open and self._failed_at >= since:
+                return self._breaker.down_s(now)
+            if not self._waiting or not isinstance(self._source, Paged):
+                return 0.0
+            return now - max(self._answered_at, since)
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """List the source with retries; yields the first object when the listing is complete."""
@@ -158,6 +172,15 @@ class Resilient:
         self._source.close()
 
     def _with_retries(self, call: Callable[[], T]) -> T:
+        with self._lock:
+            self._waiting += 1
+        try:
+            return self._retried(call)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def _retried(self, call: Callable[[], T]) -> T:
         until = self._clock() + self._resilience.deadline_s
         attempt = refusals = 0
         while True:
@@ -194,12 +217,13 @@ class Resilient:
             pace.accepted(sent_at, self._clock())
         with self._lock:
             self._breaker.succeeded()
+            self._answered_at = self._clock()
 
     def _failed(self, error: SourceUnavailable, sent_at: float) -> float:
         """Note a failure. Return the time."""
         with self._lock:
             now = self._clock()
-            self._last_error = str(error)
+            self._last_error, self._failed_at = str(error), now
             opened = self._breaker.failed(now)
             self._counters.throttled += error.throttled
         if error.throttled:

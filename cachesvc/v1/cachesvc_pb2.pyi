@@ -65,16 +65,20 @@ class OpenDatasetRequest(_message.Message):
     def __init__(self, uris: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[DatasetOptions, _Mapping]] = ..., version: _Optional[str] = ..., refresh: _Optional[bool] = ...) -> None: ...
 
 class OpenDatasetReply(_message.Message):
-    __slots__ = ("indexed_bytes", "total_bytes", "dataset", "notes")
+    __slots__ = ("indexed_bytes", "total_bytes", "dataset", "notes", "stale", "kept")
     INDEXED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     indexed_bytes: int
     total_bytes: int
     dataset: Dataset
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    stale: str
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., stale: _Optional[str] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
     __slots__ = ("dataset", "dry_run")
@@ -153,7 +157,7 @@ class TierStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., full: _Optional[bool] = ..., stalled: _Optional[bool] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "peer_bytes", "epochs")
+    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "peer_bytes", "epochs", "listed_at")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +172,7 @@ class DatasetStatus(_message.Message):
     KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEER_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    LISTED_AT_FIELD_NUMBER: _ClassVar[int]
     dataset: Dataset
     resident_bytes: int
     resident_extents: int
@@ -182,7 +187,8 @@ class DatasetStatus(_message.Message):
     kept_bytes: int
     peer_bytes: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStatus]
-    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., kept_bytes: _Optional[int] = ..., peer_bytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ...) -> None: ...
+    listed_at: int
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., kept_bytes: _Optional[int] = ..., peer_bytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., listed_at: _Optional[int] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
     __slots__ = ("number", "touched", "hits", "hit_rate", "bound", "of_bound")

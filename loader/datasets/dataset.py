@@ -230,6 +230,11 @@ class Dataset(TorchDataset[Any]):
         return "daemon" if self.opened.link.daemon else "direct reads"
 
     @property
+    def kept_versions(self) -> tuple[str, ...]:
+        """The versions that open on this node without the source, where it was down at the opening."""
+        return self.opened.link.kept
+
+    @property
     def rng_key(self) -> RngKey:
         """The key of the generators that transforms get, unless the reading loader sets its own."""
         return None if self._seed is None else (self._seed, int(self._epoch[0]))

@@ -28,6 +28,8 @@ WARN_AFTER_S = 30.0
 POLL_S = 0.5
 """The interval at which a waiting process polls the store: two requests of 50 us; shorter in the first second."""
 _MAX_NAMED = 8
+KEPT = "kept versions"
+"""A fact that may differ: the versions that open on a rank's node, separated by spaces, while the source is down."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -181,11 +183,22 @@ def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) ->
     for process, facts in enumerate(stated):
         if "failure" in facts:
             return "mismatch", f"process {process} cannot go on: {facts['failure']}"
-    differing = [_difference(fact, stated) for fact in sorted(set().union(*stated))]
+    differing = [_difference(fact, stated) for fact in sorted(set().union(*stated) - {KEPT})]
     found = "; ".join(filter(None, differing)) or _uneven_ranks(ranks, topology.world_size)
-    return (
-        ("mismatch", f"the job's processes disagree: {found}; start all of them alike") if found else ("", "")
-    )
+    if not found:
+        return "", ""
+    return "mismatch", f"the job's processes disagree: {found}; {_common_version(stated)}"
+
+
+def _common_version(stated: Sequence[Mapping[str, str | int]]) -> str:
+    """What to do where ranks disagree. Nodes whose source is down remember the versions that they opened before."""
+    if not any(facts.get(KEPT) for facts in stated):
+        return "start all of them alike"
+    opens = [str(facts.get(KEPT) or facts.get("version")).split() for facts in stated]
+    common = next((version for version in opens[0] if all(version in each for each in opens)), "")
+    if not common:
+        return "the source is down, and no version opens on all nodes: wait for the source"
+    return f"the source is down, and nodes remember different versions: version={common!r} opens on all"
 
 
 def _uneven_ranks(ranks: Sequence[int], size: int) -> str:

@@ -36,7 +36,8 @@ class DatasetLink:
 
     `daemon` is the directory of its sockets, empty without one; `path` the catalog file, empty with a daemon. `direct`:
     whether the source may be read directly, with a daemon while it is gone. `job`: the readers that have one share of the
-    daemon's fills. `uris` and `options`: the arguments with which the daemon opened the dataset.
+    daemon's fills. `uris` and `options`: the arguments with which the daemon opened the dataset. `kept`: the versions that
+    open on this node without the source, where it is down.
     """
 
     id: DatasetId
@@ -46,6 +47,7 @@ class DatasetLink:
     job: int = 0
     uris: tuple[str, ...] = ()
     options: Options = field(default_factory=Options)
+    kept: tuple[str, ...] = ()
 
     def catalog(self) -> Catalog:
         """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable when the
@@ -135,8 +137,12 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
     none answers in 5 s, SourceChanged when the source does not hold `version`, and what opening a dataset raises."""
     opened = open_by_policy(uris, options, version, world_size)
     if opened is not None:
+        if opened.stale:
+            _log.warning("%s", opened.stale)
         job = job_number(os.environ)
-        return DatasetLink(opened.id, opened.directory, "", opened.direct, job, tuple(uris), options)
+        return DatasetLink(
+            opened.id, opened.directory, "", opened.direct, job, tuple(uris), options, opened.kept
+        )
     if policy(world_size)[0] != "off" and any(local_path(uri) is None for uri in uris):
         _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
     found, path = compile_locally(uris, options, version)

@@ -43,11 +43,13 @@ def test_serve_options_become_settings() -> None:
     budgets = "--ram 2GiB --nvme /a=10GB --nvme /b=80%,mounted --allow s3://x/ --allow /data"
     places = "--socket /run/x --state-dir /s --listen 127.0.0.1:9000 --metrics 127.0.0.1:9090"
     others = "--extent-bytes 1MiB --socket-mode 660 --fillers 3 --log-format json --unplanned-share 0.05"
+    others += " --stale-if-error 90m"
     found = parsed(f"{budgets} {places} {others}".split())
     assert found.ram_bytes == 2 << 30
     assert found.nvme == (NvmeSpec("/a", 10 * 10**9), NvmeSpec("/b", share=0.8, mounted=True))
     assert found.allow == ("s3://x/", "/data")
     assert (found.socket_dir, found.state_dir, found.listen) == ("/run/x", "/s", "127.0.0.1:9000")
+    assert found.stale_if_error_s == 5400
     assert (found.metrics, found.extent_bytes, found.socket_mode) == ("127.0.0.1:9090", 1 << 20, 0o660)
     assert (found.fillers, found.log_format, found.unplanned_share) == (3, "json", 0.05)
 
@@ -98,6 +100,9 @@ def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.Monkey
     "arguments",
     [
         "--ram lots",
+        "--stale-if-error tomorrow",
+        "--stale-if-error 1w",
+        "--stale-if-error -1h",
         "--ram -5",
         "--ram 9999999999999999P",
         f"--ram {'9' * 400}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from time import gmtime, strftime
 
 from cachesvc.catalog.options import Options
 from cachesvc.config import Settings
@@ -31,4 +32,13 @@ def dataset_message(dataset: ServedDataset) -> pb.Dataset:
         extents=len(dataset.extent_ids),
         size_bytes=dataset.size_bytes,
         stored_bytes=catalog.stored_bytes,
+    )
+
+
+def stale_text(dataset: ServedDataset, listed_at: int, why: str) -> str:
+    """Return the warning of an opening while the source is down."""
+    at = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(listed_at))
+    return (
+        f"{dataset.catalog.uri}: the source is down, so this is version {dataset.id}, listed at {at}; what changed since is"
+        f" not seen ({why})"
     )

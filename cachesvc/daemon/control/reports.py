@@ -109,6 +109,7 @@ class Reports:
             peer_bytes=self._runner.fills.peer_bytes(dataset.id),
             bound=counters.bound,
             kept_bytes=counters.kept_bytes,
+            listed_at=self._runner.datasets.stale.get(dataset.id, 0),
             epochs=[
                 pb.EpochStatus(
                     number=each.number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, Tenants, admits, token_of
 from cachesvc.daemon.control.cluster_progress import ClusterProgress
-from cachesvc.daemon.control.messages import dataset_message, options_of
+from cachesvc.daemon.control.messages import dataset_message, options_of, stale_text
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.progress import progress_of
 from cachesvc.daemon.control.reports import Reports
@@ -32,6 +33,7 @@ from cachesvc.daemon.runner import Runner
 from cachesvc.sources.near_names import allowed_hint
 from cachesvc.v1 import cachesvc_pb2 as pb
 
+log = logging.getLogger(__name__)
 PROGRESS_S = 0.2
 FREED_S = 10.0
 """How long an eviction waits for disks: before it for commits, since a committing extent is not evicted, and after it
@@ -94,9 +96,16 @@ class Service:
                     "without version= to go on with what is there"
                 )
             dataset = self._dataset(answer.dataset, context)
+            self._loop.call(partial(self._runner.datasets.note_opening, dataset.id, answer.listed_at))
+            stale = stale_text(dataset, answer.listed_at, answer.message) if answer.listed_at else ""
+            if stale:
+                log.warning("%s", stale)
             self._loop.call(lambda: self._runner.refill_holes(dataset))
             yield pb.OpenDatasetReply(
-                dataset=dataset_message(dataset), notes=dataset.catalog.notes[:MAX_NOTES]
+                dataset=dataset_message(dataset),
+                notes=dataset.catalog.notes[:MAX_NOTES],
+                stale=stale,
+                kept=[dataset.id, *answer.before.split()] if stale else [],
             )
 
     def Prefetch(

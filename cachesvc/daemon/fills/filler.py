@@ -29,14 +29,12 @@ from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog, is_current
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
-from cachesvc.catalog.options import Options
-from cachesvc.catalog.pinned import kept_version
-from cachesvc.catalog.survey import survey
 from cachesvc.config import ClusterSettings, Settings, Tls
 from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.core.model import Extent, ExtentId
 from cachesvc.daemon.fills.block_client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
+from cachesvc.daemon.fills.openings import KeptVersion, Openings
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
@@ -88,6 +86,7 @@ class Filler:
             ),
             self._calls,
         )
+        self._openings = Openings(self._sources, settings.stale_if_error_s)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         self._peers = _block_client(settings)
         self._buffers = Buffers(COPY_BUFFERS_BYTES)
@@ -229,14 +228,12 @@ class Filler:
         return jobs.JobDone(job.number)
 
     def _build(self, job: jobs.BuildJob) -> jobs.JobDone:
-        options = Options(**job.options)  # type: ignore[arg-type]
-        if not job.refresh and kept_version(job.catalogs, job.version, job.uris, options):
-            return jobs.JobDone(job.number, dataset=job.version)
-        if job.refresh:
-            for uri in job.uris:
-                self._sources.forget(uri)
-        uris = self._sources.expand(job.uris)
-        found = survey(uris, options, self._sources)
+        found = self._openings.find(job)
+        if isinstance(found, KeptVersion):
+            before = " ".join(found.before)
+            return jobs.JobDone(
+                job.number, message=found.why, dataset=found.id, listed_at=found.listed_at, before=before
+            )
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
             if not mark_used(path) or not is_current(path):
@@ -248,6 +245,7 @@ class Filler:
                     notes = build(found, path, self._sources, data, self._progress(job.number))
                 for note in notes:
                     log.warning("%s", note)
+        self._openings.opened(job, found.id)
         return jobs.JobDone(job.number, dataset=found.id)
 
     @contextmanager

@@ -76,9 +76,14 @@ class MetricsCollector:
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # also kinds that never occurred, else the first one would look like a restart
             failed.add_metric([error.__name__], self._runner.fills.failures[error.__name__])
+        stale = CounterMetricFamily(
+            "cachesvc_stale_openings",
+            "Openings of the last version while its source was down.",
+            value=self._runner.datasets.stale_openings,
+        )
         info = GaugeMetricFamily("cachesvc_build_info", "1, of this release.", labels=["version"])
         info.add_metric([cachesvc.__version__], 1)
-        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, failed]
+        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, failed, stale]
         return [
             *tiers,
             *self._sources(),

@@ -106,7 +106,8 @@ class JobDone:
     without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had
     this job alone. `from_peer`: the last bytes came from another node, and none from the source. `holes`: ranges of
     objects that a successful fill left out, in the format of grants; `hole_code` and `message` are the error of the
-    first.
+    first. `listed_at`: a build whose source is down opened the version that was the source's then, in seconds of Unix time,
+    and `message` says why; `before`: the versions before it that could be opened too, separated by spaces.
     """
 
     kind: ClassVar[str] = "done"
@@ -123,6 +124,8 @@ class JobDone:
     crashed: bool = False
     holes: str = ""
     hole_code: int = 0
+    listed_at: int = 0
+    before: str = ""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,11 +23,13 @@ import boto3
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import RefreshWithMFAUnsupportedError
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from botocore.session import Session
 
-from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, SourceUnavailable
+from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3.errors import FAILED
 from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
@@ -42,6 +45,8 @@ _INVALID = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_SIGN = "AWS_NO_SIGN_REQUEST"
 _PAYER = "AWS_REQUEST_PAYER"
 """Variables as GDAL has them, since botocore has none."""
+HELPER_S = 60.0
+"""The limit of a call of the credential chain: a helper or an identity service may be slow."""
 RENEW_S = 5.0
 """The least time between two renewals: all threads are refused at once, and a failing metadata service needs rest."""
 
@@ -61,6 +66,7 @@ class AccountIdentity:
         """Headers of all requests."""
         self._keys: Any = None
         self._next_try_at = 0.0
+        self._calls: dict[str, LimitedCall[Any]] = {}
         self._lock = threading.Lock()
 
     def signing_keys(self) -> Any:
@@ -70,13 +76,15 @@ class AccountIdentity:
         if self._credentials is None or (self._keys is not None and self._clock() < self._next_try_at):
             return self._keys
         try:
-            self._keys = check_keys(self._credentials.get_frozen_credentials())
+            self._keys = check_keys(self._refreshed())
+        except RefreshWithMFAUnsupportedError:  # botocore asks a second time in no other way
+            _refuse_prompt("")
         except FAILED as error:
-            if self._keys is None and isinstance(error, InvalidInput):
+            if self._keys is None and isinstance(error, InvalidInput | NotAllowed):
                 raise
             said = s3_errors.one_line(error)
             if self._keys is None:  # the next try may succeed
-                raise SourceUnavailable(f"the AWS credentials could not be refreshed: {said}") from error
+                raise _of_node(f"the AWS credentials could not be refreshed: {said}") from error
             log.warning(
                 "the AWS credentials could not be refreshed; the old ones are used", extra={"error": said}
             )
@@ -89,26 +97,52 @@ class AccountIdentity:
         with self._lock:
             if self._keys is not None and self._keys != refused:
                 return True
-            if self._clock() < self._next_try_at:
+            if self._clock() < self._next_try_at and "renew" not in self._calls:
                 return False
             self._next_try_at = self._clock() + RENEW_S
-            try:
-                client, credentials = self._connect("")
-                kept = credentials and check_keys(credentials.get_frozen_credentials())
-            except InvalidInput:
-                raise
-            except FAILED as error:
-                log.warning(
-                    "the AWS credentials could not be renewed", extra={"error": s3_errors.one_line(error)}
-                )
-                return False
+        try:
+            client, credentials, kept = self._limited("renew", self._anew)
+        except (InvalidInput, NotAllowed):
+            raise
+        except FAILED as error:
+            log.warning(
+                "the AWS credentials could not be renewed", extra={"error": s3_errors.one_line(error)}
+            )
+            return False
+        with self._lock:
             if kept in (None, refused):  # None: the chain has no keys any more
                 return False
             self.client, self._credentials, self._keys = client, credentials, kept
             self._elsewhere.clear()
             self._next_try_at = 0.0
-            log.info("the AWS credentials were renewed")
-            return True
+        log.info("the AWS credentials were renewed")
+        return True
+
+    def _refreshed(self) -> Any:
+        """Return the keys, after a refresh if botocore wants one."""
+        if isinstance(self._credentials, RefreshableCredentials) and self._credentials.refresh_needed():
+            return self._limited("refresh", self._credentials.get_frozen_credentials)
+        return self._credentials.get_frozen_credentials()
+
+    def _anew(self) -> tuple[Any, Any, Any]:
+        client, credentials = self._connect("")
+        return client, credentials, credentials and check_keys(credentials.get_frozen_credentials())
+
+    def _limited(self, kind: str, call: Callable[[], Any]) -> Any:
+        """Return what a call of the credential chain returns. Threads that need the same kind of call share one. Raises
+        what it raises, and SourceUnavailable that names a helper that hangs."""
+        with self._lock:
+            running = self._calls.get(kind)
+            if running is None or running.age_s > 2 * HELPER_S:
+                running = self._calls[kind] = LimitedCall(call, "credentials")
+        try:
+            if not running.ends_within(HELPER_S - running.age_s):
+                raise _of_node(f"{helper()} has not answered for {HELPER_S:.0f} s")
+            return running.result(HELPER_S, "")
+        finally:
+            with self._lock:
+                if running.ends_within(0) and self._calls.get(kind) is running:
+                    del self._calls[kind]
 
     @property
     def refreshable(self) -> bool:
@@ -126,10 +160,10 @@ class AccountIdentity:
         """Return the client; for a `region`, one that resolves addresses there."""
         if not region:
             return self.client
-        with self._lock:
-            if region not in self._elsewhere:
-                self._elsewhere[region] = self._connect(region)[0]
-            return self._elsewhere[region]
+        if region not in self._elsewhere:
+            client, _ = self._limited(f"client in {region}", partial(self._connect, region))
+            self._elsewhere[region] = client
+        return self._elsewhere[region]
 
 
 def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountIdentity:
@@ -189,9 +223,39 @@ def service_data() -> Loader:
 def _session() -> boto3.Session:
     """Make a session that resolves the chain anew and shares the service data: loading it would cost 15 MB and 0.1 s."""
     core = Session()
+    core.get_component("credential_provider").get_provider("assume-role")._prompter = _refuse_prompt
     session = boto3.Session(botocore_session=core)  # adds a path to the loader that it finds
     core.register_component("data_loader", service_data())
     return session
+
+
+def _refuse_prompt(_: str) -> str:
+    """Raise NotAllowed where botocore would ask a person for a code: a daemon has none, and a job has many processes."""
+    raise NotAllowed(
+        f"the AWS profile {_profile()} wants a code of MFA, which nobody can type here: get keys of a session (aws sts"
+        " get-session-token, aws sso login) and name a profile that has them, or give the node a role"
+    )
+
+
+def helper() -> str:
+    """Return the name of what gives credentials here: the program of the profile's credential_process, if it has one. Its
+    arguments may be secret."""
+    command = ""
+    with suppress(*FAILED):
+        command = _session()._session.get_scoped_config().get("credential_process", "")
+    if words := command.split():
+        return f"the credential_process {words[0]} of the AWS profile {_profile()}"
+    return f"the AWS credential chain of the profile {_profile()}"
+
+
+def _profile() -> str:
+    return os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
+
+
+def _of_node(said: str) -> SourceUnavailable:
+    error = SourceUnavailable(said)
+    error.of_node = True
+    return error
 
 
 def tls_context(url: str) -> ssl.SSLContext | None:
@@ -201,9 +265,10 @@ def tls_context(url: str) -> ssl.SSLContext | None:
         return None
     try:
         bundle = os.environ.get("AWS_CA_BUNDLE") or _session()._session.get_config_variable("ca_bundle")
+        bundle = bundle or os.environ.get("REQUESTS_CA_BUNDLE")  # as botocore does for LIST and HEAD
         return ssl.create_default_context(cafile=bundle or get_cert_path(True))
     except FAILED as error:
-        named = f"AWS_CA_BUNDLE (ca_bundle of the AWS profile), {bundle}, for a file of certificates in PEM"
+        named = f"AWS_CA_BUNDLE (or ca_bundle of the profile, REQUESTS_CA_BUNDLE), {bundle}, for a file of PEM certificates"
         raise _wrong_setting(error, named) from error
 
 
@@ -231,9 +296,7 @@ def check_keys(keys: Any) -> Any:
 def _wrong_setting(error: Exception, setting: str) -> CacheError:
     said = s3_errors.one_line(error)
     if isinstance(error, OSError) and error.errno in _LIMITS and not isinstance(error, ssl.SSLError):
-        return SourceUnavailable(
-            f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)"
-        )
+        return _of_node(f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)")
     return InvalidInput(f"the AWS configuration does not work: {said}; check {setting}")
 
 

@@ -168,6 +168,8 @@ class S3Source:
                 if renewed or not expired or not self._identity.renew(used):
                     raise self._translated(error, uri) from error
                 renewed = True
+            except CacheError:
+                raise
             except FAILED as error:
                 raise self._translated(error, uri) from s3_errors.without_secrets(error)
 
@@ -224,6 +226,8 @@ class S3Source:
             address = self._addressing.of(bucket, self._regions.get(bucket, ""))
             span = (offset, offset + len(into) - 1)
             request = self._signed(address, bucket, key, keys, version, span, stored)
+        except CacheError:
+            raise
         except FAILED as error:
             raise self._translated(error, version.uri) from s3_errors.without_secrets(error)
         signer, target = _Signer(keys, address.region), address.target(key)
@@ -300,7 +304,9 @@ class S3Source:
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
-            return SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
+            expired = SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
+            expired.of_node = True
+            return expired
         if self._identity.anonymous and status in ("401", "403"):
             return NotAllowed(
                 f"{uri} is not public ({status} {code}), and {self._identity.anonymous}: {s3_errors.CREDENTIALS}"

@@ -361,6 +361,36 @@ def test_no_statement_is_written_to_a_round_that_is_over() -> None:
     assert not over.check(["of/1/1"])
 
 
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (("b a", "c b a"), "version='b' opens on all"),
+        (("b", "c b"), "version='b' opens on all"),
+        (("", "c b a"), "version='a' opens on all"),
+        (("b", "c"), "no version opens on all nodes: wait for the source"),
+        (("", ""), "start all of them alike"),
+    ],
+)
+def test_ranks_whose_nodes_remember_different_versions_name_one_for_all(
+    kept: tuple[str, str], says: str
+) -> None:
+    """The first rank opened version a or b, the second c; the source is down where versions are kept."""
+    store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
+    versions = ((kept[0] or "a").split()[0], "c")
+
+    def agreed(rank: int) -> str:
+        place = Topology(rank, 2, "torchrun", process=rank, processes=2)
+        facts = {"version": versions[rank], agreement.KEPT: kept[rank]}
+        with pytest.raises(StateMismatch) as caught:
+            agree(place, facts, store if rank == 0 else store.clone(), timeout_s=20)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as threads:
+        for said in threads.map(agreed, range(2)):
+            assert "version is " in said
+            assert said.endswith(says)
+
+
 def test_a_process_that_gave_up_leaves_its_failure_for_the_next_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -232,6 +233,35 @@ def test_a_permanent_refusal_is_requested_once(
         patient(source).read_into(version, 0, memoryview(bytearray(version.size_bytes)))
     assert fake.asked == ["GET"]
     assert "\n" not in str(caught.value)
+
+
+def test_a_policy_that_allows_lists_below_a_prefix_alone(fake: FakeS3, source: S3Source) -> None:
+    fake.objects = {f"team/data/{number}": Object(1, "e") for number in range(3)}
+
+    def refuse(handler: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        asked = parse_qs(urlsplit(handler.path).query).get("prefix", [""])[0]
+        listed = fake.asked[-1] == "LIST" and not asked.startswith("team/data/")
+        absent = fake.asked[-1] == "HEAD" and not handler.path.startswith("/bucket/team/data/")
+        return (403, "AccessDenied") if listed or absent else None
+
+    fake.refuse = refuse
+    for uri in ("s3://bucket/team/data/", "s3://bucket/team/data"):
+        assert len(list(source.list(uri))) == 3
+    for uri in ("s3://bucket/team/", "s3://bucket/team"):
+        with pytest.raises(NotAllowed):
+            list(source.list(uri))
+
+
+def test_a_policy_that_allows_reads_alone_opens_exact_names(fake: FakeS3, source: S3Source) -> None:
+    fake.objects = {"d/x": Object(len(DATA), "e", data=DATA)}
+    fake.refuse = lambda handler: (403, "AccessDenied") if fake.asked[-1] == "LIST" else None
+    (version,) = source.list("s3://bucket/d/x")
+    assert read(source, version) == DATA
+    fake.objects = {"d/x": Object(len(DATA), "other", data=DATA)}
+    with pytest.raises(SourceChanged):
+        read(source, version)
+    with pytest.raises(NotAllowed):
+        list(source.list("s3://bucket/d"))
 
 
 @pytest.mark.parametrize("page", ["<html><body>Log in</body></html>", "<html><br>Just a moment"])

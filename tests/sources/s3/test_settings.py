@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,16 @@ from botocore.exceptions import HTTPClientError, MissingDependencyException
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.core.errors import CacheError, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.support.processes import children
+from tests.support.waiting import wait_until
 
 EXTENT = 1 << 20
 EXTENTS = 4
@@ -279,3 +284,87 @@ def test_a_package_that_botocore_lacks_is_named() -> None:
     assert isinstance(error, InvalidInput)
     assert "pip install awscrt" in str(error)
     assert "AWS_ENDPOINT_URL" not in str(error)
+
+
+def hanging_helper(tmp_path: Path, said: str) -> Path:
+    """Write a credential process that answers once the file that is returned exists."""
+    go_on = tmp_path / "go on"
+    program = helper(tmp_path, said)
+    waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
+    program.write_text(program.read_text().replace("\n", f"\n{waits}", 1))
+    return go_on
+
+
+def test_a_helper_that_hangs_holds_up_nothing_else_and_is_named(
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cachesvc.sources.open.OPEN_S", 1.0)
+    go_on = hanging_helper(tmp_path, KEYS % "")
+    server.objects["x"] = Object(9)
+    (tmp_path / "data").write_bytes(b"data")
+    sources, failed = Sources(SourceSettings()), list[SourceUnavailable]()
+
+    def open_remote() -> None:
+        with pytest.raises(SourceUnavailable) as caught:
+            sources("s3://bucket/x")
+        failed.append(caught.value)
+
+    threads = [threading.Thread(target=open_remote) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert sources(f"file://{tmp_path}/data").head(f"file://{tmp_path}/data").size_bytes == 4
+    assert not failed
+    for thread in threads:
+        thread.join(WAIT_S)
+    for error in failed:
+        assert f"the credential_process {tmp_path}/helper of the AWS profile default" in str(error)
+        assert error.of_node
+    assert "credential_process" in caplog.text
+    open_remote()  # at once: the same call of the helper is still awaited
+    go_on.touch()
+    wait_until(lambda: _opens(sources))
+
+
+def _opens(sources: Sources) -> bool:
+    try:
+        return sources("s3://bucket/x").head("s3://bucket/x").size_bytes == 9
+    except SourceUnavailable:
+        return False
+
+
+def test_a_refresh_that_hangs_is_given_up(
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachesvc.sources.s3.identity.HELPER_S", 0.5)
+    go_on = hanging_helper(tmp_path, KEYS % ', "Expiration": "%s"' % _in_minutes(5))
+    go_on.touch()
+    server.objects["x"] = Object(9)
+    source = open_s3(S3Settings())
+    go_on.unlink()
+    with pytest.raises(SourceUnavailable, match=r"credential_process .*helper.* has not answered"):
+        source.head("s3://bucket/x")
+    go_on.touch()
+    wait_until(lambda: source.head("s3://bucket/x").size_bytes == 9)
+    source.close()
+
+
+def _in_minutes(minutes: int) -> str:
+    return (datetime.now(timezone.utc) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_a_profile_that_wants_a_code_of_mfa_is_refused_in_words(
+    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(
+        "[profile p]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = b\n"
+        "mfa_serial = arn:aws:iam::123456789012:mfa/u\n"
+        "[profile b]\naws_access_key_id = k\naws_secret_access_key = s\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "p")
+    source = open_s3(S3Settings())
+    for call in (lambda: list(source.list("s3://bucket/")), lambda: source.head("s3://bucket/x")):
+        with pytest.raises(NotAllowed, match="the AWS profile p wants a code of MFA"):
+            call()
+    with pytest.raises(NotAllowed, match="MFA"):
+        source.read_into(ObjectVersion("s3://bucket/x", 9, ""), 0, memoryview(bytearray(9)))
+    source.close()

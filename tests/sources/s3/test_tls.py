@@ -52,12 +52,19 @@ def set_env(monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
 def test_listings_heads_and_ranges(
-    s3_server: SeaweedFS, bucket: str, front: Relay, bundle: str, monkeypatch: pytest.MonkeyPatch
+    s3_server: SeaweedFS,
+    bucket: str,
+    front: Relay,
+    bundle: str,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
 ) -> None:
     body = np.random.default_rng(1).bytes(3_000_000)
     s3_server.client().put_object(Bucket=bucket, Key="a/b", Body=body)
-    set_env(monkeypatch, s3_server.env(f"https://127.0.0.1:{front.port}") | {"AWS_CA_BUNDLE": bundle})
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    set_env(monkeypatch, s3_server.env(f"https://127.0.0.1:{front.port}") | {variable: bundle})
     source = open_s3(S3Settings())
     (version,) = source.list(f"s3://{bucket}/a/")
     assert source.head(f"s3://{bucket}/a/b") == version

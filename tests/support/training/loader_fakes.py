@@ -94,6 +94,7 @@ class MemoryLink:
     origin: str = "ram"
     room: int = 1 << 30
     daemon: str = ""
+    kept: tuple[str, ...] = ()
 
     def catalog(self) -> Catalog:
         return Catalog.open(self.path)
