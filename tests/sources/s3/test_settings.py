@@ -26,7 +26,6 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.support.processes import children
-from tests.support.waiting import wait_until
 
 EXTENT = 1 << 20
 EXTENTS = 4
@@ -322,14 +321,8 @@ def test_a_helper_that_hangs_holds_up_nothing_else_and_is_named(
     assert "credential_process" in caplog.text
     open_remote()  # at once: the same call of the helper is still awaited
     go_on.touch()
-    wait_until(lambda: _opens(sources))
-
-
-def _opens(sources: Sources) -> bool:
-    try:
-        return sources("s3://bucket/x").head("s3://bucket/x").size_bytes == 9
-    except SourceUnavailable:
-        return False
+    monkeypatch.setattr("cachesvc.sources.open.OPEN_S", WAIT_S)
+    assert sources("s3://bucket/x").head("s3://bucket/x").size_bytes == 9
 
 
 def test_a_refresh_that_hangs_is_given_up(
@@ -344,7 +337,8 @@ def test_a_refresh_that_hangs_is_given_up(
     with pytest.raises(SourceUnavailable, match=r"credential_process .*helper.* has not answered"):
         source.head("s3://bucket/x")
     go_on.touch()
-    wait_until(lambda: source.head("s3://bucket/x").size_bytes == 9)
+    monkeypatch.setattr("cachesvc.sources.s3.identity.HELPER_S", WAIT_S)
+    assert source.head("s3://bucket/x").size_bytes == 9
     source.close()
 
 
