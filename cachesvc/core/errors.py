@@ -67,6 +67,8 @@ class SourceUnavailable(CacheError, ConnectionError):
     of_node = False
     throttled = False
     retry_after_s = 0.0
+    kept_bytes = 0
+    """Bytes at the beginning of a read that came before it failed, and are right: the rest can be asked for."""
 
 
 class OutOfSpace(CacheError):
@@ -76,9 +78,13 @@ class OutOfSpace(CacheError):
 
 
 class TierFailed(CacheError):
-    """A cache directory or the RAM tier answers with errors; reads go on from elsewhere."""
+    """A cache directory or the RAM tier answers with errors; reads go on from elsewhere.
+
+    `extent`: the index in its dataset of an extent whose cached copy could not be read; -1: none is known.
+    """
 
     code = 9
+    extent = -1
 
 
 class DaemonUnavailable(CacheError, ConnectionError):

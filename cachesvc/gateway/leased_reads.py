@@ -7,6 +7,7 @@ seconds is closed, which ends the claim on the dataset.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.gateway.ahead import Ahead
 from cachesvc.system.fork_hooks import abandon_in_children
 
+_log = logging.getLogger("cachesvc")
 MAX_LEASED, MAX_LEASED_BYTES = 128, 1 << 30
 """Extents leased while no read needs them, for a second."""
 IDLE_POLLS = 10
@@ -119,11 +121,21 @@ class LeasedReads:
             extent = int(np.searchsorted(starts, address, "right")) - 1
             offset = address - int(starts[extent])
             part = into[: int(sizes[extent]) - offset]
-            with self._lease(extent, last, wait) as leased:
-                if leased.holes is not None:
-                    leased.holes.check(offset, len(part))
-                self._read(leased, leased.offset + offset, part)
+            try:
+                self._read_part(extent, last, wait, offset, part)
+            except TierFailed as error:
+                if self._connected is None:
+                    raise
+                _log.warning("%s; requesting it again", error)
+                self._connected.daemon.suspect([extent])
+                self._read_part(extent, last, wait, offset, part)
             address, into = address + len(part), into[len(part) :]
+
+    def _read_part(self, extent: int, last: int, wait: bool, offset: int, into: memoryview) -> None:
+        with self._lease(extent, last, wait) as leased:
+            if leased.holes is not None:
+                leased.holes.check(offset, len(into))
+            self._read(leased, leased.offset + offset, into)
 
     def poll(self) -> None:
         """Release extents that the daemon recalls or that no read needed since the last poll. See `Polled`."""
@@ -236,19 +248,18 @@ class LeasedReads:
         return made
 
     def _read(self, leased: LeasedExtent, offset: int, into: memoryview) -> None:
+        """Read a copy. One that cannot be read is not leased any longer than this read."""
+        why = "it is too short"
         try:
-            while len(into):
-                done = os.preadv(leased.fd, [into], offset)
-                if not done:
-                    raise TierFailed(
-                        f"the cached copy of extent {leased.extent} of {self.catalog.uri} is too short"
-                    )
+            while len(into) and (done := os.preadv(leased.fd, [into], offset)):
                 offset, into = offset + done, into[done:]
         except OSError as error:
+            why = str(error.strerror)
+        if len(into):
             leased.ends = True
             raise TierFailed(
-                f"cannot read the cached copy of {self.catalog.uri}: {error.strerror}"
-            ) from error
+                f"the cached copy of extent {leased.extent} of {self.catalog.uri} cannot be read: {why}"
+            )
 
     def _make_room(self, keep: int, keep_bytes: int) -> None:
         """Release the least recently read extents that no read needs, down to `keep` of `keep_bytes`."""

@@ -8,7 +8,6 @@ after it has returned, so a late loser never overwrites the winner's bytes.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import operator
@@ -16,21 +15,23 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
+from cachesvc.sources.hedging import Hedger, LateRead
 from cachesvc.sources.paces import SharedPace
 from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-HEDGE_THREADS = 4
 BREAKER_POLL_S = 0.25
 """How often a call polls the breaker of a source that is down."""
+PROGRESS_BYTES = 64 << 10
+SLOW_S = 30.0
+"""An answer that is cut short after so many bytes, in less time, is progress and no failure."""
 RATE_POLL_S = 1.0
 """How often a call that waits for its turn in the rate polls how fast the queue moves."""
 
@@ -78,18 +79,6 @@ class Interruptible(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Read:
-    """One read that may be hedged; its fields change under the lock of `Resilient`."""
-
-    version: ObjectVersion
-    offset: int
-    size: int
-    thread: int = field(default_factory=threading.get_ident)
-    running: bool = True
-    answer: bytearray | None = None
-
-
 class Resilient:
     """A `Source` with retries, at a rate that other processes may share. `clock`, `chance` (uniform in [0, 1)) and
     `sleep` are arguments for tests."""
@@ -109,14 +98,14 @@ class Resilient:
         self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace = pace or SharedPace()
-        self._limited = False
+        self._limited = self._said_cut = False
         self._breaker = SourceBreaker()
         self._last_error = ""
         self._answered_at = self._failed_at = -math.inf
         self._waiting = 0
         """Calls without an answer so far."""
         self._latencies = LatencyTail()
-        self._hedger = _Hedger(self._hedge, clock)
+        self._hedger = Hedger(self._hedge, clock)
 
     @property
     def counters(self) -> SourceCounters:
@@ -147,8 +136,33 @@ class Resilient:
     def read_into(
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
-        """Read a range with retries, hedged when the source is `Interruptible`."""
-        self._with_retries(lambda: self._timed(version, offset, into, received))
+        """Read a range with retries, hedged when the source is `Interruptible`. After an answer that was cut short, only
+        the rest is asked for. An object that was put together so is compared with what the source states of it."""
+        if self._read_on(version, offset, into, received):
+            check = self.checker(version) if len(into) == version.size_bytes else None
+            if check is not None:
+                try:
+                    check((into,))
+                except SourceUnavailable:
+                    self._read_on(version, offset, into, received)
+                    check((into,))
+
+    def _read_on(self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived) -> bool:
+        """Read a range. Return whether more than one answer made it."""
+        done = 0
+
+        def read_rest() -> None:
+            nonlocal done
+            try:
+                self._timed(version, offset + done, into[done:], lambda count: received(done + count))
+            except SourceUnavailable as error:
+                if not version.etag:  # the rest might be of another version
+                    error.kept_bytes = 0
+                done += error.kept_bytes
+                raise
+
+        self._with_retries(read_rest)
+        return done > 0
 
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return the source's checker, requested with retries. An object that it finds damaged counts as a retry."""
@@ -191,6 +205,10 @@ class Resilient:
                     sent_at = self._clock()
                     answer = call()
             except SourceUnavailable as error:
+                if error.kept_bytes >= PROGRESS_BYTES and self._clock() - sent_at < SLOW_S:
+                    self._cut_short(error, sent_at)
+                    until, attempt = self._clock() + self._resilience.deadline_s, 0
+                    continue
                 now = self._failed(error, sent_at)
                 refusals += error.throttled
                 wait_s = full_jitter_s(attempt, self._chance())
@@ -211,6 +229,18 @@ class Resilient:
             else:
                 self._answered(sent_at)
                 return answer
+
+    def _cut_short(self, error: SourceUnavailable, sent_at: float) -> None:
+        """Note an answer that was cut short: the source works, and the rest can be asked for at once."""
+        self._answered(sent_at)
+        with self._lock:
+            self._counters.retries += 1
+            said, self._said_cut = self._said_cut, True
+        if not said:
+            log.warning(
+                "answers are cut short, and their rest is asked for; look at the proxies on the way: %s",
+                error,
+            )
 
     def _answered(self, sent_at: float) -> None:
         with self._pace.held() as pace:
@@ -293,7 +323,7 @@ class Resilient:
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived, due: float
     ) -> int:
         """Read while the hedger may send a second request. Return the bytes that the first one received."""
-        read = _Read(version, offset, len(into))
+        read = LateRead(version, offset, len(into))
         self._hedger.watch(due, read)
         try:
             self._source.read_into(version, offset, into, received)
@@ -310,7 +340,7 @@ class Resilient:
             with self._lock:
                 read.running = False
 
-    def _hedge(self, read: _Read) -> None:
+    def _hedge(self, read: LateRead) -> None:
         """Send a late read a second time; runs in a hedging thread."""
         with self._lock:
             if not read.running or not hedge_allowed(self._counters.hedges, self._counters.requests):
@@ -330,54 +360,3 @@ class Resilient:
                 self._counters.hedge_wins += 1
                 read.answer = answer
                 self._source.interrupt(read.thread)
-
-
-class _Hedger:
-    """A thread that waits for late reads, and a few that send them again; started with the first read to watch."""
-
-    def __init__(self, hedge: Callable[[_Read], None], clock: Callable[[], float]) -> None:
-        self._hedge, self._clock = hedge, clock
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._due: list[tuple[float, int, _Read]] = []
-        self._count = 0
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def watch(self, due: float, read: _Read) -> None:
-        """Call `hedge` at `due` unless the read has ended by then."""
-        with self._lock:
-            if self._closed:
-                return
-            self._count += 1
-            heapq.heappush(self._due, (due, self._count, read))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hedger", daemon=True)
-                self._thread.start()
-            elif self._due[0][2] is read:
-                self._changed.notify()
-
-    def close(self) -> None:
-        """Stop watching, and wait for hedges under way."""
-        with self._lock:
-            self._closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        with ThreadPoolExecutor(HEDGE_THREADS, "hedge") as threads:
-            while (read := self._next_late()) is not None:
-                threads.submit(self._hedge, read)
-
-    def _next_late(self) -> _Read | None:
-        """Wait for the next late read; None after `close`."""
-        with self._lock:
-            while not self._closed:
-                while self._due and not self._due[0][2].running:
-                    heapq.heappop(self._due)
-                wait_s = self._due[0][0] - self._clock() if self._due else None
-                if wait_s is not None and wait_s <= 0:
-                    return heapq.heappop(self._due)[2]
-                self._changed.wait(wait_s)
-        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
 from loader.reading.block_cache import BLOCK_BYTES, BlockCache
 from loader.reading.changed_files import ChangedFiles
-from loader.reading.held_extents import HeldExtent
+from loader.reading.held_extents import ORIGINS, HeldExtent
 from loader.reading.io_uring import give_up_ring, ring_of_thread
 from loader.reading.lease_table import Leases
 from loader.reading.preadv import FileRange, announce, read_bytes, read_into
@@ -32,6 +33,7 @@ ANNOUNCED_BATCHES = 64
 """So many batches are announced ahead of their reads after one that came from the disk."""
 MAX_ANNOUNCED = 65_536
 """Ranges remembered as announced to the kernel; a forgotten range is announced again, for 2 us."""
+_CACHED = ORIGINS.index("nvme")
 VERIFY_TRIES = 3
 """A dropped copy is filled again from the source; bytes that are wrong then too are not the disk's fault."""
 
@@ -46,7 +48,8 @@ class FileReads:
         changed_files: ChangedFiles,
         room: RoomWait,
         timeout_s: float,
-        suspect: Callable[[Sequence[int]], None] | None,
+        suspect: Callable[[Sequence[int]], None],
+        verify: bool,
     ) -> None:
         """See `ExtentReader`."""
         self._leases, self._changed_files, self._room = leases, changed_files, room
@@ -58,7 +61,8 @@ class FileReads:
         """Whether ranges are worth announcing: they come from the disk."""
         self._to_announce = 0
         """So many batches of small ranges are announced, since one before came from the disk."""
-        self._verified = VerifiedReads(catalog, suspect) if suspect is not None else None
+        self._suspect = suspect
+        self._verified = VerifiedReads(catalog, suspect) if verify else None
         self._announced: set[int] = set()
         self._blocks = BlockCache()
 
@@ -135,6 +139,9 @@ class FileReads:
     def _read_each(self, read: ActiveRead, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
         """Fill `into` by preadv."""
         self.reads_ahead = True
+        self._repaired(read, lambda: self._read_apart(read, addresses, first, into))
+
+    def _read_apart(self, read: ActiveRead, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
         wanted: list[FileRange] = []
         ranges: list[tuple[int, memoryview, int]] = []
         offsets = self._offsets(addresses, first)
@@ -145,13 +152,27 @@ class FileReads:
             else:
                 ranges.append((offset, view, extent))
         began = time.perf_counter()
-        try:
-            read_into(wanted, self._were_announced(addresses))
-            self._fill(read, ranges)
-        except TierFailed:
-            self._changed_files.raise_if_changed()
-            raise
+        read_into(wanted, self._were_announced(addresses))
+        self._fill(read, ranges)
         self._leases.wait_clock.read(began)
+
+    def _repaired(self, read: ActiveRead, call: Callable[[], None]) -> None:
+        """Make a call, and make it again with another copy where the cached one cannot be read: its file was cut, or its
+        disk fails. Raises as `read_into`."""
+        tries: Counter[int] = Counter()
+        while True:
+            try:
+                return call()
+            except TierFailed as error:
+                self._changed_files.raise_if_changed()
+                copy, needed = self._table.get(error.extent), sorted(read.extents or ())
+                tries[error.extent] += 1
+                if copy is None or copy.origin != _CACHED or tries[error.extent] == VERIFY_TRIES:
+                    raise
+                _log.warning("%s; requesting it again", error)
+                self._suspect([error.extent])
+                self._discard(read, {error.extent: copy})
+                self._room.lease(read, needed)
 
     def read(
         self, part: Ints, read: ActiveRead, addresses: Ints, lengths: Ints, out: list[bytes | None]
@@ -160,11 +181,16 @@ class FileReads:
         `read_into`."""
         if self._read_small(part, read.first[part], addresses[part], lengths[part], out):
             return
+        part = part[np.argsort(addresses[part])]
+        self._repaired(read, lambda: self._read_sorted(part, read, addresses, lengths, out))
+
+    def _read_sorted(
+        self, part: Ints, read: ActiveRead, addresses: Ints, lengths: Ints, out: list[bytes | None]
+    ) -> None:
         counted: list[tuple[int, int]] = []
         alone: list[tuple[int, FileRange]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
-        part = part[np.argsort(addresses[part])]
         sizes, extents = lengths[part].tolist(), read.first[part].tolist()
         offsets = self._offsets(addresses[part], read.first[part])
         if self._read_plain(part.tolist(), addresses[part], offsets, sizes, extents, out):
@@ -182,13 +208,9 @@ class FileReads:
         began = time.perf_counter()
         if not self._were_announced(addresses[part]):
             announce([each for _, each in alone])
-        try:
-            self._fill(read, ranges)
-            for at, each in alone:
-                out[at] = read_bytes(each.fd, each.offset, each.size_bytes, each.extent)
-        except TierFailed:
-            self._changed_files.raise_if_changed()
-            raise
+        self._fill(read, ranges)
+        for at, each in alone:
+            out[at] = read_bytes(each.fd, each.offset, each.size_bytes, each.extent)
         self._leases.wait_clock.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
@@ -233,12 +255,8 @@ class FileReads:
         if len(files) > 1 and not self._were_announced(addresses):
             for (fd, offset), size in zip(files, sizes, strict=True):
                 os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
-        try:
-            for at, (fd, offset), size, extent in zip(part, files, sizes, extents, strict=True):
-                out[at] = read_bytes(fd, offset, size, extent)
-        except TierFailed:
-            self._changed_files.raise_if_changed()
-            raise
+        for at, (fd, offset), size, extent in zip(part, files, sizes, extents, strict=True):
+            out[at] = read_bytes(fd, offset, size, extent)
         self._leases.wait_clock.read(began)
         return True
 
@@ -264,9 +282,10 @@ class FileReads:
             found = np.empty((len(helds), width), np.uint8)
             try:
                 self._blocks.read(helds, offsets[whole], width, found)
-            except TierFailed:
-                self._changed_files.raise_if_changed()
-                raise
+            except TierFailed:  # raised again with the extent, or repaired
+                places = np.arange(len(helds)) * width
+                into = [found.reshape(-1).data[at : at + width] for at in places.tolist()]
+                self._read_each(read, addresses[whole], first[whole], into)
             out[whole] = found
             self._leases.wait_clock.read(began)
 

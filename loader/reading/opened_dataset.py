@@ -65,9 +65,12 @@ class OpenedDataset:
         with self._connecting:
             if self._reader is None:
                 self._access = self.link.access(self.catalog)
-                suspect = self._access.suspect if self._verify else None
                 reader = ExtentReader(
-                    self.catalog, self._access.grants, timeout_s=read_timeout_s(), suspect=suspect
+                    self.catalog,
+                    self._access.grants,
+                    timeout_s=read_timeout_s(),
+                    suspect=self._access.suspect,
+                    verify=self._verify,
                 )
                 if self.link.daemon:
                     self._recalls = Recalls(

@@ -89,9 +89,11 @@ def _read(run: FileRange, offset: int, views: Sequence[memoryview]) -> int:
         raise _failed(run, error) from error
     if count == 0:
         missing = run.size_bytes - (offset - run.offset)
-        raise TierFailed(
+        cut = TierFailed(
             f"extent {run.extent} ends {missing} bytes early: its file was cut while it was read"
         )
+        cut.extent = run.extent
+        raise cut
     return count
 
 
@@ -106,4 +108,6 @@ def _unfilled(views: Sequence[memoryview], count: int) -> list[memoryview]:
 
 def _failed(part: FileRange, error: OSError) -> TierFailed:
     why = errno.errorcode.get(error.errno or 0, str(error.errno))
-    return TierFailed(f"extent {part.extent} cannot be read ({why}); look at the disk that holds it")
+    failed = TierFailed(f"extent {part.extent} cannot be read ({why}); look at the disk that holds it")
+    failed.extent = part.extent
+    return failed

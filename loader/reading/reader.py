@@ -39,6 +39,10 @@ MAX_GROUP = 64
 """Extents requested at once; a read that touches more proceeds in groups."""
 
 
+def _suspect_nothing(extents: Sequence[int]) -> None:
+    """Do nothing: nobody holds copies for this reader."""
+
+
 class ExtentReader:
     """Reads one dataset through `Grants`. Safe to share between threads. A forked child makes its own."""
 
@@ -48,10 +52,11 @@ class ExtentReader:
         grants: Grants,
         mapped_bytes: int = MAPPED_BYTES,
         timeout_s: float = ACQUIRE_TIMEOUT_S,
-        suspect: Callable[[Sequence[int]], None] | None = None,
+        suspect: Callable[[Sequence[int]], None] = _suspect_nothing,
+        verify: bool = False,
     ) -> None:
-        """`timeout_s`: how long one read may wait for its extents. With `suspect`, reads of cached files are verified,
-        and it is called with extents whose bytes are wrong."""
+        """`timeout_s`: how long one read may wait for its extents. `suspect` is called with extents whose cached copies
+        cannot be read, or are wrong. `verify`: compare reads of cached files with their checksums."""
         keep_freed_memory()
         self._catalog = catalog
         self._extents = Intervals(catalog.extent_starts)
@@ -61,7 +66,9 @@ class ExtentReader:
         self._held = self._leases.held
         self.wait_clock = self._leases.wait_clock
         self._changed_files = ChangedFiles(catalog, self._leases)
-        self._files = FileReads(catalog, self._leases, self._changed_files, self._room, timeout_s, suspect)
+        self._files = FileReads(
+            catalog, self._leases, self._changed_files, self._room, timeout_s, suspect, verify
+        )
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)

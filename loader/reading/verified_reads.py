@@ -75,9 +75,11 @@ class VerifiedReads:
         except CorruptData:
             return b""
         except OSError as error:
-            raise TierFailed(
+            failed = TierFailed(
                 f"the checksums of extent {extent} cannot be read ({error.strerror}); look at the disk that holds it"
-            ) from error
+            )
+            failed.extent = extent
+            raise failed from error
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
-from cachesvc.sources.s3.http import Response, UnexpectedResponse, parse_number
+from cachesvc.sources.s3.http import HttpConnection, Response, UnexpectedResponse, parse_number
+from cachesvc.sources.source import OnReceived
 
 _NONE = ("", "identity", "aws-chunked")
 """Content encodings that change no stored byte. SDKs leave `aws-chunked` behind from their uploads."""
@@ -44,6 +45,20 @@ def verify(version: ObjectVersion, offset: int, size: int, response: Response) -
         raise OtherVersion(f"{uri} is no longer the version {version.etag}")
     if response.length != size and not response.chunked:
         raise UnexpectedResponse(f"the server announced {response.length} bytes of {uri}, not {size}")
+
+
+def receive_body(
+    connection: HttpConnection, response: Response, into: memoryview, received: OnReceived
+) -> None:
+    """Receive the body of a response that was verified. Raises as `HttpConnection.read_into`; the error says how much of
+    `into` has come."""
+    before = connection.received_bytes
+    try:
+        connection.read_into(into, received)
+    except SourceUnavailable as error:
+        if not response.chunked:  # what came of a malformed body is not trusted
+            error.kept_bytes = connection.received_bytes - before
+        raise
 
 
 def check_no_page(uri: str, headers: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ from cachesvc.sources.s3.http import (
 from cachesvc.sources.s3.identity import AccountIdentity, service_data, sign_in, tls_context
 from cachesvc.sources.s3.mismatches import MismatchJudge
 from cachesvc.sources.s3.proxies import proxy_of
-from cachesvc.sources.s3.responses import OtherVersion, check_no_page, verify
+from cachesvc.sources.s3.responses import OtherVersion, check_no_page, receive_body, verify
 from cachesvc.sources.s3.stated_checksums import StatedChecksums
 from cachesvc.sources.source import Checker, OnReceived, Send, ignore_received, send_once
 
@@ -263,7 +263,7 @@ class S3Source:
                 conditional = b"\r\nIf-Match: " in request
                 return self._refused(version, signer, response, connection.read_error(response), conditional)
             verify(version, offset, len(into), response)
-            connection.read_into(into, received)
+            receive_body(connection, response, into, received)
             if b"Accept-Encoding" in request and "content-encoding" in response.headers:
                 self._ask_for_stored = True
             if len(into) == version.size_bytes and not _in_directory_bucket(version):

@@ -29,7 +29,7 @@ from cachesvc.sources.s3.http import (
 )
 from cachesvc.sources.s3.proxies import Proxy, proxy_of
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import OtherVersion, verify
+from cachesvc.sources.s3.responses import OtherVersion, receive_body, verify
 from cachesvc.sources.source import OnReceived
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -172,5 +172,5 @@ def receive(
         if repeated.failed(version.uri, offset):
             raise CorruptData(f"{error}, twice") from error
         raise
-    connection.read_into(into, received)
+    receive_body(connection, response, into, received)
     repeated.succeeded(version.uri, offset)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -94,6 +95,43 @@ def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
         wait_until(lambda: wrong(batches) == 0)
         assert wrong(batches) == 0
         data.opened.close()
+
+
+@pytest.mark.parametrize(("workers", "verify"), [(0, False), (0, True), (2, False)])
+def test_a_file_that_is_cut_under_a_reader_is_replaced_and_no_read_fails(
+    tmp_path: Path, environment: Callable[..., Daemon], workers: int, verify: bool
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    with environment(tmp_path / "nvme") as daemon, Control(daemon.socket_dir) as control:
+        data = open_dataset(tmp_path / "data", format="records", record_bytes=RECORD, verify=verify)
+        batches = DataLoader(data, 64, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+        assert wrong(batches) == 0
+        wait_until(lambda: control.status().tiers[0].used_bytes >= EXTENT * EXTENTS)
+        for length, path in enumerate(sorted((tmp_path / "nvme").rglob("extents/*/*"))[:3]):
+            path.chmod(0o600)
+            os.truncate(path, length * 10_000)
+        assert wrong(batches) == 0
+        assert [bytes(sample) for sample in (data[0], data[-1])] == [BODY[:RECORD], BODY[-RECORD:]]
+        assert control.status().tiers[0].corrupt_extents == 3
+        data.opened.close()
+
+
+def test_a_file_that_is_cut_under_a_reader_by_name_is_replaced(
+    tmp_path: Path, environment: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvme").mkdir()
+    monkeypatch.setenv("CACHESVC", "require")
+    with environment(tmp_path / "nvme"):
+        files = fsspec.filesystem("cachesvc", skip_instance_cache=True)
+        (path,) = files.ls(f"file/{tmp_path}/data", detail=False)
+        with files.open(path) as file:
+            assert file.read(EXTENT) == BODY[:EXTENT]
+            for cached in (tmp_path / "nvme").rglob("extents/*/*"):
+                cached.chmod(0o600)
+                os.truncate(cached, 10_000)
+            file.seek(20_000)
+            assert file.read() == BODY[20_000:]
+        files.invalidate_cache()
 
 
 def test_what_never_reached_the_disk_is_read_anew(tmp_path: Path, environment: Callable[..., Daemon]) -> None:

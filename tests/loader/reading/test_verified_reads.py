@@ -79,7 +79,7 @@ def blobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, dict[st
 
 def read_all(link: MemoryLink, files: dict[str, bytes], grants: Files) -> None:
     catalog = link.catalog()
-    reader = ExtentReader(catalog, grants, suspect=grants.suspect)  # type: ignore[arg-type]
+    reader = ExtentReader(catalog, grants, suspect=grants.suspect, verify=True)  # type: ignore[arg-type]
     order = np.random.default_rng(2).permutation(catalog.samples)
     addresses, lengths = catalog.locate(order)
     assert reader.read(addresses[:, 0], lengths[:, 0]) == [files[catalog.key(int(n))] for n in order]
@@ -112,7 +112,7 @@ def test_threads_that_share_a_wrong_extent_each_get_it_right(
     link, files = blobs
     catalog = link.catalog()
     grants = Files(catalog.extent, 1)
-    reader = ExtentReader(catalog, grants, suspect=grants.suspect)  # type: ignore[arg-type]
+    reader = ExtentReader(catalog, grants, suspect=grants.suspect, verify=True)  # type: ignore[arg-type]
     everything = np.arange(catalog.samples)
     addresses, lengths = catalog.locate(everything)
     wanted = [files[catalog.key(int(n))] for n in everything]

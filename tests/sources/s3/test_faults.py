@@ -153,6 +153,26 @@ def test_retries_give_the_right_bytes_in_the_end(
     assert clock.now >= 2.0
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_of_answers_that_are_all_cut_short_the_rest_is_asked_for(
+    source: S3Source, proxy: Proxy, version: ObjectVersion, caplog: pytest.LogCaptureFixture, offset: int
+) -> None:
+    """The whole object is compared with its MD5, too, though no answer has all of it."""
+    clock = Clock()
+    patient = Resilient(source, Resilience(), clock, sleep=clock.sleep)
+    proxy.faults.append(Fault("cut", after_bytes=70_000, times=1000))
+    proxy.reset()
+    size = len(DATA) - offset
+    assert _read(patient, version, offset, size) == DATA[offset:]
+    assert clock.now == 0, "no answer was taken for an outage"
+    assert patient.counters.requests == -(-size // 70_000)
+    assert size <= patient.counters.bytes < 1.01 * size
+    assert caplog.text.count("answers are cut short") == 1
+    proxy.faults[:] = [Fault("cut", after_bytes=1000, times=1 << 30)]
+    with pytest.raises(SourceUnavailable, match="cut the response after 1000 of"):
+        _read(patient, version, offset, size)
+
+
 def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
     source: S3Source, proxy: Proxy, version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
