@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,6 +11,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import fsspec
+from fsspec import AbstractFileSystem
 
 from cachesvc.core.errors import (
     CacheError,
@@ -20,16 +23,31 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.model import ObjectVersion
+from cachesvc.core.safe_text import redacted
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
+from cachesvc.sources.s3.responses import check_encoding, encoding_of
 from cachesvc.sources.source import OnReceived, ignore_received
 
+log = logging.getLogger(__name__)
 _VERSION_KEYS = (
     "ETag", "etag", "e_tag", "checksum", "md5", "content_md5", "generation",
     "mtime", "last_modified", "LastModified", "updated", "modified", "created",
     "modificationTime", "blob_id",  # WebHDFS, Hugging Face
 )  # fmt: skip
+_VERSION_NAMES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        "e_?tag|check_?sum|chksum|md5|sha_?(1|256)|crc|hash",
+        "generation|revision|^rev$|version",
+        "modif|mtime|last_?write|updated|changed",
+        "created|unique",
+    )
+)
+"""What drivers call a version, the surest first; for those that use none of the names above. FTP says `modify`, Dropbox
+`content_hash`, archives `CRC`."""
+_ENCODINGS = ("contentEncoding", "content_encoding", "ContentEncoding", "content-encoding")
 
 
 CALL_S = 120.0
@@ -44,7 +62,8 @@ _T = TypeVar("_T")
 class FsspecSource:
     """A `Source` over one fsspec file system, for example of `gs://`, `az://`, `memory://`.
 
-    A version is the entity tag, checksum or modification time in the driver's `info`; without any, objects have no version.
+    A version is what the driver states as one: an entity tag, checksum or modification time in `info`, or its `modified` or
+    `ukey`. Without any, objects have no version, and one warning says so.
     A HEAD after each read finds a change before and during it. Drivers raise exceptions of any type, not only OSError, for
     storage that fails. A call that takes too long is given up: it goes on in a thread of its own, which ends no process.
     """
@@ -55,6 +74,7 @@ class FsspecSource:
         self._most = _MOST_CALLS if _takes_threads(filesystem) else 1
         self._running = threading.Semaphore(self._most)
         self._repeated = RepeatedFaults()
+        self._warned = False
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Yield every file below `prefix`, sorted by name, or the file that it names. Raises NotFound, and InvalidInput for
@@ -72,7 +92,7 @@ class FsspecSource:
         for name in sorted(found, key=_utf8):
             if found[name].get("type", "file") == "file":
                 # Drivers write names in their own way; URIs keep the prefix as it was given.
-                yield _version(prefix.rstrip("/") + name[len(path.rstrip("/")) :], found[name])
+                yield self._version(prefix.rstrip("/") + name[len(path.rstrip("/")) :], name, found[name])
 
     def head(self, uri: str) -> ObjectVersion:
         """Return the object's current version. Raises NotFound."""
@@ -86,7 +106,7 @@ class FsspecSource:
             raise _translated(error, uri) from error
         if found.get("type", "file") != "file":
             raise NotFound(f"{uri} is not a file")
-        return _version(uri, found)
+        return self._version(uri, path, found)
 
     def read_into(
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
@@ -116,6 +136,37 @@ class FsspecSource:
             raise SourceUnavailable(what)
         self._repeated.succeeded(version.uri, offset)
         into[:] = data
+
+    def _version(self, uri: str, path: str, info: dict[str, Any]) -> ObjectVersion:
+        if info.get("size") is None:
+            raise InvalidInput(f"{uri}: its size is unknown, so it cannot be cached")
+        encoding = next((info[key] for key in _ENCODINGS if info.get(key)), "")
+        check_encoding(uri, encoding_of({"content-encoding": str(encoding)}))
+        tag = _stated_version(info)
+        if tag is None and _states(self._filesystem, "modified"):
+            tag = self._asked(uri, lambda: self._filesystem.modified(path))
+        if tag is None and _states(self._filesystem, "ukey"):
+            tag = self._asked(uri, lambda: self._filesystem.ukey(path))
+        if tag is None and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: its driver states no version, so a file that is overwritten with the same size is not noticed",
+                redacted(uri),
+            )
+        if isinstance(tag, datetime):  # some drivers return a datetime from `info` and a number from `find`
+            tag = tag.timestamp()
+        return ObjectVersion(uri, int(info["size"]), "" if tag is None else str(tag).strip('"'))
+
+    def _asked(self, uri: str, call: Callable[[], object]) -> object:
+        """Return what a method of the driver says of a file; None where it is not implemented."""
+        try:
+            return self._within(self._call_s, uri, call)
+        except NotImplementedError:
+            return None
+        except CacheError:
+            raise
+        except Exception as error:
+            raise _translated(error, uri) from error
 
     def _within(self, limit_s: float, uri: str, call: Callable[[], _T]) -> _T:
         """Return what a call of the driver returns. Raises what it raises, and SourceUnavailable after the limit."""
@@ -161,6 +212,12 @@ def open_fsspec(uri: str) -> FsspecSource:
         raise _translated(error, uri) from error
 
 
+def _states(filesystem: Any, method: str) -> bool:
+    """Tell whether a driver has a method of its own: fsspec's own `ukey` is a digest of all of `info`, the time of the last
+    access included."""
+    return getattr(type(filesystem), method, None) is not getattr(AbstractFileSystem, method)
+
+
 def _takes_threads(filesystem: Any) -> bool:
     """Tell whether threads may share a driver: those of fsspec's event loop, Arrow's, and the one in memory. Others may
     have one connection, as FTP's has, and are called by one thread at a time."""
@@ -184,10 +241,13 @@ def _translated(error: Exception, uri: str) -> CacheError:
     return SourceUnavailable(f"{uri}: {' '.join(str(error).split())[:300] or type(error).__name__}")
 
 
-def _version(uri: str, info: dict[str, Any]) -> ObjectVersion:
-    if info.get("size") is None:
-        raise InvalidInput(f"{uri}: its size is unknown, so it cannot be cached")
-    tag = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
-    if isinstance(tag, datetime):  # some drivers return a datetime from `info` and a number from `find`
-        tag = tag.timestamp()
-    return ObjectVersion(uri, int(info["size"]), str(tag).strip('"'))
+def _stated_version(info: dict[str, Any]) -> Any:
+    """Return what a driver's `info` states as the version of a file; None for nothing."""
+    for key in _VERSION_KEYS:
+        if info.get(key):
+            return info[key]
+    for pattern in _VERSION_NAMES:
+        for key in sorted(key for key in info if pattern.search(key)):
+            if info[key] and isinstance(info[key], str | int | float | datetime):
+                return info[key]
+    return None

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 import fsspec
@@ -14,7 +15,7 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import CorruptData, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.remote import FsspecSource
 from cachesvc.sources.resilient import Resilience, Resilient
@@ -131,3 +132,82 @@ def test_a_driver_that_is_not_safe_for_threads_is_called_by_one_at_a_time(broken
     with ThreadPoolExecutor(20) as threads:
         assert list(threads.map(read, OneConnection.bodies)) == list(OneConnection.bodies.values())
     assert OneConnection.made - before == broken, "a new connection after each break"
+
+
+class Stating(Driver):
+    """States of each file only what a test says, by `info` and `find` alike."""
+
+    says: ClassVar[dict[str, Any]] = {}
+
+    def info(self, path: str, **named: Any) -> Any:
+        found = super().info(path, **named)
+        return {key: found[key] for key in ("name", "size", "type")} | self.says
+
+    def find(self, *arguments: Any, **named: Any) -> Any:
+        return {name: self.info(name) for name in super().find(*arguments, **named)}
+
+    def modified(self, path: str) -> Any:
+        raise NotImplementedError
+
+
+class StatingByCall(Stating):
+    """States the time of a change only by `modified`."""
+
+    at: ClassVar[datetime] = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+    def modified(self, path: str) -> datetime:
+        return self.at
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"modify": "20260101000000", "perm": "r"}, {"modify": "20260101000001", "perm": "r"}),  # FTP
+        ({"mtime": 1.0, "time": 5.0}, {"mtime": 2.0, "time": 6.0}),  # SMB: `time` is that of the last access
+        ({"content_hash": "a", "client_modified": "x"}, {"content_hash": "b", "client_modified": "x"}),
+        ({"rev": "1"}, {"rev": "2"}),
+        ({"modifiedTime": "2026-01-01"}, {"modifiedTime": "2026-01-02"}),
+        ({"CRC": 1}, {"CRC": 2}),
+        ({"versionId": "1", "created": "x"}, {"versionId": "2"}),
+    ],
+)
+def test_a_version_is_what_the_driver_states_as_one(
+    driver: tuple[Driver, str],
+    caplog: pytest.LogCaptureFixture,
+    before: dict[str, Any],
+    after: dict[str, Any],
+) -> None:
+    files, root = Stating(), driver[1]
+    files.says = before  # type: ignore[misc]
+    source = FsspecSource(files)
+    (version,) = source.list(root)
+    assert version == source.head(version.uri)
+    assert version.etag
+    source.read_into(version, 0, memoryview(bytearray(400)))
+    files.says = after  # type: ignore[misc]
+    with pytest.raises(SourceChanged):
+        source.read_into(version, 0, memoryview(bytearray(400)))
+    assert "states no version" not in caplog.text
+
+
+def test_a_driver_is_asked_for_the_time_of_a_change(driver: tuple[Driver, str]) -> None:
+    files, root = StatingByCall(), driver[1]
+    source = FsspecSource(files)
+    (version,) = source.list(root)
+    assert version.etag == str(StatingByCall.at.timestamp())
+
+
+def test_where_nothing_can_tell_one_warning_says_so(
+    driver: tuple[Driver, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = FsspecSource(Stating())
+    for _ in range(2):
+        assert [version.etag for version in source.list(driver[1])] == [""]
+    assert caplog.text.count("states no version") == 1
+
+
+def test_a_file_that_its_driver_keeps_encoded_is_an_error_that_says_so(driver: tuple[Driver, str]) -> None:
+    files, root = Stating(), driver[1]
+    files.says = {"etag": "x", "contentEncoding": "gzip"}  # type: ignore[misc]
+    with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
+        list(FsspecSource(files).list(root))

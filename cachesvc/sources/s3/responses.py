@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import CorruptData, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.http import HttpConnection, Response, UnexpectedResponse, parse_number
@@ -14,6 +14,16 @@ _NONE = ("", "identity", "aws-chunked")
 """Content encodings that change no stored byte. SDKs leave `aws-chunked` behind from their uploads."""
 
 
+_ENDINGS = {
+    "gzip": (".gz", ".tgz", ".gzip"),
+    "compress": (".z",),
+    "zstd": (".zst", ".zstd"),
+    "br": (".br",),
+    "bzip2": (".bz2",),
+    "xz": (".xz",),
+    "lz4": (".lz4",),
+}
+"""Ends of the names of files that are themselves in an encoding: web servers and uploaders name it for those, too."""
 _PAGES = (".htm", ".html", ".xhtml", ".php", ".asp", ".aspx", ".jsp")
 """Names of objects that may be web pages themselves."""
 
@@ -27,10 +37,10 @@ class OtherVersion(SourceUnavailable):
 
 def verify(version: ObjectVersion, offset: int, size: int, response: Response) -> None:
     """Check a response with status 200 or 206 before its body is read. Raises UnexpectedResponse for another form or length
-    than was requested, and OtherVersion."""
+    than was requested, OtherVersion, and as `check_encoding`."""
     uri, span = version.uri, response.headers.get("content-range")
     check_no_page(uri, response.headers)
-    stored = encoding_of(response.headers)
+    stored = check_encoding(uri, encoding_of(response.headers))
     if stored and "content-encoding" not in response.headers:
         raise UnexpectedResponse(f"the server decoded {uri}, which is stored with Content-Encoding: {stored}")
     if response.status == 206 and span is not None:
@@ -64,13 +74,26 @@ def receive_body(
 def check_no_page(uri: str, headers: Mapping[str, str]) -> None:
     """Raise SourceUnavailable for a web page in the place of an object, such as a proxy sends with status 200 while the
     server behind it is down: it has no entity tag."""
-    kind, name = headers.get("content-type", ""), uri.partition("?")[0].rpartition("/")[2]
-    data = "." in name and not name.lower().endswith(_PAGES)
+    kind, name = headers.get("content-type", ""), _name(uri)
+    data = "." in name and not name.endswith(_PAGES)
     if data and kind.lower().startswith("text/html") and not headers.get("etag"):
         raise SourceUnavailable(
             f"{uri}: the answer is a web page ({kind}) without an ETag, not the object; check the endpoint and the proxies"
             " on the way"
         )
+
+
+def check_encoding(uri: str, encoding: str) -> str:
+    """Return the content encoding in which an object is stored. Raises CorruptData where its name does not say so: its
+    bytes are not those of the file that the name promises, which browsers and other clients decode."""
+    name = _name(uri)
+    for each in filter(None, encoding.lower().split(", ")):
+        if not name.endswith(_ENDINGS.get(each.removeprefix("x-"), ())):
+            raise CorruptData(
+                f"{uri} is stored with Content-Encoding: {encoding}, so its bytes are not the file's: store it without that"
+                " header, decoded, or under a name that ends as such files do (.gz)"
+            )
+    return encoding
 
 
 def encoding_of(headers: dict[str, str]) -> str:
@@ -79,3 +102,9 @@ def encoding_of(headers: dict[str, str]) -> str:
     named = headers.get("x-goog-stored-content-encoding") or headers.get("content-encoding", "")
     kept = [each.strip() for each in named.split(",") if each.strip().lower() not in _NONE]
     return ", ".join(kept)
+
+
+def _name(uri: str) -> str:
+    """Return the last segment of a URI in lower case. A URL's query is no part of it."""
+    path = uri.partition("?")[0] if uri.startswith(("http://", "https://")) else uri
+    return path.rpartition("/")[2].lower()

@@ -9,7 +9,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.http import HttpConnection, Response, parse_number
 from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import check_no_page
+from cachesvc.sources.s3.responses import check_encoding, check_no_page, encoding_of
 from cachesvc.sources.source import OnReceived, ignore_received
 from cachesvc.sources.web.client import WebClient, receive, refusal
 
@@ -40,6 +40,7 @@ class WebSource:
                 connection.read_error(response)
                 raise refusal(uri, response)
             check_no_page(uri, response.headers)
+            check_encoding(uri, encoding_of(response.headers))
             size = response.length
             if response.status != 200:
                 size = parse_number(response.headers.get("content-range", "").rpartition("/")[2])
@@ -65,6 +66,7 @@ class WebSource:
                 connection.read_error(response)
                 raise refusal(version.uri, response)
             check_no_page(version.uri, response.headers)
+            check_encoding(version.uri, encoding_of(response.headers))
             response.headers["etag"] = _tag(response)
             if response.status == 200 and headers.get("Range"):
                 return self._read_behind(version, offset, into, received, response, connection)

@@ -60,10 +60,23 @@ def decodes_unless_told(handler: BaseHTTPRequestHandler) -> bool:
 
 
 @pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("way", ["stored", "decoded"])
+def test_an_encoding_that_the_name_does_not_say_is_an_error_that_names_it(
+    fake: FakeS3, source: S3Source, named: bool, way: str
+) -> None:
+    put(fake, STORED, key="x.jsonl")
+    fake.decodes = decodes_unless_told if way == "decoded" else lambda handler: False
+    fake.names_encoding = named
+    for size in (len(STORED), 50):
+        with pytest.raises(CorruptData, match="stored with Content-Encoding: gzip"):
+            part(source, listed(source), 0, size)
+
+
+@pytest.mark.parametrize("named", [False, True])
 def test_an_object_with_a_content_encoding_is_read_as_it_is_stored(
     fake: FakeS3, source: S3Source, named: bool
 ) -> None:
-    put(fake, STORED)
+    put(fake, STORED, key="x.gz")
     fake.decodes, fake.names_encoding = decodes_unless_told, named
     version = listed(source)
     assert read(source, version) == STORED
@@ -75,7 +88,7 @@ def test_decoded_bytes_of_the_stored_length_are_not_accepted(fake: FakeS3, sourc
     data = os.urandom(50)
     while len(gzip.compress(data, mtime=0)) != len(data):
         data = data[:-1] + b"a" * (1 + len(gzip.compress(data, mtime=0)) - len(data))
-    version = put(fake, gzip.compress(data, mtime=0))
+    version = put(fake, gzip.compress(data, mtime=0), key="x.gz")
     fake.decodes, fake.names_encoding = decodes_unless_told, True
     assert read(source, version) == gzip.compress(data, mtime=0)
 
@@ -84,7 +97,7 @@ def test_decoded_bytes_of_the_stored_length_are_not_accepted(fake: FakeS3, sourc
 def test_a_server_that_always_decodes_is_an_error_that_names_the_encoding(
     fake: FakeS3, source: S3Source, span: tuple[int, int]
 ) -> None:
-    version = put(fake, STORED)
+    version = put(fake, STORED, key="x.gz")
     fake.decodes, fake.names_encoding = lambda handler: True, True
     with pytest.raises(CorruptData, match="stored with Content-Encoding: gzip, and the server decodes it"):
         part(source, version, *span)
@@ -94,7 +107,7 @@ def test_a_server_that_always_decodes_is_an_error_that_names_the_encoding(
 def test_a_server_that_decodes_without_stating_it_is_an_error_after_two_reads(
     fake: FakeS3, source: S3Source
 ) -> None:
-    version = put(fake, STORED)
+    version = put(fake, STORED, key="x.gz")
     fake.decodes = lambda handler: handler.command == "GET"
     with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
         read(source, version)

@@ -10,6 +10,7 @@ import pytest
 
 from cachesvc.core.errors import (
     CacheError,
+    CorruptData,
     InvalidInput,
     NotAllowed,
     NotFound,
@@ -111,6 +112,22 @@ def test_a_web_page_in_the_place_of_a_file_is_no_other_version(
     assert read(patient, version, 10, 100) == DATA[10:110]
     server.refuse = [200] * 8
     assert read(patient, version) == DATA
+
+
+def test_an_encoding_that_the_name_does_not_say_is_an_error_that_names_it(
+    server: WebServer, source: WebSource
+) -> None:
+    version = source.head(f"{server.url}/a b.bin")
+    server.encoding = "gzip"
+    server.files["/d/x.tar.gz"] = DATA
+    with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
+        list(source.list(f"{server.url}/a b.bin"))
+    for size in (len(DATA), 10):  # of a server that named it in no earlier answer
+        with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
+            read(source, version, 0, size)
+    assert read(source, source.head(f"{server.url}/d/x.tar.gz")) == DATA
+    server.encoding = "identity"
+    assert read(source, version) == DATA
 
 
 def test_redirects_stay_on_the_host_or_use_tls(server: WebServer, source: WebSource) -> None:

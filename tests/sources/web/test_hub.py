@@ -124,6 +124,13 @@ def test_an_object_that_is_read_whole_is_compared_with_its_sha256(hub: Hub, sour
     assert source.checker(source.head(f"{ROOT}/data/ü.txt")) is None
 
 
+def test_an_object_that_is_kept_encoded_is_an_error_that_says_so(hub: Hub, source: HubSource) -> None:
+    version = source.head(f"{ROOT}/data/a b.bin")
+    hub.encoding = "gzip"
+    with pytest.raises(CorruptData, match="Content-Encoding: gzip"):
+        read(source, version, 0, 100)
+
+
 def test_another_object_at_the_commit_is_an_error(hub: Hub, source: HubSource) -> None:
     version = source.head(f"{ROOT}/data/deep/z.bin")
     forged = ObjectVersion(version.uri, 9, f"{hub.sha}-{'0' * 64}")

@@ -13,11 +13,13 @@ from tests.support.faults.fake_s3 import FakeS3, Object
 DATA = os.urandom(100_000)
 
 
-def put(server: FakeS3, data: bytes, sent: bytes | None = None, **headers: str) -> ObjectVersion:
+def put(
+    server: FakeS3, data: bytes, sent: bytes | None = None, key: str = "x", **headers: str
+) -> ObjectVersion:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     etag = named.pop("etag", hashlib.md5(data).hexdigest())
-    server.objects["x"] = Object(len(data), etag, data if sent is None else sent, named)
-    return ObjectVersion("s3://bucket/x", len(data), etag)
+    server.objects[key] = Object(len(data), etag, data if sent is None else sent, named)
+    return ObjectVersion(f"s3://bucket/{key}", len(data), etag)
 
 
 def read(source: S3Source | Resilient, version: ObjectVersion) -> bytes:

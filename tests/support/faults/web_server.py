@@ -20,13 +20,15 @@ HUB_PAGE = 3
 @dataclass
 class WebServer:
     """`files` by path. `ranges`: whether it serves ranges. `tags`: whether it states entity tags. `refuse`: statuses of the
-    next requests; 200 answers with a web page. `redirects`: targets by path."""
+    next requests; 200 answers with a web page. `redirects`: targets by path. `encoding`: the
+    Content-Encoding that files are stored in."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True
     tags: bool = True
     refuse: list[int] = field(default_factory=list)
     redirects: dict[str, str] = field(default_factory=dict)
+    encoding: str = ""
     seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Path with query, and headers, of each request."""
     url: str = ""
@@ -48,6 +50,7 @@ class WebServer:
 
     def file(self, body: bytes, headers: dict[str, str]) -> Any:
         told = {"ETag": f'"{hashlib.md5(body).hexdigest()}"'} if self.tags else {}
+        told |= {"Content-Encoding": self.encoding} if self.encoding else {}
         told |= {"Last-Modified": f"Mon, 01 Jan 2026 00:00:{len(body) % 60:02} GMT"}
         if headers.get("If-Match", told.get("ETag")) != told.get("ETag"):
             return 412, told, b""
