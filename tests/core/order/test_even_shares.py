@@ -99,13 +99,13 @@ def test_uneven_extents_have_even_shares(window: int, last: Last) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last", ["drop", "pad", "short"])
-@pytest.mark.parametrize("window", [0, 1, 2])
+@pytest.mark.parametrize("last", ["pad", "short"])
+@pytest.mark.parametrize("window", [0, 1])
 @pytest.mark.parametrize("sizes", [[31], [19, 1, 2, 9], [1] * 20 + [11], [15, 0, 16]])
 def test_shares_are_even_over_thousands_of_epochs(sizes: list[int], window: int, last: Last) -> None:
     """The bounds are 20 percent of a count of repeats."""
     spec = OrderSpec(4, 7, window, 3, last=last)
-    assert [*uneven(spec, np.cumsum([0, *sizes]), range(5000), 1e-4)] == []
+    assert [*uneven(spec, np.cumsum([0, *sizes]), range(3000), 1e-4)] == []
 
 
 def test_the_order_of_version_3_had_other_shares() -> None:
