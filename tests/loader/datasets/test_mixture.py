@@ -186,6 +186,7 @@ class PlannedLink:
     link: MemoryLink
     plans: list[Plan] = field(default_factory=list)
     grants: list[MemoryGrants] = field(default_factory=list)
+    kept: tuple[str, ...] = ()
 
     @property
     def id(self) -> Any:
