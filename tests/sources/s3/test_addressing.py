@@ -128,6 +128,7 @@ def test_a_directory_bucket_is_read_with_the_keys_of_a_session(server: FakeS3) -
         if "session" in handler.path.partition("?")[2]:
             handler.send_response(200)
             handler.send_header("Content-Length", str(len(SESSION)))
+            handler.send_header("Connection", "close")
             handler.end_headers()
             handler.wfile.write(SESSION)
             raise ConnectionAbortedError
