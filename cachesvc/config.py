@@ -141,8 +141,8 @@ class Settings:
     metadata_expiry_s: float = 30.0
     """The age at which a listing is repeated; short, so that changed data is seen."""
     stale_if_error_s: float = 86_400.0
-    """The age of a listing up to which the version that was opened last opens while the source is down. Outages last
-    hours. 0: none opens."""
+    """While a source is down, the version that was opened last is opened, unless its listing is older. Outages last hours.
+    0 turns this off."""
     log_format: str = "text"
     rules: tuple[Rule, ...] = ()
     quota: tuple[QuotaSpec, ...] = ()

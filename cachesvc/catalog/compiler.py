@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from cachesvc.catalog.layout import Field
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import Extent, ObjectVersion
+
+_SEPARATORS = re.compile(r"[-._\s\d]+")
 
 
 class ExtentBytes(Protocol):
@@ -56,6 +59,11 @@ def split_name(path: str) -> tuple[str, str]:
     folder, slash, name = path.rpartition("/")
     stem, _, extension = name.rpartition(".")
     return (folder + slash + stem, extension) if stem and extension else (path, "")
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name in lower case, without numbers and separators."""
+    return [word for word in _SEPARATORS.split(name.lower()) if word]
 
 
 def paths_of(entries: Sequence[ListedObject]) -> list[str]:

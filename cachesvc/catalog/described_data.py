@@ -6,15 +6,13 @@ no part of their table. Files that a glob or list names are one table whatever t
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from cachesvc.catalog.compiler import Inputs
+from cachesvc.catalog.compiler import Inputs, words_of
 from cachesvc.core.errors import InvalidInput
 
 _WORDS = frozenset({"meta", "metadata", "stats", "info"})
-_SEPARATORS = re.compile(r"[-._\s\d]+")
 _COMPARED = 32
 """Number of other files whose columns are those of the data."""
 _SHOWN = 4
@@ -31,7 +29,7 @@ def is_about_data(path: str, whole: bool = True) -> bool:
     stem = name.partition(".")[0]
     if not _WORDS.isdisjoint((*folders, stem)):
         return True
-    words = [word for word in _SEPARATORS.split(stem) if word]
+    words = words_of(stem)
     return not whole and bool(words) and not _WORDS.isdisjoint((words[0], words[-1]))
 
 

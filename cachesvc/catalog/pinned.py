@@ -1,4 +1,4 @@
-"""Finds the kept catalog of a version that a caller names, and asks the source for nothing."""
+"""Finds the kept catalog of a version that a caller names, without a request to the source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
-from cachesvc.core.errors import CacheError, CorruptData, NotFound
+from cachesvc.core.errors import CacheError, NotFound
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Checker, OnReceived, ignore_received
 from cachesvc.sources.uri import expanded
@@ -48,9 +48,9 @@ class _Kept:
 def kept_version(directory: str, version: str, uris: Sequence[str], options: Options) -> bool:
     """Tell whether `directory` holds the catalog of this version of the data at these URIs, as these options read it.
 
-    A version is the digest of the options and the objects. So a catalog that surveys to its own id is of these URIs and
-    options. False is also the answer for one whose format was found by objects that are no part of it: then the source must
-    be listed."""
+    A version is the digest of the options and the objects, so the survey of a catalog's own objects gives its id only for
+    the right URIs and options. The answer is also False where objects outside the catalog decided its format: the source
+    must be listed then."""
     path = f"{directory}/{version}.lmdb"
     if not _ID.fullmatch(version) or not mark_used(path):
         return False
@@ -58,5 +58,5 @@ def kept_version(directory: str, version: str, uris: Sequence[str], options: Opt
         catalog = Catalog.open(path)
         kept = _Kept(catalog)
         return survey(expanded(uris, lambda _: kept), options, lambda _: kept).id == version == catalog.id
-    except (FileNotFoundError, CorruptData, CacheError):
+    except (FileNotFoundError, CacheError):
         return False

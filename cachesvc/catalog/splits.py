@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from cachesvc.catalog.compiler import ListedObject, split_name
+from cachesvc.catalog.compiler import ListedObject, split_name, words_of
 from cachesvc.catalog.containers import COMPRESSIONS
 from cachesvc.catalog.kinds import ASIDE, TABLES, kind_of
 from cachesvc.core.errors import InvalidInput
@@ -27,7 +27,6 @@ _KEYWORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SPLITS = {word: split for split, words in _KEYWORDS.items() for word in words}
-_SEPARATORS = re.compile(r"[-._\s\d]+")
 _COUNTERS = ("of", "part", "shard", "chunk")
 """Words that may follow a keyword, before or between the numbers of shards."""
 _HUB_STEM = re.compile(r"(.+)-\d{5}-of-\d{5}.*")
@@ -58,7 +57,7 @@ def canonical_split(split: str) -> str:
 @lru_cache(4096)
 def split_of(name: str) -> str:
     """Return the split that a folder's name or the stem of a file's name begins or ends with, "" for none."""
-    words = [word for word in _SEPARATORS.split(name.lower()) if word]
+    words = words_of(name)
     while words and words[-1] in _COUNTERS:
         words.pop()
     return (_SPLITS.get(words[0]) or _SPLITS.get(words[-1]) or "") if words else ""

@@ -237,8 +237,8 @@ _NODE_SETTINGS = (
         multiple=True,
         envvar="CACHESVC_NVME",
         metavar="DIR=SIZE[,mounted]",
-        help="Cache directory and its budget in bytes or as a share of its disk (80%), refused where it must be"
-        " ,mounted and its disk is not; repeatable.",
+        help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable. With ,mounted the daemon"
+        " starts only if a disk is mounted there.",
     ),
     click.option(
         "--allow",

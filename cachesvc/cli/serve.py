@@ -66,7 +66,7 @@ from cachesvc.system.memory import allowed_bytes
     type=options.DURATION,
     envvar="CACHESVC_STALE_IF_ERROR",
     metavar="TIME",
-    help="While the source is down, open the version that was opened last, if it was listed so long ago at most; 0: none.",
+    help="While the source is down, open the version that was opened last, unless its listing is older; 0 turns this off.",
 )
 @click.option(
     "--takeover",

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import bisect
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.listing import listing
@@ -23,12 +21,12 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource, etag_of, under
 from cachesvc.sources.uri import canonical, expanded, local_path
+from cachesvc.tiers.mounts import all_mounts
 
 MAX_LISTED = 4096
 """Entries of a listing that is compared whole: some milliseconds, or a second of an NFS server's. Of more files some are
 compared."""
 MAX_COMPARED = 64
-MOUNTS = Path("/proc/self/mountinfo")
 
 
 class _TooMany(Exception):
@@ -126,17 +124,12 @@ def _sample(catalog: Catalog, place: str) -> Iterator[ObjectVersion]:
     count = catalog.objects
     for step in range(MAX_COMPARED):
         yield catalog.object(step * (count - 1) // (MAX_COMPARED - 1))
-    for mount in _mounts_below(place) if place else ():
+    below = f"{os.path.realpath(place)}/"
+    for mount in [each.point for each in all_mounts() if each.point.startswith(below)] if place else ():
         prefix = f"{catalog.uri.rstrip('/')}{mount[len(place) :]}/"
         at = bisect.bisect_left(range(count), prefix, key=lambda index: catalog.object(index).uri)
         if at < count and catalog.object(at).uri.startswith(prefix):
             yield catalog.object(at)
-
-
-def _mounts_below(place: str) -> list[str]:
-    points = (line.split(" ")[4] for line in MOUNTS.read_text().splitlines())
-    plain = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point) for point in points)
-    return [point for point in plain if point.startswith(f"{os.path.realpath(place)}/")]
 
 
 def _differs(path: str, version: ObjectVersion) -> bool:

@@ -71,6 +71,13 @@ class SourceUnavailable(CacheError, ConnectionError):
     """Bytes at the beginning of a read that came before it failed, and are right: the rest can be asked for."""
 
 
+def fault_of_node(message: str) -> SourceUnavailable:
+    """Return a SourceUnavailable whose cause is this node."""
+    error = SourceUnavailable(message)
+    error.of_node = True
+    return error
+
+
 class OutOfSpace(CacheError):
     """No tier can take the bytes: budgets, a full disk, or what is pinned and leased."""
 
@@ -128,8 +135,8 @@ class PeerRankFailed(CacheError):
 
 
 class NotReady(CacheError):
-    """What a daemon needs for its start is not there yet: a name that resolves, a free port, a mounted disk. A later start
-    may work."""
+    """The daemon cannot start yet: a name does not resolve, a port is in use, or a disk is not mounted. A later start may
+    work."""
 
     code = 15
 

@@ -280,18 +280,15 @@ def _utf8(path: str) -> str:
 def _unchanged(found: Attributes, version: ObjectVersion) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise SourceChanged(f"{version.uri} is no longer a regular file")
-    mtime = f"{found.st_mtime_ns}-"
-    if (
-        found.st_size == version.size_bytes
-        and version.etag.startswith(mtime)
-        and etag_of(found) != version.etag
-    ):
+    same_size = found.st_size == version.size_bytes
+    if same_size and (not version.etag or etag_of(found) == version.etag):
+        return
+    if same_size and version.etag.startswith(f"{found.st_mtime_ns}-"):
         raise SourceChanged(
             f"only the ctime of {version.uri} changed since it was listed: its mode, owner or links were changed, or"
             " it was rewritten and its mtime set back; open the dataset again"
         )
-    if found.st_size != version.size_bytes or (version.etag and etag_of(found) != version.etag):
-        raise SourceChanged(f"{version.uri} was written to since it was listed; open the dataset again")
+    raise SourceChanged(f"{version.uri} was written to since it was listed; open the dataset again")
 
 
 def _read(file: int, offset: int, into: memoryview, version: ObjectVersion) -> None:

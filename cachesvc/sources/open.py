@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from cachesvc.core.errors import SourceUnavailable
+from cachesvc.core.errors import SourceUnavailable, fault_of_node
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.limited_calls import LimitedCall
+from cachesvc.sources.limited_calls import SharedCalls
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
 from cachesvc.sources.paces import Paces, SharedPace
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
@@ -91,9 +90,9 @@ class Sources:
 
     def __init__(self, settings: SourceSettings, calls: CallWatch | None = None) -> None:
         self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
-        self._opening: dict[str, LimitedCall[tuple[Resilient, Source]]] = {}
+        self._opened: dict[str, tuple[Resilient, Source]] = {}
+        self._opening = SharedCalls[tuple[Resilient, Source]]("open")
         self._readers: list[Resilient] = []
-        self._lock = threading.Lock()
 
     def __call__(self, uri: str) -> Source:
         """Return the source that reads this URI; opens it first if need be. Raises InvalidInput, NotAllowed, and
@@ -116,25 +115,20 @@ class Sources:
         credential helper that hangs delays only the places that it is asked for."""
         scheme, mark, rest = uri.partition("://")
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
-        with self._lock:
-            opening = self._opening.get(place)
-            if (
-                opening is None
-                or opening.failed
-                or (opening.age_s > 2 * OPEN_S and not opening.ends_within(0))
-            ):
-                opening = self._opening[place] = LimitedCall(partial(self._open, uri, place), "open")
-        if not opening.ends_within(OPEN_S - opening.age_s):
-            late = SourceUnavailable(f"{uri}: {_foreign(scheme)} has not answered for {OPEN_S:.0f} s")
-            late.of_node = True
-            log.error("%s", late)
-            raise late
-        return opening.result(OPEN_S, "")
+        if place in self._opened:
+            return self._opened[place]
+        opening = self._opening.of(place, OPEN_S, partial(self._open, uri, place))
+        try:
+            return opening.result_within(OPEN_S, partial(_hangs, uri, scheme))
+        finally:
+            self._opening.forget(place, opening)
 
     def _open(self, uri: str, place: str) -> tuple[Resilient, Source]:
-        reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
-        self._readers.append(reader)
-        return reader, _with_cached_metadata(reader, endpoint, uri, self._settings)
+        if place not in self._opened:  # a call that began just before this one may have opened it
+            reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
+            self._readers.append(reader)
+            self._opened[place] = reader, _with_cached_metadata(reader, endpoint, uri, self._settings)
+        return self._opened[place]
 
     def counters(self) -> SourceCounters:
         """Return the counts of all sources together."""
@@ -149,6 +143,12 @@ class Sources:
         metadata = self.metadata(uri)
         if metadata is not None:
             metadata.forget(uri)
+
+
+def _hangs(uri: str, scheme: str) -> SourceUnavailable:
+    error = fault_of_node(f"{uri}: {_foreign(scheme)} has not answered for {OPEN_S:.0f} s")
+    log.error("%s", error)
+    return error
 
 
 def _foreign(scheme: str) -> str:

@@ -186,7 +186,7 @@ class FsspecSource:
                 self._running.release()
 
         late = f"{uri}: its driver has not answered in {limit_s:.0f} s"
-        return LimitedCall(run, "driver").result(limit_s, late)
+        return LimitedCall(run, "driver").result_within(limit_s, lambda: SourceUnavailable(late))
 
     def _open_again(self) -> None:
         """Make a new driver: the connection of the old one may be lost, or in the middle of an answer."""

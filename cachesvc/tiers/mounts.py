@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import NotReady
+
+MOUNTS = Path("/proc/self/mountinfo")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,13 @@ def misplaced(path: str, mounts: Sequence[Mount] | None = None, fstab: str | Non
 
 
 def all_mounts(text: str | None = None) -> list[Mount]:
-    """Parse the text of /proc/self/mountinfo, by default this process's."""
+    """Parse the text of /proc/self/mountinfo, by default this process's. Touches none of the file systems."""
     found = []
-    for line in (Path("/proc/self/mountinfo").read_text() if text is None else text).splitlines():
-        left, _, right = line.partition(" - ")
-        device, root, point = left.split()[2:5]
-        found.append(Mount(device, _plain(root), _plain(point), right.split()[0]))
+    for line in (MOUNTS.read_text("utf-8", "surrogateescape") if text is None else text).split("\n"):
+        if line:
+            left, _, right = line.partition(" - ")
+            device, root, point = left.split(" ")[2:5]
+            found.append(Mount(device, _plain(root), _plain(point), right.split(" ")[0]))
     return found
 
 
@@ -82,4 +87,4 @@ def _is_inside(path: str, point: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    return name.replace("\\040", " ")
+    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), name)

@@ -191,7 +191,8 @@ def _verdict(topology: Topology, prefix: str, store: Store, timeout_s: float) ->
 
 
 def _common_version(stated: Sequence[Mapping[str, str | int]]) -> str:
-    """What to do where ranks disagree. Nodes whose source is down remember the versions that they opened before."""
+    """Return advice for ranks that disagree. While the source is down, nodes may open different remembered versions. The
+    advice then names one that all of them can open, if there is one."""
     if not any(facts.get(KEPT) for facts in stated):
         return "start all of them alike"
     opens = [str(facts.get(KEPT) or facts.get("version")).split() for facts in stated]

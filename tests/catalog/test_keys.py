@@ -105,7 +105,7 @@ def members(*named: Mapping[str, bytes]) -> bytes:
 
 
 def test_members_of_one_name_have_the_key_of_their_archive(tmp_path: Path) -> None:
-    """As where each archive numbers its members from 0, or a sample is written twice."""
+    """Archives may each number their members from 0, and one archive may hold a sample twice."""
     zero, one = {"0.txt": b"x"}, {"1.txt": b"y"}
     write_files(tmp_path, {"a.tar": members(zero, one, zero), "b.tar": members(zero, {"2.txt": b"z"})})
     assert keys_of(compiled(tmp_path)) == ["a.tar/0:0", "1", "a.tar/0:2", "b.tar/0", "2"]

@@ -130,7 +130,7 @@ def test_a_folder_of_many_that_is_mounted_is_compared(
     assert not local_view.difference([str(data)], OPTIONS, catalog)
     mounts = tmp_path / "mounts"
     mounts.write_text(f"30 1 0:5 / / rw - ext4 x rw\n31 30 0:6 / {data}/b rw - ext4 x rw\n")
-    monkeypatch.setattr(local_view, "MOUNTS", mounts)
+    monkeypatch.setattr("cachesvc.tiers.mounts.MOUNTS", mounts)
     assert local_view.difference([str(data)], OPTIONS, catalog).endswith("b/0.bin")
 
 

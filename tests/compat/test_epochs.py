@@ -138,7 +138,7 @@ def test_lightning_resumes_from_every_place_where_it_saves(
 
 
 def test_lightning_after_a_look_and_in_a_second_fit(rows: str, tmp_path: Path) -> None:
-    """As in a notebook: the same loader is looked at, trained on, and trained on further."""
+    """A notebook looks at a loader, trains on it, and trains on it again."""
     run, model, wanted = loader(rows), Model(), epochs_of(rows)
     next(iter(run))
 

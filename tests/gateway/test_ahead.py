@@ -1,4 +1,4 @@
-"""What is fetched ahead of reads by name."""
+"""The gateway's read-ahead for files that are read by name."""
 
 from __future__ import annotations
 

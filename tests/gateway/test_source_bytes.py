@@ -1,4 +1,4 @@
-"""What reads by name fetch from the source."""
+"""The bytes that the gateway fetches from the source for reads by name."""
 
 from __future__ import annotations
 

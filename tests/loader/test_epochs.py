@@ -1,4 +1,4 @@
-"""What an epoch is: each `iter()` of which a batch was taken, as in torch. `peek`, `epochs=` and resumed counts."""
+"""Epochs of a loader: each `iter()` that yields a batch is one, as in torch. Also `peek`, `epochs=` and resumed counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def whole(link: MemoryLink, iterations: int, **given: Any) -> list[list[list[int
 
 @pytest.mark.parametrize("given", WORKERS)
 def test_an_epoch_that_is_left_early_is_followed_by_the_next(link: MemoryLink, given: dict[str, Any]) -> None:
-    """As in torch; other loaders begin at the same data again (webdataset 310 and 388)."""
+    """torch does the same. Other loaders begin at the same data again (webdataset issues 310 and 388)."""
     epochs, run = whole(link, 5), loader(link, **given)
     assert [rows(islice(run, 3)) for _ in range(3)] == [each[:3] for each in epochs[:3]]
     assert rows([next(iter(run))]) == epochs[3][:1]
@@ -272,7 +272,7 @@ def test_a_caller_that_leaves_epochs_early_begins_the_next(link: MemoryLink) -> 
 
 
 def test_a_caller_of_a_fresh_loader_names_epochs(link: MemoryLink) -> None:
-    """As DistributedSampler: the README's loop, also after a look at a batch, and with one epoch again and again."""
+    """`set_epoch` works as in DistributedSampler: in the README's loop, after a look, and for a repeated epoch."""
     epochs, run = whole(link, 3), loader(link)
     next(iter(run))
     for epoch in (0, 1, 2, 2, 0):

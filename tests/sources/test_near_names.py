@@ -1,4 +1,4 @@
-"""What an error suggests where a prefix holds nothing."""
+"""Errors for a prefix that holds nothing suggest a similar name."""
 
 from __future__ import annotations
 

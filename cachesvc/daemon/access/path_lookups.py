@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import TypeVar
 from cachesvc.core.errors import Busy, CacheError, SourceUnavailable
 from cachesvc.sources import links
 from cachesvc.sources.uri import Allowlist, allowlist, canonical, resolved
+from cachesvc.tiers.mounts import all_mounts
 
 log = logging.getLogger(__name__)
 LOOKUP_S = 10.0
@@ -32,8 +32,6 @@ POLL_S = 0.1
 """The interval at which a caller checks for a late lookup."""
 MOUNTS_S = 1.0
 """The greatest age of the table of mounts. Until it is read again, a new mount counts as part of its parent mount."""
-_MOUNTS = "/proc/self/mountinfo"
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 _T = TypeVar("_T")
 
 
@@ -141,6 +139,4 @@ def _settle(work: Callable[[], _T], done: Future[_T]) -> None:
 
 def mount_points() -> frozenset[str]:
     """Return the mount points that this process sees, without touching their file systems."""
-    with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-        points = [line.split(" ", 5)[4] for line in file]
-    return frozenset(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), point) for point in points)
+    return frozenset(mount.point for mount in all_mounts())

@@ -24,7 +24,7 @@ from cachesvc.sources.open import Sources
 from cachesvc.sources.uri import expanded
 
 STALE_AFTER_S = 20.0
-"""How long a source may give no answer before the version that was opened last is taken."""
+"""Seconds without an answer of the source after which the version that was opened last is opened again."""
 WATCH_S = 0.5
 MOST_VERSIONS = 8
 """Versions of one dataset that are remembered. Nodes that opened it at different times may have an older one in common."""
@@ -32,9 +32,9 @@ MOST_VERSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A version whose catalog is kept. `listed_at`: when it was the source's, in seconds of Unix time; 0: not compared,
-    since the caller names it. `before`: the versions before it that are kept, the newest first. `why`: the error of the
-    source."""
+    """A version whose catalog is kept. `listed_at`: when the source was last found to have it, in seconds of Unix time; 0
+    where the caller names the version, which is not compared with the source. `before`: earlier versions that are kept, the
+    newest first. `why`: the error of the source."""
 
     id: DatasetId
     listed_at: int = 0
@@ -43,8 +43,9 @@ class KeptVersion:
 
 
 class Openings:
-    """The openings of a builder. Thread-safe. `stale_s`: the age up to which the version that was opened last may stand in
-    for a source that is down; 0: none does. `after_s`: how long a source may be silent before."""
+    """The openings of a builder. Thread-safe. While a source is down, the version that was opened last is opened instead,
+    unless its listing is older than `stale_s` seconds; 0 turns this off. A source is down after `after_s` seconds without
+    an answer."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Openings:
             for uri in job.uris:
                 if self._sources.silent_s(uri, since) >= self._after_s:
                     raise SourceUnavailable(f"{uri}: the source has not answered for {self._after_s:.0f} s")
-        return listing.result(0.0, "")
+        return listing.result()
 
     def _last(self, job: BuildJob) -> KeptVersion | None:
         """Return the version that was opened last, if its catalog is still there."""

@@ -28,8 +28,8 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from botocore.session import Session
 
-from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, SourceUnavailable
-from cachesvc.sources.limited_calls import LimitedCall
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, fault_of_node
+from cachesvc.sources.limited_calls import SharedCalls
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3.errors import FAILED
 from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
@@ -66,7 +66,7 @@ class AccountIdentity:
         """Headers of all requests."""
         self._keys: Any = None
         self._next_try_at = 0.0
-        self._calls: dict[str, LimitedCall[Any]] = {}
+        self._calls = SharedCalls[Any]("credentials")
         self._lock = threading.Lock()
 
     def signing_keys(self) -> Any:
@@ -84,7 +84,7 @@ class AccountIdentity:
                 raise
             said = s3_errors.one_line(error)
             if self._keys is None:  # the next try may succeed
-                raise _of_node(f"the AWS credentials could not be refreshed: {said}") from error
+                raise fault_of_node(f"the AWS credentials could not be refreshed: {said}") from error
             log.warning(
                 "the AWS credentials could not be refreshed; the old ones are used", extra={"error": said}
             )
@@ -131,18 +131,13 @@ class AccountIdentity:
     def _limited(self, kind: str, call: Callable[[], Any]) -> Any:
         """Return what a call of the credential chain returns. Threads that need the same kind of call share one. Raises
         what it raises, and SourceUnavailable that names a helper that hangs."""
-        with self._lock:
-            running = self._calls.get(kind)
-            if running is None or running.age_s > 2 * HELPER_S:
-                running = self._calls[kind] = LimitedCall(call, "credentials")
+        running = self._calls.of(kind, HELPER_S, call)
         try:
-            if not running.ends_within(HELPER_S - running.age_s):
-                raise _of_node(f"{helper()} has not answered for {HELPER_S:.0f} s")
-            return running.result(HELPER_S, "")
+            return running.result_within(
+                HELPER_S, lambda: fault_of_node(f"{helper()} has not answered for {HELPER_S:.0f} s")
+            )
         finally:
-            with self._lock:
-                if running.ends_within(0) and self._calls.get(kind) is running:
-                    del self._calls[kind]
+            self._calls.forget(kind, running)
 
     @property
     def refreshable(self) -> bool:
@@ -252,12 +247,6 @@ def _profile() -> str:
     return os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
 
 
-def _of_node(said: str) -> SourceUnavailable:
-    error = SourceUnavailable(said)
-    error.of_node = True
-    return error
-
-
 def tls_context(url: str) -> ssl.SSLContext | None:
     """Return the TLS context with the authorities that boto3 trusts; None for a plain http:// URL. Raises InvalidInput
     for a file without certificates, SourceUnavailable when this process is at a limit."""
@@ -296,7 +285,7 @@ def check_keys(keys: Any) -> Any:
 def _wrong_setting(error: Exception, setting: str) -> CacheError:
     said = s3_errors.one_line(error)
     if isinstance(error, OSError) and error.errno in _LIMITS and not isinstance(error, ssl.SSLError):
-        return _of_node(f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)")
+        return fault_of_node(f"this process is at its limit: {said}; allow it more (LimitNOFILE=, ulimit)")
     return InvalidInput(f"the AWS configuration does not work: {said}; check {setting}")
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import botocore.exceptions
 
-from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable, fault_of_node
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import near_names
 from cachesvc.sources.s3 import errors as s3_errors
@@ -304,9 +304,7 @@ class S3Source:
 
     def _error(self, status: str, code: str, uri: str, headers: dict[str, str]) -> CacheError:
         if code in EXPIRED and self._identity.refreshable:
-            expired = SourceUnavailable(f"{uri}: the credentials have expired, and there are no new ones yet")
-            expired.of_node = True
-            return expired
+            return fault_of_node(f"{uri}: the credentials have expired, and there are no new ones yet")
         if self._identity.anonymous and status in ("401", "403"):
             return NotAllowed(
                 f"{uri} is not public ({status} {code}), and {self._identity.anonymous}: {s3_errors.CREDENTIALS}"

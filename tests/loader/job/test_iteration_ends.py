@@ -93,7 +93,7 @@ def test_a_rank_that_goes_on_raises_at_the_step_at_which_the_other_does(accumula
 
 
 def outcomes(folder: Path, *role: str) -> list[Any]:
-    """What each of two ranks of a job with a collective in each step says."""
+    """Run a job of two ranks with a collective in each step, and return what each rank prints."""
     path = folder / "r.npy"
     datasets.array_file(path, np.arange(COUNT, dtype="<i8")[:, None])
     (port,) = free_ports(1)
