@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 GROUP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_HELD_BACK = frozenset(GROUP_SIGNALS) - {signal.SIGINT}
-"""Ctrl-C stays possible while a process starts its workers."""
 
 
 def outlive_group_signals() -> None:
@@ -23,11 +21,14 @@ def outlive_group_signals() -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Block the signals in this thread and in the processes that it starts, which unblock them once they ignore them."""
+def held_back(*, but_ctrl_c: bool = False) -> Iterator[None]:
+    """Block the signals in this thread and in the processes that it starts, which unblock them once they ignore them.
+
+    `but_ctrl_c`: leave SIGINT as it is, where starting a process may take long.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(GROUP_SIGNALS) - ({signal.SIGINT} if but_ctrl_c else set()))
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

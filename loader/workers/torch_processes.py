@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import time
@@ -238,10 +239,15 @@ class _Loader(torch.utils.data.DataLoader[Any]):
         original = self.multiprocessing_context
         self.multiprocessing_context = index_pipe_context(original)
         try:
-            with held_back(), forks_workers():
+            with held_back(but_ctrl_c=not _forks(original)), forks_workers():
                 return _WorkerIterator(self)
         finally:
             self.multiprocessing_context = original
+
+
+def _forks(context: Any) -> bool:
+    """Return whether workers of this multiprocessing context, None for the default one, are forked."""
+    return bool((context or multiprocessing).get_start_method() == "fork")
 
 
 def _exit_message(dead: list[Any]) -> str:

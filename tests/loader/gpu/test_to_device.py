@@ -98,7 +98,7 @@ def test_a_thread_waiting_in_an_abandoned_iteration_takes_no_batch_of_the_next(l
 
     def waits() -> None:
         with suppress(KeyError):  # its batch was dropped with its iteration
-            numbers(2)
+            engine.fetch(BatchKey(0, 2))
 
     late = threading.Thread(target=waits)
     late.start()

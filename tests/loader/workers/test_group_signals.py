@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkProcess, SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_programs_that_a_worker_starts_end_by_them(link: MemoryLink) -> None:
     assert next(iter(DataLoader(data, 1, num_workers=1))).tolist() == [-signal.SIGTERM]
 
 
-class SignalledAtOnce(SpawnProcess):
+class SpawnedAndSignalled(SpawnProcess):
     """A process that gets SIGTERM as soon as it exists, long before it runs code of ours."""
 
     def start(self) -> None:
@@ -79,10 +79,21 @@ class SignalledAtOnce(SpawnProcess):
         os.kill(self.pid or 0, signal.SIGTERM)
 
 
-@pytest.mark.slow
-def test_a_worker_outlives_a_signal_while_it_starts(link: MemoryLink) -> None:
-    context: Any = copy.copy(multiprocessing.get_context("spawn"))
-    context.Process = SignalledAtOnce
+class ForkedAndSignalled(ForkProcess):
+    """A process that gets all these signals as soon as it exists."""
+
+    def start(self) -> None:
+        super().start()
+        for number in GROUP_SIGNALS:
+            os.kill(self.pid or 0, number)
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"), [("fork", ForkedAndSignalled), pytest.param("spawn", SpawnedAndSignalled, marks=pytest.mark.slow)]
+)
+def test_a_worker_outlives_a_signal_while_it_starts(link: MemoryLink, start: str, kind: type) -> None:
+    context: Any = copy.copy(multiprocessing.get_context(start))
+    context.Process = kind
     loader = DataLoader(in_memory(link), 4, num_workers=1, multiprocessing_context=context)
     assert numbers(loader) == list(range(COUNT))
 
