@@ -27,6 +27,7 @@ from cachesvc.daemon.fills.build_queue import BuildQueue
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.evictions import Evictions
+from cachesvc.daemon.fills.fill import FillParts
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
@@ -91,16 +92,18 @@ class Runner:
         self.hole_records = hole_records = HoleRecords(clock)
         self.shared_fills = SharedFills()
         self.fills = Fills(
-            tiers,
-            threads.calls,
-            commits,
-            datasets,
-            fillers,
-            self.checks,
-            hole_records,
-            self.handle,
-            fill_memory,
-            self.shared_fills,
+            FillParts(
+                tiers,
+                threads.calls,
+                commits,
+                datasets,
+                fillers,
+                self.checks,
+                hole_records,
+                self.handle,
+                fill_memory,
+                self.shared_fills,
+            )
         )
         self.granting = Granting(tiers, self.checks, hole_records, self.handle, self.next_id)
         self.builds = BuildQueue(fillers.build)

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cachesvc.catalog.options import Options
 from cachesvc.client import plan_memory as plans
 from cachesvc.config import Settings
 from cachesvc.core.errors import DaemonUnavailable, SourceUnavailable
@@ -53,9 +54,9 @@ def test_an_opening_survives_three_deaths_of_the_builder(
 
     held.touch()
     fillers.start()
-    options: dict[str, str | int] = {"format": "records", "record_bytes": 4096}
+    options = Options(format="records", record_bytes=4096)
     uris, catalogs = [f"{tmp_path}/data/"], str(tmp_path / "catalogs")
-    build = partial(jobs.BuildJob, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    build = jobs.BuildJob(uris, options, catalogs, refresh=False)
     try:
         fillers.build(build, answers.append)
         for _ in range(deaths):

@@ -49,15 +49,15 @@ class Pool:
         passing = StreamedChecksums(len(BYTES))
         passing.add(0, memoryview(BYTES))
         fd = os.open(self.inside, os.O_RDONLY)
-        self._digests = jobs.pack_digests(passing.checksums(fd).digests)
+        self._digests = passing.checksums(fd).digests
         os.close(fd)
 
     def verify(self, name: object, fd: int, *tiers: TierName) -> None:
-        job = partial(jobs.VerifyJob, size_bytes=len(BYTES), digests=self._digests)
+        job = jobs.VerifyJob(len(BYTES), self._digests)
         self.fillers.submit(job, (fd,), partial(self._answered, name), tiers)
 
     def copy(self, name: object, target: int, origin: int, *tiers: TierName) -> None:
-        job = partial(jobs.CopyJob, size_bytes=len(BYTES), digests=self._digests)
+        job = jobs.CopyJob(len(BYTES), self._digests)
         self.fillers.submit(job, (target, origin), partial(self._answered, name), tiers)
 
     def of(self, name: object) -> jobs.JobDone:

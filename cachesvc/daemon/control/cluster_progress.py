@@ -10,7 +10,7 @@ import grpc
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.loop.waiting import CallWaits
-from cachesvc.daemon.peers.cluster_link import NOTHING, ClusterSurvey
+from cachesvc.daemon.peers.messages import ExtentsSurveyed
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -27,7 +27,7 @@ class ClusterProgress:
         self._job = job
         self._dataset = dataset
         self._waiting = waiting
-        self._survey = NOTHING
+        self._survey = ExtentsSurveyed(0)
         self._survey_at = 0.0
 
     def add(self, reply: pb.PrefetchReply, context: grpc.ServicerContext) -> None:
@@ -46,11 +46,11 @@ class ClusterProgress:
         reply.unfit_bytes = max(0, reply.unfit_bytes - held_bytes)
         reply.done = not coming
 
-    def _ask(self, extents: list[ExtentId], context: grpc.ServicerContext) -> ClusterSurvey:
-        link, answers = self._runner.cluster, queue.Queue[ClusterSurvey]()
+    def _ask(self, extents: list[ExtentId], context: grpc.ServicerContext) -> ExtentsSurveyed:
+        link, answers = self._runner.cluster, queue.Queue[ExtentsSurveyed]()
         assert link is not None, "no cluster"
         link.survey(extents, answers.put)
         try:
             return self._waiting.next(answers, context, ANSWER_S)
         except queue.Empty:
-            return NOTHING
+            return ExtentsSurveyed(0)

@@ -38,7 +38,7 @@ class Reports:
         report = link.report
         rows = [
             pb.NodeStatus(**asdict(row), me=row.name == report.me and row.state == "present")
-            for row in report.nodes()
+            for row in report.rows
         ]
         return pb.NodesReply(nodes=rows, clustered=True)
 
@@ -87,11 +87,11 @@ class Reports:
         link = self._runner.cluster
         if link is None:
             return None
-        states = Counter(row.state for row in link.report.nodes())
+        states = Counter(row.state for row in link.report.rows)
         return pb.ClusterStatus(
             present=states["present"],
             away=states["away"],
-            received_bytes=self._runner.fills.received_bytes,
+            received_bytes=self._runner.fills.counts.received_bytes,
             sent_bytes=link.report.sent_bytes,
         )
 
@@ -105,8 +105,8 @@ class Reports:
             ahead=counters.ahead,
             misses=counters.misses,
             refused=counters.refused,
-            source_bytes=self._runner.fills.source_bytes(dataset.id),
-            peer_bytes=self._runner.fills.peer_bytes(dataset.id),
+            source_bytes=self._runner.fills.counts.source_bytes(dataset.id),
+            peer_bytes=self._runner.fills.counts.peer_bytes(dataset.id),
             bound=counters.bound,
             kept_bytes=counters.kept_bytes,
             listed_at=self._runner.datasets.stale.get(dataset.id, 0),

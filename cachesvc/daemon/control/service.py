@@ -7,7 +7,6 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from functools import partial
 
 import grpc
@@ -105,7 +104,7 @@ class Service:
                 dataset=dataset_message(dataset),
                 notes=dataset.catalog.notes[:MAX_NOTES],
                 stale=stale,
-                kept=[dataset.id, *answer.before.split()] if stale else [],
+                kept=[dataset.id, *answer.before] if stale else [],
             )
 
     def Prefetch(
@@ -224,15 +223,7 @@ class Service:
         user: int,
         answers: queue.Queue[jobs.Answer],
     ) -> BuildRequest:
-        plain = {field.name: getattr(options, field.name) for field in fields(options)}
-        job = partial(
-            jobs.BuildJob,
-            uris=uris,
-            options=plain,
-            catalogs=self._runner.datasets.directory,
-            refresh=request.refresh,
-            version=request.version,
-        )
+        job = jobs.BuildJob(uris, options, self._runner.datasets.directory, request.refresh, request.version)
         asked = (tuple(uris), options, request.refresh, request.version)
         return self._loop.call(lambda: self._runner.builds.submit(user, asked, job, answers.put))
 

@@ -15,8 +15,6 @@ from functools import partial
 from cachesvc.daemon.fills.pool import OnAnswer
 from cachesvc.daemon.processes import jobs
 
-MakeJob = Callable[[int], jobs.BuildJob]
-
 
 @dataclass(slots=True, eq=False)
 class BuildRequest:
@@ -24,14 +22,14 @@ class BuildRequest:
 
     user: int
     key: Hashable
-    make: MakeJob
+    job: jobs.BuildJob
     listeners: list[OnAnswer] = field(default_factory=list)
 
 
 class BuildQueue:
     """Holds at most as many requests as there are control calls. Runs on the loop's thread."""
 
-    def __init__(self, build: Callable[[MakeJob, OnAnswer], None]) -> None:
+    def __init__(self, build: Callable[[jobs.BuildJob, OnAnswer], None]) -> None:
         """`build` is `FillerPool.build`; it may answer before it returns."""
         self._build = build
         self._waiting: OrderedDict[int, dict[Hashable, BuildRequest]] = OrderedDict()
@@ -39,9 +37,9 @@ class BuildQueue:
         self._running_of: Counter[int] = Counter()
         self._starting = False
 
-    def submit(self, user: int, key: Hashable, make: MakeJob, on_answer: OnAnswer) -> BuildRequest:
-        """Run the job that `make(number)` gives when it is the user's turn."""
-        request = self._waiting.setdefault(user, {}).setdefault(key, BuildRequest(user, key, make))
+    def submit(self, user: int, key: Hashable, job: jobs.BuildJob, on_answer: OnAnswer) -> BuildRequest:
+        """Run a job when it is the user's turn."""
+        request = self._waiting.setdefault(user, {}).setdefault(key, BuildRequest(user, key, job))
         request.listeners.append(on_answer)
         self._start_waiting()
         return request
@@ -63,7 +61,7 @@ class BuildQueue:
                 self._waiting.move_to_end(request.user)
             self._running.add((request.user, request.key))
             self._running_of[request.user] += 1
-            self._build(request.make, partial(self._answered, request))
+            self._build(request.job, partial(self._answered, request))
         self._starting = False
 
     def _next(self) -> BuildRequest | None:

@@ -132,8 +132,7 @@ class Checks:
             self._done(check, False)
             return
         if checksums is not None:
-            digests = jobs.pack_digests(checksums.digests)
-            job = partial(jobs.VerifyJob, size_bytes=checksums.size_bytes, digests=digests)
+            job = jobs.VerifyJob(checksums.size_bytes, checksums.digests)
             self._fillers.submit(job, (fd,), partial(self._answered, check, tries), (check.tier,))
             os.close(fd)
             return

@@ -9,7 +9,6 @@ daemon replaces the process.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
@@ -20,22 +19,24 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog, is_current
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
-from cachesvc.config import ClusterSettings, Settings, Tls
+from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
-from cachesvc.core.model import Extent, ExtentId
+from cachesvc.core.model import Extent
 from cachesvc.daemon.fills.block_client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
 from cachesvc.daemon.fills.openings import KeptVersion, Openings
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.malloc import release_free_memory
@@ -69,20 +70,18 @@ LIMIT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 class Filler:
     """Runs jobs on a pool of threads; answers are single datagrams, so threads need no lock to send them."""
 
-    def __init__(
-        self, channel: socket.socket, settings: Settings, roots: tuple[str, ...], paces: int
-    ) -> None:
+    def __init__(self, channel: socket.socket, given: Given) -> None:
         self._channel = channel
-        self._settings = settings
+        self._settings = settings = given.settings
         self._calls = CallWatch()
         self._unanswered: dict[int, jobs.Job] = {}
         self._unanswered_lock = threading.Lock()
         self._sources = Sources(
             SourceSettings(
-                roots=roots,
+                roots=given.roots,
                 metadata_directory=Path(settings.state_dir, "metadata"),
                 metadata_expiry_s=settings.metadata_expiry_s,
-                paces=paces,
+                paces=given.paces,
             ),
             self._calls,
         )
@@ -99,12 +98,11 @@ class Filler:
         """Serve until the daemon closes the channel."""
         threads = ThreadPool(jobs.JOBS_AT_ONCE, "job")  # they inherit this thread's priority
         with suppress(ConnectionResetError):  # the daemon closed the channel with unread answers in it
-            while (received := jobs.receive(self._channel)) is not None:
-                job, descriptors = received
-                assert isinstance(job, jobs.Job), "the daemon sends jobs"
+            while (received := jobs.receive_job(self._channel)) is not None:
+                submitted, descriptors = received
                 with self._unanswered_lock:
-                    self._unanswered[job.number] = job
-                threads.submit(self._answer, job, descriptors).add_done_callback(_report)
+                    self._unanswered[submitted.number] = submitted.job
+                threads.submit(self._answer, submitted, descriptors).add_done_callback(_report)
 
     def prepare(self) -> None:
         """Open the sources before the first job. Errors are dropped here; the first job that needs a source raises them."""
@@ -112,38 +110,41 @@ class Filler:
             with suppress(CacheError):
                 self._sources(uri)
 
-    def _answer(self, job: jobs.Job, descriptors: list[int]) -> None:
-        work: dict[type, Callable[..., jobs.JobDone]] = {
-            jobs.FillJob: self._fill,
-            jobs.PullJob: self._pull,
-            jobs.CopyJob: self._copy,
-            jobs.VerifyJob: self._verify,
-            jobs.BuildJob: self._build,
-        }
+    def _answer(self, submitted: jobs.Submitted, descriptors: list[int]) -> None:
         # Every job is answered, even after a programming error: its readers must not wait forever.
-        done = jobs.JobDone(job.number, CacheError.code, "a job failed unexpectedly; see the daemon's log")
+        done = jobs.JobDone(CacheError.code, "a job failed unexpectedly; see the daemon's log")
         try:
-            if len(descriptors) < job.descriptors:
+            if len(descriptors) < submitted.job.descriptors:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            done = work[type(job)](job, *descriptors)
+            done = self._run(submitted, descriptors)
         except SourceUnavailable as error:
-            done = jobs.JobDone(job.number, error.code, str(error)[:MAX_MESSAGE_CHARS], retry=True)
+            done = jobs.JobDone(error.code, str(error)[:MAX_MESSAGE_CHARS], retry=True)
         except CacheError as error:
-            done = jobs.JobDone(job.number, error.code, str(error)[:MAX_MESSAGE_CHARS])
+            done = jobs.JobDone(error.code, str(error)[:MAX_MESSAGE_CHARS])
         except (OSError, MemoryError) as error:
             failure = _failure(error)
-            done = jobs.JobDone(job.number, failure.code, str(failure)[:MAX_MESSAGE_CHARS], retry=True)
+            done = jobs.JobDone(failure.code, str(failure)[:MAX_MESSAGE_CHARS], retry=True)
         finally:
             for fd in descriptors:
                 os.close(fd)
-            self._send(done)
+            self._send(submitted.number, done)
 
-    def _send(self, done: jobs.JobDone) -> None:
+    def _run(self, submitted: jobs.Submitted, descriptors: list[int]) -> jobs.JobDone:
+        job = submitted.job
+        if isinstance(job, jobs.FetchJob):
+            return self._fetch(job, *descriptors)
+        if isinstance(job, jobs.CopyJob):
+            return self._copy(job, *descriptors)
+        if isinstance(job, jobs.VerifyJob):
+            return self._verify(job, *descriptors)
+        return self._build(job, self._progress(submitted.number))
+
+    def _send(self, number: int, done: jobs.JobDone) -> None:
         """Send the answer, unless the watch has already answered the job."""
         with self._unanswered_lock:
-            if done.number in self._unanswered:
-                del self._unanswered[done.number]
-                jobs.send(self._channel, done)
+            if number in self._unanswered:
+                del self._unanswered[number]
+                send(self._channel, jobs.Answered(number, done))
 
     def _watch(self) -> None:
         reported, idle_s = SourceCounters(), 0.0
@@ -153,7 +154,7 @@ class Filler:
                 release_free_memory()
             if (requests := self._sources.counters()) != reported:
                 with suppress(OSError):  # the daemon has ended, and this process is about to
-                    jobs.send(self._channel, jobs.SourceRequests(**asdict(requests - reported)))
+                    send(self._channel, jobs.SourceRequests(requests - reported))
                 reported = requests
         message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
@@ -161,78 +162,77 @@ class Filler:
             if not isinstance(job, jobs.BuildJob) or _reads(
                 job, uri
             ):  # another builder retries the other builds
-                self._send(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
+                self._send(number, jobs.JobDone(SourceUnavailable.code, message, retry=True))
         # The hung thread keeps the process and its descriptors alive after _exit: close the channel first.
         self._channel.shutdown(socket.SHUT_RDWR)
         os._exit(1)
 
-    def _pull(self, job: jobs.PullJob, target: int, progress_fd: int) -> jobs.JobDone:
-        """Fill the target from another node. What came is counted also where the node fails in the middle."""
-        if self._peers is None:
-            raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
-        progress = FillProgress(progress_fd, job.size_bytes)
-        before, done = _complete_bytes(progress), jobs.JobDone(job.number, from_peer=True)
-        try:
-            extent = ExtentId(bytes.fromhex(job.extent))
-            digests = self._peers.read(job.address, extent, job.size_bytes, target, progress)
-            done = replace(done, digests=jobs.pack_digests(digests))
-        except PeerFailed as error:
-            done = replace(done, code=SourceUnavailable.code, message=str(error)[:MAX_MESSAGE_CHARS])
-        except CacheError as error:
-            done = replace(done, code=error.code, message=str(error)[:MAX_MESSAGE_CHARS])
-        finally:
-            came = _complete_bytes(progress) - before
-            progress.close()
-        return replace(done, peer_bytes=came)
-
-    def _fill(self, job: jobs.FillJob, target: int, catalog: int, progress_fd: int = -1) -> jobs.JobDone:
+    def _fetch(self, job: jobs.FetchJob, target: int, catalog: int, progress_fd: int = -1) -> jobs.JobDone:
+        """Fetch an extent from its source or from a node. Its progress, where others may follow, is the same for both."""
         dataset = self._catalog(job.dataset, catalog)
         extent = dataset.extent(job.index)
-        progress = FillProgress(progress_fd, extent.size_bytes) if job.shared else None
-        try:
-            return self._fetch(job, target, dataset, extent, StreamedChecksums(extent.size_bytes, progress))
-        finally:
-            if progress is not None:
-                progress.close()
+        if not job.shared:
+            return self._from_source(job, target, dataset, extent, None)
+        with closing(FillProgress(progress_fd, extent.size_bytes)) as progress:
+            if job.address:
+                return self._from_node(job.address, target, extent, progress)
+            return self._from_source(job, target, dataset, extent, progress)
 
-    def _fetch(
-        self, job: jobs.FillJob, target: int, dataset: Catalog, extent: Extent, passing: StreamedChecksums
+    def _from_node(self, address: str, target: int, extent: Extent, progress: FillProgress) -> jobs.JobDone:
+        """Fetch the missing blocks. What came is counted also where the node fails in the middle."""
+        if self._peers is None:
+            raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
+        before, digests, code, message = _complete_bytes(progress), b"", 0, ""
+        try:
+            digests = self._peers.read(address, extent.id, extent.size_bytes, target, progress)
+        except PeerFailed as error:
+            code, message = SourceUnavailable.code, str(error)
+        except CacheError as error:
+            code, message = error.code, str(error)
+        came = _complete_bytes(progress) - before
+        return jobs.JobDone(code, message[:MAX_MESSAGE_CHARS], digests=digests, peer_bytes=came)
+
+    def _from_source(
+        self, job: jobs.FetchJob, target: int, dataset: Catalog, extent: Extent, progress: FillProgress | None
     ) -> jobs.JobDone:
+        """Fetch all of the extent, whatever blocks came from nodes before."""
+        passing = StreamedChecksums(extent.size_bytes, progress)
         missing = self._fetcher.fetch(extent, target, passing.add)
         if isinstance(dataset.layout, Indirect):  # a compressed shard can be checked only now
             with translated("tier", "read an extent"):
                 head = os.pread(target, 4, 0)
             dataset.check_shard(job.index, head)
-        digests = passing.checksums(target).digests
-        done = jobs.JobDone(job.number, digests=jobs.pack_digests(digests), source_bytes=extent.stored_bytes)
-        if not missing:
-            return done
-        first = next(iter(missing.values()))
-        message = (
-            f"{len(missing)} of {len(extent.pieces)} objects of an extent are missing, the first: {first}"
-        )
-        return replace(
-            done, holes=encode_missing(missing), message=message[:MAX_MESSAGE_CHARS], hole_code=first.code
+        holes, code, message = "", 0, ""
+        if missing:
+            first = next(iter(missing.values()))
+            holes, code = encode_missing(missing), first.code
+            message = (
+                f"{len(missing)} of {len(extent.pieces)} objects of an extent are missing, the first: {first}"
+            )
+        return jobs.JobDone(
+            message=message[:MAX_MESSAGE_CHARS],
+            digests=passing.checksums(target).digests,
+            source_bytes=extent.stored_bytes,
+            holes=holes,
+            hole_code=code,
         )
 
     def _copy(self, job: jobs.CopyJob, target: int, origin: int) -> jobs.JobDone:
-        checksums = Checksums(job.size_bytes, jobs.unpack_digests(job.digests))
         with open_target(target, job.size_bytes, self._buffers) as into:
-            copy_verified(origin, into, checksums)
-        return jobs.JobDone(job.number, digests=job.digests)
+            copy_verified(origin, into, Checksums(job.size_bytes, job.digests))
+        return jobs.JobDone(digests=job.digests)
 
     def _verify(self, job: jobs.VerifyJob, extent: int) -> jobs.JobDone:
         with translated("tier", "read an extent"):
             os.posix_fadvise(extent, 0, 0, os.POSIX_FADV_DONTNEED)  # check the disk, not the page cache
-        verify(extent, Checksums(job.size_bytes, jobs.unpack_digests(job.digests)))
-        return jobs.JobDone(job.number)
+        verify(extent, Checksums(job.size_bytes, job.digests))
+        return jobs.JobDone()
 
-    def _build(self, job: jobs.BuildJob) -> jobs.JobDone:
+    def _build(self, job: jobs.BuildJob, progress: Callable[[int, int], None]) -> jobs.JobDone:
         found = self._openings.find(job)
         if isinstance(found, KeptVersion):
-            before = " ".join(found.before)
             return jobs.JobDone(
-                job.number, message=found.why, dataset=found.id, listed_at=found.listed_at, before=before
+                message=found.why, dataset=found.id, listed_at=found.listed_at, before=found.before
             )
         path = f"{job.catalogs}/{found.id}.lmdb"
         with self._one_build(found.id):
@@ -242,11 +242,11 @@ class Filler:
                     os.mkdir(job.catalogs, 0o700)
                 direct = DirectBytes(self._sources)
                 with CachedBytes(self._settings.socket_dir, job.catalogs, found, direct, self._calls) as data:
-                    notes = build(found, path, self._sources, data, self._progress(job.number))
+                    notes = build(found, path, self._sources, data, progress)
                 for note in notes:
                     log.warning("%s", note)
         self._openings.opened(job, found.id)
-        return jobs.JobDone(job.number, dataset=found.id)
+        return jobs.JobDone(dataset=found.id)
 
     @contextmanager
     def _one_build(self, dataset: str) -> Iterator[None]:
@@ -274,7 +274,7 @@ class Filler:
                 due = now + PROGRESS_S
                 with self._unanswered_lock:
                     if number in self._unanswered:
-                        jobs.send(self._channel, jobs.BuildProgress(number, done, total))
+                        send(self._channel, jobs.Answered(number, jobs.BuildProgress(done, total)))
 
         return progress
 
@@ -325,8 +325,17 @@ def _report(ended: Future[None]) -> None:
         log.error("a job failed unexpectedly", exc_info=error)
 
 
-def _run_filler(settings: Settings, roots: tuple[str, ...], paces: int, channel: socket.socket) -> None:
-    filler = Filler(channel, settings, roots, paces)
+class Given(msgspec.Struct, frozen=True):
+    """What the fork server of the fillers is given: settings, the real paths that files must lie under, and the descriptor
+    of the paces of requests."""
+
+    settings: Settings
+    roots: tuple[str, ...]
+    paces: int
+
+
+def _run_filler(given: Given, channel: socket.socket) -> None:
+    filler = Filler(channel, given)
     # At normal priority: in the background it took 20 s beside jobs that keep every core busy, and readers wait for it.
     threading.Thread(target=filler.prepare, name="prepare", daemon=True).start()
     run_in_background()
@@ -335,19 +344,15 @@ def _run_filler(settings: Settings, roots: tuple[str, ...], paces: int, channel:
 
 def main() -> None:
     """Run the fork server of the fillers."""
-    fields = json.loads(os.environ.pop("CACHESVC_GIVEN"))
+    given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    fields["allow"] = tuple(fields["allow"])
-    fields["cluster"] = fields["cluster"] and ClusterSettings(**fields["cluster"])
-    fields |= {"nvme": (), "rules": (), "quota": (), "tls": fields["tls"] and Tls(**fields["tls"])}
-    roots, paces = tuple(fields.pop("roots")), fields.pop("paces")
-    settings = Settings(**fields)
-    configure_logging(settings.log_format)
-    if not settings.allow or any(uri.startswith("s3://") for uri in settings.allow):
+    configure_logging(given.settings.log_format)
+    allow = given.settings.allow
+    if not allow or any(uri.startswith("s3://") for uri in allow):
         from cachesvc.sources.s3.s3 import prepare_s3  # imports boto3: 0.3 s of CPU and 28 MB
 
         prepare_s3()
-    serve_forks(channel, partial(_run_filler, settings, roots, paces))
+    serve_forks(channel, partial(_run_filler, given))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from xxhash import xxh3_128_hexdigest
@@ -58,7 +58,7 @@ class Openings:
 
     def find(self, job: BuildJob) -> Survey | KeptVersion:
         """Return the version that the job opens. Raises what listing the source raises."""
-        options = Options(**job.options)  # type: ignore[arg-type]
+        options = job.options
         if job.refresh:
             for uri in job.uris:
                 self._sources.forget(uri)
@@ -120,4 +120,6 @@ def _rows(text: str) -> list[tuple[str, int]]:
 
 
 def _key(job: BuildJob) -> str:
-    return f"opened {xxh3_128_hexdigest(json.dumps([job.uris, job.options], sort_keys=True).encode())}"
+    return (
+        f"opened {xxh3_128_hexdigest(json.dumps([job.uris, asdict(job.options)], sort_keys=True).encode())}"
+    )

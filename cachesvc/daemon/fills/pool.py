@@ -10,20 +10,20 @@ them, plus all fillers once for each disk, hang.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.core.model import TierName
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.fork_server import CANNOT_FORK, DEATH_S, Child, ForkServer
 from cachesvc.daemon.processes.oom_kills import OomKills
 from cachesvc.sources.paces import new_paces
@@ -85,7 +85,11 @@ class FillerPool:
         self._settings = settings
         self._paces = new_paces()
         paces = self._paces.fileno()
-        given = json.dumps({**asdict(settings), "roots": roots, "paces": paces})
+        given = {
+            "settings": settings,
+            "roots": roots,
+            "paces": paces,
+        }  # of `filler.Given`, whose module imports a lot
         self._forks = ForkServer("cachesvc.daemon.fills.filler", given, (paces,), watch, unwatch)
         self._watch = watch
         self._unwatch = unwatch
@@ -115,45 +119,42 @@ class FillerPool:
 
     def submit(
         self,
-        make: Callable[[int], jobs.Job],
+        job: jobs.Job,
         descriptors: tuple[int, ...],
         answered: OnAnswer,
         tiers: tuple[TierName, ...] = (),
     ) -> None:
-        """Send the job that `make(number)` gives, which works in `tiers`, to the least busy filler, a build to the builder.
+        """Send a job, which works in `tiers`, to the least busy filler, a build to the builder.
 
         `answered` is called for every answer, exactly once with `JobDone`. Descriptors stay the caller's.
         """
         self._number += 1
-        job = make(self._number)
         try:
             filler = self._least_busy(builds=isinstance(job, jobs.BuildJob))
         except OSError as error:
             message = (
                 f"no filler process can be started ({error.strerror}); try again, and see the daemon's log"
             )
-            answered(jobs.JobDone(job.number, SourceUnavailable.code, message, retry=True))
+            answered(jobs.JobDone(SourceUnavailable.code, message, retry=True))
             return
-        filler.waiting[job.number] = _WaitingJob(answered, tiers, self._clock())
+        filler.waiting[self._number] = _WaitingJob(answered, tiers, self._clock())
         try:
-            jobs.send(filler.channel, job, descriptors)
+            send(filler.channel, jobs.Submitted(self._number, job), descriptors)
         except OSError:
             self._filler_died(filler)  # before the loop has seen it; answers this job too
 
-    def build(
-        self, make: Callable[[int], jobs.BuildJob], answered: OnAnswer, tries: int = BUILD_TRIES
-    ) -> None:
+    def build(self, job: jobs.BuildJob, answered: OnAnswer, tries: int = BUILD_TRIES) -> None:
         """Send a job to the builder, and again to its replacement when it dies, `tries` times in all."""
 
         def on_answer(answer: jobs.Answer) -> None:
             if isinstance(answer, jobs.JobDone) and answer.lost and tries > 1:
-                self.build(make, answered, tries - 1)
+                self.build(job, answered, tries - 1)
             elif isinstance(answer, jobs.JobDone) and answer.crashed:
-                answered(replace(answer, code=CorruptData.code, message=BUILD_CRASHED, retry=False))
+                answered(jobs.JobDone(CorruptData.code, BUILD_CRASHED, crashed=True))
             else:
                 answered(answer)
 
-        self.submit(make, (), on_answer)
+        self.submit(job, (), on_answer)
 
     def busy_s(self, tier: TierName) -> float:
         """Age in seconds of the oldest job in a tier, including its wait for the source; 0 without one."""
@@ -167,15 +168,15 @@ class FillerPool:
         Their jobs in other tiers are answered as failed, since all their threads may wait for the stalled disk.
         """
         message = f"the filler process also works in {tier}, which does not answer; try again"
-        others: list[tuple[int, _WaitingJob]] = []
+        others: list[_WaitingJob] = []
         for filler in [each for each in self._living if each.works_in(tier)]:
             filler.retiring = True
             for number, waiting in filler.waiting.items():
                 if tier not in waiting.tiers:
-                    others.append((number, waiting))
+                    others.append(waiting)
                     filler.waiting[number] = _WaitingJob(_ignore, (), waiting.since)
-        for number, waiting in others:
-            waiting.answered(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
+        for waiting in others:
+            waiting.answered(jobs.JobDone(SourceUnavailable.code, message, retry=True))
 
     def tier_lost(self, tier: TierName) -> None:
         """Kill and replace every filler that works in a lost tier: all its threads may hang with the disk, and jobs of
@@ -190,8 +191,8 @@ class FillerPool:
             log.warning("a filler process that works in a lost tier is replaced", extra=extra)
         message = f"the filler process also worked in {tier}, which is lost; try again"
         for filler in hung:
-            for number, waiting in filler.waiting.items():
-                waiting.answered(jobs.JobDone(number, SourceUnavailable.code, message, retry=True))
+            for waiting in filler.waiting.values():
+                waiting.answered(jobs.JobDone(SourceUnavailable.code, message, retry=True))
 
     def stop(self, wait: bool = True) -> None:
         """End every filler and, with `wait`, wait up to `STOP_S` for their ends."""
@@ -230,27 +231,23 @@ class FillerPool:
 
     def _read(self, filler: _Filler) -> None:
         try:
-            received = jobs.receive(filler.channel)
-        except jobs.RECEIVE_ERRORS:
+            received = jobs.receive_answer(filler.channel)
+        except RECEIVE_ERRORS:
             received = None
-        answer, descriptors = received or (None, [])
+        message, descriptors = received or (None, [])
         for fd in descriptors:  # none is expected
             os.close(fd)
-        if isinstance(answer, jobs.SourceRequests) and jobs.is_well_typed(answer):
-            self.source_requests += answer
-        elif (
-            not isinstance(answer, (jobs.JobDone, jobs.BuildProgress))
-            or not jobs.is_well_typed(answer)
-            or answer.number not in filler.waiting
-        ):
+        if isinstance(message, jobs.SourceRequests):
+            self.source_requests += message.counters
+        elif message is None or message.number not in filler.waiting:
             self._filler_died(filler)
-        elif isinstance(answer, jobs.JobDone):
-            filler.waiting.pop(answer.number).answered(answer)
+        elif isinstance(message.answer, jobs.BuildProgress):
+            filler.waiting[message.number].answered(message.answer)
+        else:
+            filler.waiting.pop(message.number).answered(message.answer)
             if filler.retiring and not filler.waiting and filler in self._living:
                 self._drop(filler)
                 self._reap(filler, DEATH_S)
-        elif isinstance(answer, jobs.BuildProgress):
-            filler.waiting[answer.number].answered(answer)
 
     def _filler_died(self, filler: _Filler) -> None:
         self._drop(filler)
@@ -258,8 +255,8 @@ class FillerPool:
         killed = self._killed_for_memory() if self._oom.ended(code) else ""
         message = killed or "a filler process ended unexpectedly"
         log.warning(message, extra={"code": code, "jobs": len(filler.waiting)})
-        for number, waiting in filler.waiting.items():
-            waiting.answered(_unanswered(number, code, killed, len(filler.waiting) == 1))
+        for waiting in filler.waiting.values():
+            waiting.answered(_unanswered(code, killed, len(filler.waiting) == 1))
 
     def _killed_for_memory(self) -> str:
         largest = largest_ram_bytes(allowed_bytes(), self._settings.own_bytes)
@@ -281,15 +278,15 @@ class FillerPool:
         return code
 
 
-def _unanswered(number: int, code: int | None, killed: str, alone: bool) -> jobs.JobDone:
+def _unanswered(code: int | None, killed: str, alone: bool) -> jobs.JobDone:
     """The answer for a job whose process ended without one. `killed` is the message where it was killed for memory;
     `alone` means that the process had no other job."""
     if killed:
-        return jobs.JobDone(number, SourceUnavailable.code, killed, retry=True, lost=True)
+        return jobs.JobDone(SourceUnavailable.code, killed, retry=True, lost=True)
     if code == CANNOT_FORK:
         message = "no filler process can be started; allow more processes or memory, and try again"
-        return jobs.JobDone(number, SourceUnavailable.code, message, retry=True)
+        return jobs.JobDone(SourceUnavailable.code, message, retry=True)
     why = "exit code not known yet" if code is None else f"exit code {code}"
     message = f"the filler process ended ({why}); try again, and see the daemon's log"
     crashed = alone and code in CRASHES
-    return jobs.JobDone(number, SourceUnavailable.code, message, retry=True, lost=True, crashed=crashed)
+    return jobs.JobDone(SourceUnavailable.code, message, retry=True, lost=True, crashed=crashed)

@@ -1,8 +1,4 @@
-"""Fills under way that other nodes may follow, and the search for a node to fill from.
-
-Each fill from outside this node has its progress in shared memory. It asks the cluster where to read, and reads from a
-node. Where that fails, it keeps the blocks that came and asks again. A fill from the source reads everything.
-"""
+"""Fills under way that other nodes may follow: each has its progress in shared memory."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from cachesvc.core.model import ExtentId, TierName
@@ -38,28 +34,27 @@ class Locate(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SharedFill:
-    """A fill under way. It owns its descriptors: the target, a read-only one of the same file, and the progress."""
+    """A fill under way. It owns its descriptors: a read-only one of the target, and the progress."""
 
     extent: ExtentId
-    size_bytes: int
-    target: int
+    tier: TierName
     readable: int
     progress_fd: int
     progress: FillProgress
-    failed: tuple[str, ...] = ()
-    """The nodes that failed to give it."""
-    complete_blocks: int = field(default=0)
+    whole: bool = False
+    """It succeeded, without holes."""
+    complete_blocks: int = 0
 
     @property
-    def spoilt(self) -> bool:
-        """All blocks came, and the fill did not succeed: some are wrong, and no other node can mend them."""
+    def complete(self) -> bool:
+        """All blocks came. Where the fill does not succeed, some are wrong, and no other node can mend them."""
         return self.progress.complete(0) == self.progress.blocks
 
     def close(self) -> None:
         """Release the descriptors and the memory."""
         self.progress.close()
-        for fd in (self.target, self.readable, self.progress_fd):
-            os.close(fd)
+        os.close(self.readable)
+        os.close(self.progress_fd)
 
 
 _Begun = Callable[[SharedFill | None], None]
@@ -79,11 +74,7 @@ class SharedFills:
             opened.callback(os.close, progress_fd)
             readable = os.open(f"/proc/self/fd/{target}", os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, readable)
-            own = os.dup(target)
-            opened.callback(os.close, own)
-            fill = SharedFill(
-                extent, size_bytes, own, readable, progress_fd, FillProgress(progress_fd, size_bytes)
-            )
+            fill = SharedFill(extent, tier, readable, progress_fd, FillProgress(progress_fd, size_bytes))
             opened.pop_all()
         self._fills[(extent, tier)] = fill
         for begun in self._waiting.pop(extent, ()):
@@ -104,15 +95,14 @@ class SharedFills:
             for begun in self._waiting.pop(extent):
                 begun(None)
 
-    def end(self, extent: ExtentId, tier: TierName, done: bool) -> None:
-        """End a fill: its bytes are committed, or it failed."""
-        fill = self._fills.pop((extent, tier), None)
-        if fill is not None:
-            if done and fill.progress.complete(0) == fill.progress.blocks:
-                fill.progress.finish()
-            else:
-                fill.progress.abort()
-            fill.close()
+    def end(self, fill: SharedFill) -> None:
+        """End a fill, which is whole or failed."""
+        del self._fills[(fill.extent, fill.tier)]
+        if fill.whole and fill.complete:
+            fill.progress.finish()
+        else:
+            fill.progress.abort()
+        fill.close()
 
     def progressing(self) -> list[ExtentId]:
         """The extents of the fills that have got further since the last call."""

@@ -75,7 +75,7 @@ class MetricsCollector:
         fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
         failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
         for error in kinds():  # also kinds that never occurred, else the first one would look like a restart
-            failed.add_metric([error.__name__], self._runner.fills.failures[error.__name__])
+            failed.add_metric([error.__name__], self._runner.fills.counts.failures[error.__name__])
         stale = CounterMetricFamily(
             "cachesvc_stale_openings",
             "Openings of the last version while its source was down.",
@@ -114,20 +114,20 @@ class MetricsCollector:
             return []
         report, fills = link.report, self._runner.fills
         nodes = GaugeMetricFamily("cachesvc_nodes", "Nodes of the cluster, by state.", labels=["state"])
-        states = Counter(row.state for row in report.nodes())
+        states = Counter(row.state for row in report.rows)
         for state in ("present", "away", "refused", "unknown"):
             nodes.add_metric([state], states[state])
         counters = {
             "received_bytes": (
                 "Bytes received from other nodes, for failed fills too.",
-                fills.received_bytes,
+                fills.counts.received_bytes,
             ),
-            "reads": ("Reads of extents from other nodes.", fills.peer_reads),
-            "read_seconds": ("Time that these reads took.", fills.receive_s),
+            "reads": ("Reads of extents from other nodes.", fills.counts.peer_reads),
+            "read_seconds": ("Time that these reads took.", fills.counts.receive_s),
             "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
             "lookups": ("Questions where an extent is that this node answered.", report.lookups),
             "redirects": ("Answers that named a node and not the source.", report.redirects),
-            "failures": ("Nodes that failed to give an extent.", fills.peer_failures),
+            "failures": ("Nodes that failed to give an extent.", fills.counts.peer_failures),
         }
         return [
             nodes,
@@ -163,9 +163,12 @@ class MetricsCollector:
         _add_sums(misses, (((label,), each.misses) for label, each in counters))
         _add_sums(refused, (((label,), each.refused) for label, each in counters))
         _add_sums(
-            source, (((label,), self._runner.fills.source_bytes(dataset)) for label, dataset in reported)
+            source,
+            (((label,), self._runner.fills.counts.source_bytes(dataset)) for label, dataset in reported),
         )
-        _add_sums(peer, (((label,), self._runner.fills.peer_bytes(dataset)) for label, dataset in reported))
+        _add_sums(
+            peer, (((label,), self._runner.fills.counts.peer_bytes(dataset)) for label, dataset in reported)
+        )
         for label, each in counters:
             if label == PRIVATE:
                 continue  # rates do not add up

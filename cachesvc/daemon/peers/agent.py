@@ -7,7 +7,6 @@ credentials. It ends when its channel to the daemon closes.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -16,9 +15,9 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict
 
 import grpc
+import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import cachesvc
@@ -41,7 +40,6 @@ from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
 from cachesvc.daemon.peers.state import ClusterReport, NodeRow
 from cachesvc.daemon.ports import next_port
-from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.nice import run_in_background
 from cachesvc.daemon.processes.threads import ThreadPool
@@ -100,7 +98,7 @@ class Agent:
         while True:
             report = self._report()
             if report != told:
-                self._daemon.send(messages.ClusterState(report.packed()))
+                self._daemon.send(messages.ClusterState(report))
                 told = report
             time.sleep(REPORT_S)
 
@@ -120,21 +118,15 @@ class Agent:
             extents=self._announcements.extents,
         )
 
-    def _on_message(self, message: jobs.Message) -> None:
+    def _on_message(self, message: messages.ToAgent) -> None:
         if isinstance(message, messages.LocateExtent):
-            extent = ExtentId(bytes.fromhex(message.extent))
-            self._locate(message.number, extent, tuple(message.failed.split()))
+            self._locate(message.number, message.extent, message.failed)
         elif isinstance(message, messages.SurveyExtents):
             self._surveys.submit(self._survey, message)
         elif isinstance(message, messages.ResidencyChanged):
-            self._announcements.changed(
-                messages.unpack_ids(message.filled),
-                messages.unpack_ids(message.dropped),
-                messages.unpack_ids(message.progressing),
-                message.anew,
-            )
+            self._announcements.changed(message.filled, message.dropped, message.progressing, message.anew)
         elif isinstance(message, messages.WrongCopy):
-            self._announcements.wrong(message.node, ExtentId(bytes.fromhex(message.extent)))
+            self._announcements.wrong(message.node, message.extent)
 
     def _locate(self, number: int, extent: ExtentId, failed: tuple[str, ...]) -> None:
         def done(node: str, generation: int) -> None:
@@ -149,14 +141,13 @@ class Agent:
 
     def _survey(self, message: messages.SurveyExtents) -> None:
         self._members.wait_settled()
-        held, coming = self._locator.survey(messages.unpack_ids(message.extents))
-        pack = messages.pack_ids
-        self._daemon.send(messages.ExtentsSurveyed(message.number, pack(held), pack(coming)))
+        held, coming = self._locator.survey(message.extents)
+        self._daemon.send(messages.ExtentsSurveyed(message.number, frozenset(held), frozenset(coming)))
 
     def _view_changed(self, view: View) -> None:
         self._owned.view_changed(view)
         self._announcements.view_changed(view)
-        self._daemon.send(messages.ClusterState(self._report().packed()))
+        self._daemon.send(messages.ClusterState(self._report()))
 
     def _restarted(self, node: str) -> None:
         self._announcements.tell_all([node])
@@ -176,7 +167,7 @@ class Agent:
 
     def _wrong(self, extents: list[ExtentId]) -> None:
         for extent in extents:
-            self._daemon.send(messages.WrongCopy(extent.hex()))
+            self._daemon.send(messages.WrongCopy(extent))
 
     def _report(self) -> ClusterReport:
         view, now = self._members.view, time.monotonic()
@@ -184,9 +175,9 @@ class Agent:
             me=view.me,
             settled=self._members.settled,
             by_zone=view.by_zone,
-            members=tuple(asdict(member) for member in view.members),
-            away=tuple(sorted(view.away)),
-            rows=tuple(asdict(NodeRow.of(row, contact, now)) for row, contact in self._members.rows()),
+            members=view.members,
+            away=view.away,
+            rows=tuple(NodeRow.of(row, contact, now) for row, contact in self._members.rows()),
             sent_bytes=self._sent_bytes,
             lookups=self._owned.lookups,
             redirects=self._owned.redirects,
@@ -219,13 +210,21 @@ def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.
     return server
 
 
+class Given(msgspec.Struct, frozen=True):
+    """What the process is given."""
+
+    cluster: ClusterSettings
+    weight_bytes: int
+    tls: Tls | None
+    log_format: str
+
+
 def main() -> None:
     """Run the process until the daemon ends."""
-    given = json.loads(os.environ.pop("CACHESVC_GIVEN"))
-    configure_logging(given["log"])
+    given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
+    configure_logging(given.log_format)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    tls = Tls(**given["tls"]) if given["tls"] else None
-    Agent(channel, ClusterSettings(**given["cluster"]), given["weight_bytes"], tls).run()
+    Agent(channel, given.cluster, given.weight_bytes, given.tls).run()
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ dies, it is started again, and meanwhile extents are read from the source.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
-import re
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
 
@@ -29,12 +26,11 @@ from cachesvc.daemon.fills.shared_fills import Located
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.lending import Lending, end_agent
 from cachesvc.daemon.peers.state import ClusterReport
-from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.spawn import spawn
 from cachesvc.daemon.runner import Runner
 
 log = logging.getLogger(__name__)
-_ID = re.compile("[0-9a-f]{32}")
 KEPT_VARIABLES = frozenset(
     {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "CACHESVC_LOG"}
 )
@@ -60,15 +56,7 @@ CHANGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSurvey:
-    """The extents that other nodes hold, and those that their owners are fetching."""
-
-    held: frozenset[ExtentId] = frozenset()
-    coming: frozenset[ExtentId] = frozenset()
-
-
-NOTHING = ClusterSurvey()
+Surveyed = Callable[[messages.ExtentsSurveyed], None]
 
 
 class ClusterLink:
@@ -77,14 +65,12 @@ class ClusterLink:
     def __init__(self, settings: Settings, weight_bytes: int, runner: Runner) -> None:
         cluster = settings.cluster
         assert cluster is not None, "no cluster"
-        self._given = json.dumps(
-            {
-                "cluster": asdict(cluster),
-                "weight_bytes": weight_bytes,
-                "tls": settings.tls and asdict(settings.tls),
-                "log": settings.log_format,
-            }
-        )
+        self._given = {  # of `agent.Given`, whose module imports a lot
+            "cluster": cluster,
+            "weight_bytes": weight_bytes,
+            "tls": settings.tls,
+            "log_format": settings.log_format,
+        }
         self._runner = runner
         self._closed = threading.Event()
         self._lending = Lending(runner)
@@ -94,12 +80,13 @@ class ClusterLink:
         self._locating: dict[int, tuple[float, Callable[[Located], None]]] = {}
         """The time until which each question may stay open, in order, and the callback for its answer."""
         self._heard_at, self._patience_s = 0.0, START_S
-        self._surveys: dict[int, Callable[[ClusterSurvey], None]] = {}
+        self._surveys: dict[int, Surveyed] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
         self.report = ClusterReport(me=cluster.node_name)
         """The cluster as the agent told it last."""
-        runner.fills.locate, runner.fills.wrong_copy = self.locate, self.wrong_copy
+        parts = runner.fills.parts
+        parts.locate, parts.wrong_copy = self.locate, self.wrong_copy
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
         runner.handle(events.ViewChanged(self._view))
@@ -124,17 +111,17 @@ class ClusterLink:
         answer."""
         number = next(self._numbers)
         self._locating[number] = time.monotonic() + LOCATE_S, then
-        if not self._send(messages.LocateExtent(number, extent.hex(), " ".join(failed))):
+        if not self._send(messages.LocateExtent(number, extent, failed)):
             self._located(messages.ExtentLocated(number))
 
-    def survey(self, extents: Sequence[ExtentId], then: Callable[[ClusterSurvey], None]) -> None:
+    def survey(self, extents: Sequence[ExtentId], then: Surveyed) -> None:
         """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once.
         Call it on another thread than the loop's: a message about a million extents takes half a second."""
         number, post = next(self._numbers), self._runner.loop.post
-        message = messages.SurveyExtents(number, messages.pack_ids(extents))
+        message = messages.SurveyExtents(number, tuple(extents))
         self._runner.loop.call(partial(self._surveys.update, {number: then}))
         if not self._send(message):
-            post(partial(self._surveyed, number, NOTHING))
+            post(partial(self._surveyed, messages.ExtentsSurveyed(number)))
 
     def handled(self, event: events.Event) -> None:
         """Note that an event may have changed what this node holds. The changes of one round of the loop are told
@@ -167,7 +154,7 @@ class ClusterLink:
                 filled.append(extent)
             elif node.where(extent) is not None or not node.will_keep(extent):  # it has holes, or is gone
                 dropped.append(extent)
-        self._send(messages.ResidencyChanged(messages.pack_ids(filled), messages.pack_ids(dropped)))
+        self._send(messages.ResidencyChanged(tuple(filled), tuple(dropped)))
 
     def tick(self, now: float) -> None:
         """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin, and
@@ -176,7 +163,7 @@ class ClusterLink:
             return
         self._tick_at = now + TICK_S
         if progressing := self._runner.shared_fills.progressing():
-            self._send(messages.ResidencyChanged(progressing=messages.pack_ids(progressing)))
+            self._send(messages.ResidencyChanged(progressing=tuple(progressing)))
         node = self._runner.node
         self._runner.shared_fills.give_up(
             lambda extent: not node.will_keep(extent) or node.where(extent) is not None
@@ -198,15 +185,15 @@ class ClusterLink:
 
     def wrong_copy(self, node: str, extent: ExtentId) -> None:
         """Tell a node that the bytes which it sent of an extent are wrong."""
-        self._send(messages.WrongCopy(extent.hex(), node))
+        self._send(messages.WrongCopy(extent, node))
 
-    def _send(self, message: jobs.Message) -> bool:
+    def _send(self, message: messages.ToAgent) -> bool:
         """Send a message to the agent; return whether it went out."""
         channel = self._channel
         if channel is None:
             return False
         try:
-            jobs.send(channel, message)
+            send(channel, message)
         except TimeoutError:  # the next message would stop the loop as long
             end_agent(channel)
             return False
@@ -249,49 +236,40 @@ class ClusterLink:
         for _, then in waiting.values():
             then(SOURCE)
         surveys, self._surveys = self._surveys, {}
-        for told in surveys.values():
-            told(NOTHING)
+        for number, told in surveys.items():
+            told(messages.ExtentsSurveyed(number))
 
     def _serve(self, channel: socket.socket) -> None:
         """Answer the process until it ends or sends an invalid message."""
         while not self._closed.is_set():
             try:
-                received = jobs.receive(channel)
+                received = messages.receive_in_daemon(channel)
             except TimeoutError:
                 continue
-            except jobs.RECEIVE_ERRORS:
+            except RECEIVE_ERRORS:
                 return
             self._heard_at, self._patience_s = time.monotonic(), LOCATE_S
-            message = received[0] if received else None
-            for fd in received[1] if received else ():  # none is expected
+            if received is None:
+                return
+            message, descriptors = received
+            for fd in descriptors:  # none is expected
                 os.close(fd)
-            if message is None or not jobs.is_well_typed(message):
-                return
-            try:
-                if not self._dispatch(channel, message):
-                    return
-            except (ValueError, TypeError, KeyError):
-                return
+            if isinstance(message, messages.BorrowExtent):
+                self._runner.loop.post(partial(self._lending.lend, channel, message))
+            else:
+                self._runner.loop.post(partial(self._handle, message))
 
-    def _dispatch(self, channel: socket.socket, message: jobs.Message) -> bool:
-        """Have the loop handle a message; return whether it is a valid one. Raises ValueError, TypeError, KeyError."""
-        post = self._runner.loop.post
-        if isinstance(message, messages.BorrowExtent) and _ID.fullmatch(message.extent):
-            post(partial(self._lending.lend, channel, message))
-        elif isinstance(message, messages.ExtentLocated):
-            post(partial(self._located, message))
+    def _handle(self, message: messages.ToDaemon) -> None:
+        if isinstance(message, messages.ExtentLocated):
+            self._located(message)
         elif isinstance(message, messages.ExtentsSurveyed):
-            held, coming = messages.unpack_ids(message.held), messages.unpack_ids(message.coming)
-            post(partial(self._surveyed, message.number, ClusterSurvey(frozenset(held), frozenset(coming))))
+            self._surveyed(message)
         elif isinstance(message, messages.KeepExtents):
-            post(partial(self._keep, message.number, messages.unpack_ids(message.extents), message.later))
+            self._keep(message)
         elif isinstance(message, messages.ClusterState):
-            post(partial(self._changed, ClusterReport.unpacked(message.report)))
-        elif isinstance(message, messages.WrongCopy) and _ID.fullmatch(message.extent):
-            post(partial(self._check, ExtentId(bytes.fromhex(message.extent))))
-        else:
-            return False
-        return True
+            self._changed(message.report)
+        elif isinstance(message, messages.WrongCopy):
+            self._check(message.extent)
 
     # What the agent asks for.
 
@@ -300,8 +278,8 @@ class ClusterLink:
         if then is not None:
             then(Located(message.node, message.address))
 
-    def _surveyed(self, number: int, found: ClusterSurvey) -> None:
-        then = self._surveys.pop(number, None)
+    def _surveyed(self, found: messages.ExtentsSurveyed) -> None:
+        then = self._surveys.pop(found.number, None)
         if then is not None:
             then(found)
 
@@ -311,19 +289,19 @@ class ClusterLink:
             self._view = view
             self._runner.handle(events.ViewChanged(view))
 
-    def _keep(self, number: int, extents: list[ExtentId], later: bool) -> None:
+    def _keep(self, wanted: messages.KeepExtents) -> None:
         node = self._runner.node
 
         def kept_here(extent: ExtentId) -> bool:
-            return node.will_keep(extent) or (later and node.keeping.prefetches(extent))
+            return node.will_keep(extent) or (wanted.later and node.keeping.prefetches(extent))
 
-        for extent in extents:
+        for extent in wanted.extents:
             if node.keeping.full:
                 break
             if node.keeping.lacks(extent):
                 self._runner.handle(events.PeerWants(extent))
-        kept = [extent for extent in extents if kept_here(extent)]
-        self._send(messages.ExtentsKept(number, messages.pack_ids(kept)))
+        kept = tuple(extent for extent in wanted.extents if kept_here(extent))
+        self._send(messages.ExtentsKept(wanted.number, kept))
 
     def _check(self, extent: ExtentId) -> None:
         """Check a copy of which a peer got wrong bytes."""

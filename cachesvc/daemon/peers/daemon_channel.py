@@ -14,19 +14,20 @@ from cachesvc.core.errors import NotFound, TierFailed
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.block_replies import Lent
-from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import send
 from cachesvc.tiers.fill_progress import FillProgress
 
 OPEN_S = 10.0
 """The daemon may have to wait for an eviction before it begins a fill that a peer wants to follow."""
 KEEP_S = 1.0
-_Answer = tuple[jobs.Message, list[int]]
+_Reply = messages.LentExtent | messages.ExtentsKept
+_Answer = tuple[_Reply, list[int]]
 
 
 class DaemonChannel:
     """Safe from any thread. `on_message` gets what the daemon sends by itself, on the thread of `listen`."""
 
-    def __init__(self, channel: socket.socket, on_message: Callable[[jobs.Message], None]) -> None:
+    def __init__(self, channel: socket.socket, on_message: Callable[[messages.ToAgent], None]) -> None:
         self._channel = channel
         self._on_message = on_message
         self._numbers = itertools.count(1)
@@ -35,7 +36,7 @@ class DaemonChannel:
     def listen(self) -> None:
         """Read the daemon's messages, and end this process when the daemon ends."""
         try:
-            while (received := jobs.receive(self._channel)) is not None:
+            while (received := messages.receive_in_agent(self._channel)) is not None:
                 message, descriptors = received
                 if isinstance(message, (messages.LentExtent, messages.ExtentsKept)):
                     self._answered(message, descriptors)
@@ -45,21 +46,21 @@ class DaemonChannel:
             # Also after an error, as when the daemon died with an unread message: the next daemon needs the address.
             os._exit(0)
 
-    def send(self, message: jobs.Message) -> None:
+    def send(self, message: messages.ToDaemon) -> None:
         """Send a message that has no answer."""
-        jobs.send(self._channel, message)
+        send(self._channel, message)
 
     @contextmanager
     def lent(self, extent: ExtentId) -> Iterator[Lent]:
         """Borrow an extent that is resident or being filled. Raises NotFound, TierFailed."""
         number = next(self._numbers)
-        message, descriptors = self._ask(number, messages.BorrowExtent(number, extent.hex()), OPEN_S)
+        message, descriptors = self._ask(number, messages.BorrowExtent(number, extent), OPEN_S)
         assert isinstance(message, messages.LentExtent)
         try:
             if not descriptors:
                 raise NotFound(f"extent {extent.hex()} is not resident here")
             if len(descriptors) == 1:
-                yield Lent(descriptors[0], message.size_bytes, digests=jobs.unpack_digests(message.digests))
+                yield Lent(descriptors[0], message.size_bytes, digests=message.digests)
                 return
             progress = FillProgress(descriptors[1], message.size_bytes)
             try:
@@ -75,15 +76,13 @@ class DaemonChannel:
         enough, `later`."""
         number = next(self._numbers)
         try:
-            message, _ = self._ask(
-                number, messages.KeepExtents(number, messages.pack_ids(extents), later), KEEP_S
-            )
+            message, _ = self._ask(number, messages.KeepExtents(number, tuple(extents), later), KEEP_S)
         except TierFailed:
             return set()
         assert isinstance(message, messages.ExtentsKept)
-        return set(messages.unpack_ids(message.extents))
+        return set(message.extents)
 
-    def _ask(self, number: int, question: jobs.Message, timeout_s: float) -> _Answer:
+    def _ask(self, number: int, question: messages.ToDaemon, timeout_s: float) -> _Answer:
         waiting: Future[_Answer] = Future()
         self._waiting[number] = waiting
         self.send(question)
@@ -96,7 +95,7 @@ class DaemonChannel:
         finally:
             self._waiting.pop(number, None)
 
-    def _answered(self, message: messages.LentExtent | messages.ExtentsKept, descriptors: list[int]) -> None:
+    def _answered(self, message: _Reply, descriptors: list[int]) -> None:
         waiting = self._waiting.pop(message.number, None)
         if waiting is not None and waiting.set_running_or_notify_cancel():
             waiting.set_result((message, descriptors))

@@ -12,7 +12,7 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.fills.checks import CheckResult, is_own_limit
 from cachesvc.daemon.fills.shared_fills import SharedFill
 from cachesvc.daemon.peers import messages
-from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.tier import Checksums
 
@@ -45,15 +45,15 @@ class Lending:
             return
         self._pending += 1
         node, checks = self._runner.node, self._runner.checks
-        extent = ExtentId(bytes.fromhex(request.extent))
+        extent = request.extent
         tier = self.complete_in(extent)
 
         def found(fd: int, checksums: Checksums | None) -> None:
             if checksums is None:  # its commit is pending
                 absent()
             else:
-                digests = jobs.pack_digests(checksums.digests)
-                self._reply(channel, messages.LentExtent(request.number, checksums.size_bytes, digests), fd)
+                lent = messages.LentExtent(request.number, checksums.size_bytes, checksums.digests)
+                self._reply(channel, lent, fd)
             os.close(fd)
 
         def absent() -> None:
@@ -74,7 +74,7 @@ class Lending:
             if fill is None:
                 absent()
             else:
-                lent = messages.LentExtent(request.number, fill.size_bytes)
+                lent = messages.LentExtent(request.number, fill.progress.size_bytes)
                 self._reply(channel, lent, fill.readable, fill.progress_fd)
 
         if tier is None:
@@ -98,7 +98,7 @@ class Lending:
 
 def _send(channel: socket.socket, answer: messages.LentExtent, *descriptors: int) -> None:
     try:
-        jobs.send(channel, answer, descriptors)
+        send(channel, answer, descriptors)
     except TimeoutError:
         end_agent(channel)
     except OSError:  # the process has ended; the peer fails over

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cachesvc.core.placement.roster import Row
 from cachesvc.core.placement.view import Member, View
@@ -45,35 +43,18 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """The cluster as the agent sees it; `members`, `away` and `rows` are of plain types."""
+    """The cluster as the agent sees it. `rows` are all members, present or not."""
 
     me: str = ""
     settled: bool = False
     by_zone: bool = False
-    members: tuple[dict[str, Any], ...] = ()
-    away: tuple[str, ...] = ()
-    rows: tuple[dict[str, Any], ...] = ()
+    members: tuple[Member, ...] = ()
+    away: frozenset[str] = frozenset()
+    rows: tuple[NodeRow, ...] = ()
     sent_bytes: int = 0
     lookups: int = 0
     redirects: int = 0
 
-    def packed(self) -> str:
-        """The report as text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def unpacked(cls, text: str) -> ClusterReport:
-        """The inverse of `packed`. Raises ValueError or TypeError for anything else."""
-        found = json.loads(text)
-        report = cls(**found | {name: tuple(found[name]) for name in ("members", "away", "rows")})
-        report.view()
-        return report
-
     def view(self) -> View:
         """The view among which extents are placed."""
-        members = tuple(Member(**member) for member in self.members)
-        return View(self.me, members, frozenset(self.away), self.by_zone)
-
-    def nodes(self) -> list[NodeRow]:
-        """All members, present or not."""
-        return [NodeRow(**row) for row in self.rows]
+        return View(self.me, self.members, self.away, self.by_zone)

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cachesvc.daemon.processes import jobs
+import msgspec
+
+from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, Receiver, send
 from cachesvc.daemon.processes.spawn import channel_pair, spawn
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,36 @@ CANNOT_FORK = os.EX_OSERR
 """The exit code of a child that the system refused to fork."""
 _DISCONNECTED = (BrokenPipeError, ConnectionResetError)
 _PR_SET_PDEATHSIG = 1
+
+
+class ForkChild(msgspec.Struct, frozen=True, tag=True):
+    """Tell the fork server to fork a process. Descriptors: the channel of that process."""
+
+    number: int
+
+
+class KillChild(msgspec.Struct, frozen=True, tag=True):
+    """Tell the fork server to kill a process."""
+
+    number: int
+
+
+class ChildStarted(msgspec.Struct, frozen=True, tag=True):
+    """The forked process runs."""
+
+    number: int
+    pid: int
+
+
+class ChildEnded(msgspec.Struct, frozen=True, tag=True):
+    """The forked process ended, or could not be forked. `code` is its exit code as in subprocess."""
+
+    number: int
+    code: int
+
+
+_receive_request: Receiver[ForkChild | KillChild] = Receiver(ForkChild | KillChild)
+_receive_news: Receiver[ChildStarted | ChildEnded] = Receiver(ChildStarted | ChildEnded)
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +91,7 @@ class ForkServer:
     def __init__(
         self,
         module: str,
-        given: str,
+        given: object,
         inherits: tuple[int, ...],
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
@@ -92,10 +124,10 @@ class ForkServer:
         with theirs:
             try:
                 try:
-                    jobs.send(self.start(), jobs.ForkChild(child.number), (theirs.fileno(),))
+                    send(self.start(), ForkChild(child.number), (theirs.fileno(),))
                 except _DISCONNECTED:  # the loop has not seen the server's death yet
                     self._server_died()
-                    jobs.send(self.start(), jobs.ForkChild(child.number), (theirs.fileno(),))
+                    send(self.start(), ForkChild(child.number), (theirs.fileno(),))
             except OSError:
                 ours.close()
                 raise
@@ -106,7 +138,7 @@ class ForkServer:
         """Send SIGKILL as soon as the child has started; no effect on one that has ended."""
         if child.code is None and self._server is not None:
             with suppress(OSError):  # the server is dead, and its children too
-                jobs.send(self._server[1], jobs.KillChild(child.number))
+                send(self._server[1], KillChild(child.number))
 
     def wait(self, child: Child, wait_s: float) -> int | None:
         """Return the exit code, or None where the child has not died in time. A killed one then hangs in the kernel."""
@@ -133,15 +165,15 @@ class ForkServer:
         if self._server is None:
             return
         try:
-            received = jobs.receive(self._server[1])
+            received = _receive_news(self._server[1])
         except BlockingIOError:
             return
-        except jobs.RECEIVE_ERRORS:
+        except RECEIVE_ERRORS:
             received = None
         message = received[0] if received else None
-        if isinstance(message, jobs.ChildStarted):
+        if isinstance(message, ChildStarted):
             self._children[message.number].pid = message.pid
-        elif isinstance(message, jobs.ChildEnded):
+        elif isinstance(message, ChildEnded):
             self._children.pop(message.number).code = message.code
         else:
             self._server_died()
@@ -200,20 +232,20 @@ def serve_forks(channel: socket.socket, run_child: Callable[[socket.socket], Non
         while True:
             ready = select.select([channel.fileno(), woken], [], [])[0]
             if channel.fileno() in ready:
-                received = jobs.receive(channel)
+                received = _receive_request(channel)
                 if received is None:
                     return
                 request, descriptors = received
-                if isinstance(request, jobs.ForkChild):
+                if isinstance(request, ForkChild):
                     own = (channel.fileno(), woken, wake)
                     try:
                         pids[request.number] = _fork_child(descriptors, own, run_child)
                     except OSError as error:
                         log.warning("a filler process cannot be forked", extra={"error": error.strerror})
-                        jobs.send(channel, jobs.ChildEnded(request.number, CANNOT_FORK))
+                        send(channel, ChildEnded(request.number, CANNOT_FORK))
                     else:
-                        jobs.send(channel, jobs.ChildStarted(request.number, pids[request.number]))
-                elif isinstance(request, jobs.KillChild) and request.number in pids:
+                        send(channel, ChildStarted(request.number, pids[request.number]))
+                elif isinstance(request, KillChild) and request.number in pids:
                     os.kill(pids[request.number], signal.SIGKILL)
             if woken in ready:
                 os.read(woken, 4096)
@@ -221,7 +253,7 @@ def serve_forks(channel: socket.socket, run_child: Callable[[socket.socket], Non
                     ended, status = os.waitpid(pid, os.WNOHANG)
                     if ended:
                         del pids[number]
-                        jobs.send(channel, jobs.ChildEnded(number, os.waitstatus_to_exitcode(status)))
+                        send(channel, ChildEnded(number, os.waitstatus_to_exitcode(status)))
 
 
 def _fork_child(

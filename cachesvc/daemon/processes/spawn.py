@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+import msgspec
+
 from cachesvc.config import SAFE_PATH
-from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import MAX_DATAGRAM_BYTES
 
 _OF_THE_DAEMON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 SEND_S = 1.0
@@ -20,17 +22,17 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
     """Return the daemon's end of a new channel, and the child's. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * jobs.MAX_DATAGRAM_BYTES)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_DATAGRAM_BYTES)
     ours.settimeout(SEND_S)
     return ours, theirs
 
 
 def spawn(
-    module: str, given: str, environment: Mapping[str, str], inherits: tuple[int, ...] = ()
+    module: str, given: object, environment: Mapping[str, str], inherits: tuple[int, ...] = ()
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start `python -m MODULE FD`; return the process and the daemon's end of its channel. Raises OSError.
 
-    The child finds `given` in the variable `CACHESVC_GIVEN`, and `inherits` the descriptors under the same numbers.
+    The child finds `given` as JSON in the variable `CACHESVC_GIVEN`, and `inherits` the descriptors under the same numbers.
     """
     ours, theirs = channel_pair()
     with theirs:
@@ -41,7 +43,7 @@ def spawn(
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), *inherits),
-                env={**environment, **SAFE_PATH, "CACHESVC_GIVEN": given},
+                env={**environment, **SAFE_PATH, "CACHESVC_GIVEN": msgspec.json.encode(given).decode()},
             )
         except OSError:
             ours.close()

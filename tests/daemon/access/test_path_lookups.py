@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.daemon.access.path_lookups import LOOKUP_S, THREADS_PER_MOUNT, Lookups, mount_points
 from cachesvc.daemon.fills.filler import _reads
@@ -166,7 +167,7 @@ def test_mount_points_are_found_without_a_lookup() -> None:
 
 def test_only_builds_that_read_a_hung_path_fail() -> None:
     def build(*uris: str) -> BuildJob:
-        return BuildJob(1, list(uris), {}, "", False)
+        return BuildJob(list(uris), Options(), "", False)
 
     hung = "file:///mnt/nfs/set/0.bin"
     assert _reads(build("s3://b/", "file:///mnt/nfs/"), hung)

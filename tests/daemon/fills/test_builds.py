@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
-from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest, MakeJob
+from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest
 from cachesvc.daemon.fills.pool import OnAnswer
 from cachesvc.daemon.processes import jobs
 from testbed import WAIT_S
@@ -33,17 +33,17 @@ class Builder:
         self.under_way: list[tuple[jobs.BuildJob, OnAnswer]] = []
         self.builds = BuildQueue(self._build)
 
-    def _build(self, make: MakeJob, answered: OnAnswer) -> None:
-        self.under_way.append((make(0), answered))
+    def _build(self, job: jobs.BuildJob, answered: OnAnswer) -> None:
+        self.under_way.append((job, answered))
 
     def open(self, user: int, what: str, answered: OnAnswer) -> BuildRequest:
-        make = partial(jobs.BuildJob, uris=[what], options={}, catalogs="", refresh=False)
-        return self.builds.submit(user, what, make, answered)
+        job = jobs.BuildJob([what], Options(), "", refresh=False)
+        return self.builds.submit(user, what, job, answered)
 
     def end(self, at: int = 0) -> None:
         build, answered = self.under_way.pop(at)
-        answered(jobs.BuildProgress(0, 1, 2))
-        answered(jobs.JobDone(0, dataset=build.uris[0]))
+        answered(jobs.BuildProgress(1, 2))
+        answered(jobs.JobDone(dataset=build.uris[0]))
 
     @property
     def names(self) -> list[str]:

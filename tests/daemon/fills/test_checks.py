@@ -21,7 +21,7 @@ from cachesvc.tiers.tier import Checksums
 SLOW, QUICK = TierName("slow"), TierName("quick")
 COPIES = 64
 HOARDER, VISITOR = 1, 2
-GOOD = jobs.JobDone(0)
+GOOD = jobs.JobDone()
 
 
 def extent(number: int) -> ExtentId:
@@ -83,15 +83,15 @@ def test_a_copy_that_no_process_could_check_is_neither_good_nor_corrupt() -> Non
     bench = Bench()
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
-        bench.end(jobs.JobDone(0, SourceUnavailable.code, "a mount hangs", retry=True))
+        bench.end(jobs.JobDone(SourceUnavailable.code, "a mount hangs", retry=True))
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
-        bench.end(jobs.JobDone(0, OutOfSpace.code, "a filler is at its limit", retry=True))
+        bench.end(jobs.JobDone(OutOfSpace.code, "a filler is at its limit", retry=True))
     assert bench.over == [(0, None), (0, None)]
     assert not bench.corrupt
     bench.verify(0, HOARDER)
     for _ in range(VERIFY_TRIES):
-        bench.end(jobs.JobDone(0, SourceUnavailable.code, "it ended the process", retry=True, lost=True))
+        bench.end(jobs.JobDone(SourceUnavailable.code, "it ended the process", retry=True, lost=True))
     assert bench.over == [(0, None), (0, None), (0, False)]
     assert bench.corrupt == [extent(0)]
 
@@ -102,7 +102,7 @@ def test_a_copy_with_a_pending_commit_is_checked_too() -> None:
     bench.checks.committing[extent(0), SLOW] = Checksums(1, bytes(8))
     bench.verify(0, HOARDER)
     assert not bench.over
-    bench.end(jobs.JobDone(0, CorruptData.code, "it does not match"))
+    bench.end(jobs.JobDone(CorruptData.code, "it does not match"))
     assert (bench.over, bench.corrupt) == ([(0, False)], [extent(0)])
 
 
@@ -149,7 +149,7 @@ def test_a_disk_that_hangs_delays_no_other_disk_and_its_replacement_starts_anew(
     bench.verify(0, VISITOR)
     assert len(bench.jobs) == 1
     for answered in hung:
-        answered(jobs.JobDone(0))
+        answered(jobs.JobDone())
     assert len(bench.jobs) == 1
     bench.end()
     assert len(bench.over) == 2 + COPIES

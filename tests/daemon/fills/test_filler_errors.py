@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,9 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.config import Settings
 from cachesvc.core.errors import SourceUnavailable, TierFailed
+from cachesvc.core.model import DatasetId
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import ForkServer
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.tiers.checksum import block_digest
@@ -24,7 +24,7 @@ from testbed import WAIT_S
 from tests.support import datasets
 
 DATA = bytes(range(256)) * 256  # one block
-DIGESTS = jobs.pack_digests(block_digest(DATA))
+DIGESTS = block_digest(DATA)
 Ask = Callable[..., jobs.JobDone]
 
 
@@ -32,16 +32,19 @@ Ask = Callable[..., jobs.JobDone]
 def ask(tmp_path: Path) -> Iterator[Ask]:
     """A function that gives a real filler a job with descriptors and returns its answer."""
     settings = Settings(0, (), (), str(tmp_path), str(tmp_path / "state"), fillers=1)
-    given = json.dumps({**asdict(settings), "roots": (), "paces": -1})
+    given = {"settings": settings, "roots": (), "paces": -1}
     forks = ForkServer("cachesvc.daemon.fills.filler", given, (), lambda fd, callback: None, lambda fd: None)
     child, channel = forks.fork()
     channel.settimeout(WAIT_S)
 
     def asked(job: jobs.Job, *descriptors: int) -> jobs.JobDone:
-        jobs.send(channel, job, descriptors)
-        while not isinstance(received := (jobs.receive(channel) or [None])[0], jobs.JobDone):
+        send(channel, jobs.Submitted(1, job), descriptors)
+        while True:
+            received = jobs.receive_answer(channel)
             assert received is not None, "the filler ended"
-        return received
+            message = received[0]
+            if isinstance(message, jobs.Answered) and isinstance(message.answer, jobs.JobDone):
+                return message.answer
 
     yield asked
     channel.close()
@@ -58,7 +61,7 @@ def file(path: Path, flags: int, data: bytes = DATA) -> Iterator[int]:
 
 
 def test_a_copy_that_cannot_be_read_or_written_is_an_error_of_its_tier(ask: Ask, tmp_path: Path) -> None:
-    job = jobs.CopyJob(1, len(DATA), DIGESTS)
+    job = jobs.CopyJob(len(DATA), DIGESTS)
     with file(tmp_path / "from", os.O_RDONLY) as origin, file(tmp_path / "to", os.O_RDWR, b"") as target:
         assert ask(job, target, origin).code == 0
     with file(tmp_path / "from", os.O_WRONLY) as origin, file(tmp_path / "to", os.O_RDWR, b"") as target:
@@ -69,9 +72,9 @@ def test_a_copy_that_cannot_be_read_or_written_is_an_error_of_its_tier(ask: Ask,
 
 def test_a_check_that_cannot_read_is_an_error_of_its_tier(ask: Ask, tmp_path: Path) -> None:
     with file(tmp_path / "extent", os.O_WRONLY) as extent:
-        assert ask(jobs.VerifyJob(1, len(DATA), DIGESTS), extent).code == TierFailed.code
+        assert ask(jobs.VerifyJob(len(DATA), DIGESTS), extent).code == TierFailed.code
     reading, writing = os.pipe()  # posix_fadvise fails for a pipe, too
-    assert ask(jobs.VerifyJob(1, len(DATA), DIGESTS), reading).code == TierFailed.code
+    assert ask(jobs.VerifyJob(len(DATA), DIGESTS), reading).code == TierFailed.code
     os.close(reading)
     os.close(writing)
 
@@ -84,7 +87,7 @@ def test_a_target_that_cannot_be_written_or_read_back_is_an_error_of_its_tier(
     found = survey([f"{tmp_path}/mds/"], Options(), sources)
     build(found, f"{tmp_path}/catalog", sources, DirectBytes(sources), lambda done, total: None)
     catalog = os.open(tmp_path / "catalog", os.O_RDONLY)
-    job = jobs.FillJob(1, found.id, 0)
+    job = jobs.FetchJob(found.id, 0)
     with file(tmp_path / "target", os.O_RDWR, b"") as target:
         assert ask(job, target, catalog).code == 0
     for flags in (os.O_RDONLY, os.O_WRONLY):
@@ -96,6 +99,6 @@ def test_a_target_that_cannot_be_written_or_read_back_is_an_error_of_its_tier(
 def test_other_read_errors_are_not_errors_of_a_tier(ask: Ask, tmp_path: Path) -> None:
     with file(tmp_path / "target", os.O_RDWR, b"") as target:
         folder = os.open(tmp_path, os.O_RDONLY)  # instead of a catalog
-        done = ask(jobs.FillJob(1, "0" * 32, 0), target, folder)
+        done = ask(jobs.FetchJob(DatasetId("0" * 32), 0), target, folder)
         os.close(folder)
     assert (done.code, done.retry) == (SourceUnavailable.code, True)

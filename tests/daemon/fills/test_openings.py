@@ -46,8 +46,7 @@ def openings(
 
 def job(folder: Path, uri: str = URI, version: str = "", **options: int) -> BuildJob:
     asked = Options(format="records", **{"record_bytes": 10, **options})  # type: ignore[arg-type]
-    plain = {name: getattr(asked, name) for name in Options.__slots__}
-    return BuildJob(1, [uri], plain, str(folder), False, version)
+    return BuildJob([uri], asked, str(folder), False, version)
 
 
 def open_once(folder: Path, now: float = 0.0) -> str:

@@ -14,7 +14,7 @@ from cachesvc.daemon.fills.shared_fills import SharedFills
 from tests.support.descriptors import descriptors
 
 A = ExtentId(bytes(16))
-OF_ONE_FILL = 4
+OF_ONE_FILL = 3
 
 
 @contextmanager
@@ -46,7 +46,6 @@ def test_a_fill_that_cannot_be_shared_leaves_no_descriptor(spare: int) -> None:
         fills.begin(A, RAM, 1, target)
     assert descriptors() == before
     with few_descriptors(OF_ONE_FILL):
-        fills.begin(A, RAM, 1, target)
-        fills.end(A, RAM, done=False)
+        fills.end(fills.begin(A, RAM, 1, target))
     assert descriptors() == before
     os.close(target)

@@ -21,7 +21,6 @@ from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.shared_fills import SharedFills
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.lending import MAX_PENDING, Lending
-from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.spawn import channel_pair
 from tests.support.served_datasets import dataset
 
@@ -52,14 +51,14 @@ class Lender:
         self.node.handle(events.Demanded(ReaderId(7), 1, self.extent), 0.0)
 
     def asked(self, number: int) -> None:
-        self.lending.lend(self.channel, messages.BorrowExtent(number, self.extent.hex()))
+        self.lending.lend(self.channel, messages.BorrowExtent(number, self.extent))
 
     def answered(self) -> list[tuple[int, int]]:
         """The number of each answer that came, and of its descriptors."""
         found: list[tuple[int, int]] = []
         while True:
             try:
-                received = jobs.receive(self.agent)
+                received = messages.receive_in_agent(self.agent)
             except BlockingIOError:
                 return found
             assert received is not None
@@ -99,7 +98,7 @@ def test_requests_wait_for_a_fill_and_those_above_the_limit_are_answered_at_once
 def test_a_fill_that_begins_is_lent_with_its_progress(lender: Lender) -> None:
     lender.asked(1)
     target = os.memfd_create("target")
-    lender.fills.begin(lender.extent, RAM, 10, target)
+    fill = lender.fills.begin(lender.extent, RAM, 10, target)
     assert lender.answered() == [(1, 2)]
-    lender.fills.end(lender.extent, RAM, done=False)
+    lender.fills.end(fill)
     os.close(target)

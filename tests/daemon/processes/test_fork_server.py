@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cachesvc.catalog.options import Options
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.model import RAM
 from cachesvc.daemon.processes import jobs
@@ -119,13 +120,13 @@ def test_an_opening_survives_the_death_of_the_server(pool: Pool, tmp_path: Path)
     (tmp_path / "data/0.bin").write_bytes(bytes(4096))
     (tmp_path / "catalogs").mkdir()
     answers = list[jobs.Answer]()
-    options: dict[str, str | int] = {"format": "records", "record_bytes": 4096}
+    options = Options(format="records", record_bytes=4096)
     uris, catalogs = [f"{tmp_path}/data/"], str(tmp_path / "catalogs")
     first = server(pool)
     first.suspend()
     for pid in [each.pid for each in first.children()]:
         os.kill(pid, signal.SIGSTOP)
-    build = partial(jobs.BuildJob, uris=uris, options=options, catalogs=catalogs, refresh=False)
+    build = jobs.BuildJob(uris, options, catalogs, refresh=False)
     pool.fillers.build(build, answers.append)
     first.kill()
     pool.loop.run_until(lambda: any(isinstance(answer, jobs.JobDone) for answer in answers))

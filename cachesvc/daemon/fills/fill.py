@@ -1,0 +1,358 @@
+"""One fill: reserve room in the tier, find where to read, fetch, and commit.
+
+Bytes come from a lower tier, from another node, or from the source. A fill that other nodes may follow asks the cluster
+where to read; where a node fails, it keeps the blocks that came and asks again. The source is read last, and whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from cachesvc.catalog.survey import provisional_id
+from cachesvc.core import commands, events
+from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed, from_code
+from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.daemon.datasets import Datasets, ServedDataset
+from cachesvc.daemon.fills.checks import Checks
+from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
+from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
+from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.shared_fills import MAX_NODES, Locate, Located, SharedFill, SharedFills
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.loop.steps import Step, Steps
+from cachesvc.daemon.processes import jobs
+from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FillParts:
+    """What fills need of the daemon. `locate` finds a node to fill from, and `wrong_copy` is told of a node that sent
+    wrong bytes; None without a cluster."""
+
+    tiers: Mapping[TierName, Tier]
+    lanes: Mapping[TierName, Lane]
+    commits: Commits
+    datasets: Datasets
+    fillers: FillerPool
+    checks: Checks
+    hole_records: HoleRecords
+    handle: Callable[[events.Event], None]
+    memory: FillMemory
+    shared: SharedFills
+    locate: Locate | None = None
+    wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
+
+
+@dataclass(slots=True)
+class FillCounts:
+    """Counts of all fills since the daemon's start."""
+
+    from_source: Counter[DatasetId] = field(default_factory=Counter)
+    from_peers: Counter[DatasetId] = field(default_factory=Counter)
+    """Bytes fetched for each dataset."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed fills by the name of the error, including those that were retried."""
+    received_bytes: int = 0
+    """Bytes of extents that came from other nodes, also for fills that failed."""
+    receive_s: float = 0.0
+    """The seconds that all reads from other nodes took. Some waited for blocks that those nodes did not have yet."""
+    peer_reads: int = 0
+    """Reads from other nodes that have ended, those that failed included."""
+    peer_failures: int = 0
+    """How often a node failed to give an extent."""
+
+    def source_bytes(self, dataset: DatasetId) -> int:
+        """Bytes fetched from the source, including those fetched while the dataset was indexed."""
+        return self.from_source[dataset] + self.from_source[provisional_id(dataset)]
+
+    def peer_bytes(self, dataset: DatasetId) -> int:
+        """Bytes fetched from other nodes."""
+        return self.from_peers[dataset]
+
+    def fetched(self, dataset: DatasetId, done: jobs.JobDone) -> None:
+        """Count a job's bytes."""
+        self.from_source[dataset] += done.source_bytes
+        self.from_peers[dataset] += done.peer_bytes
+
+    def received(self, since: float, done: jobs.JobDone) -> None:
+        """Count a read from another node, which began at `since` on the monotonic clock."""
+        self.received_bytes += done.peer_bytes
+        self.receive_s += time.monotonic() - since
+        self.peer_reads += 1
+
+
+class FillError(Exception):
+    """A fill failed, and its room is to be freed. `failure` goes to the core."""
+
+    def __init__(self, failure: CacheError, retry: bool) -> None:
+        super().__init__(str(failure))
+        self.failure, self.retry = failure, retry
+
+
+class Fill:
+    """The steps of one `StartFill`. The core hears of `Filled` or `FillFailed`, and for a disk of `Committed` or
+    `CommitFailed`."""
+
+    def __init__(self, command: commands.StartFill, parts: FillParts, counts: FillCounts) -> None:
+        self.command = command
+        self.filled = False
+        """Its copy may be granted; what is left is to commit it."""
+        self._from_peer = False
+        self._parts = parts
+        self._counts = counts
+        self._extent, self._tier_name = command.extent, command.tier
+        self._tier = parts.tiers[command.tier]
+        self._lane = parts.lanes[command.tier]
+
+    def steps(self) -> Steps[None]:
+        """Yield the steps from the first to the last."""
+        commits = self._parts.commits
+        yield Step(lambda then, _: commits.when_below_limit(self._tier_name, partial(then, None)))
+        home = self._parts.datasets.dataset_with(self._extent)
+        assert home is not None, "a fill of an unclaimed extent"
+        dataset, index = (
+            home  # the fill keeps the catalog: all readers may leave, and the dataset be unloaded
+        )
+        size_bytes = dataset.sizes[index]
+        try:
+            target: int = yield Step(
+                partial(self._lane.submit, lambda: self._tier.reserve(self._extent, size_bytes)), os.close
+            )
+        except CacheError as error:
+            self._parts.checks.suspect(self._tier_name, error)
+            log.error("a tier refuses a fill", extra={"tier": self._tier_name, "error": str(error)})
+            yield self._tell_failed(error, retry=False)
+            return
+        try:
+            with _closing(target), self._followed(dataset, index, target) as shared:
+                done = yield from self._fetch(dataset, index, target, shared)
+                checksums, holes = Checksums(size_bytes, done.digests), self._holes_of(done)
+                self._parts.hole_records.filled(self._extent, self._tier_name, holes)
+                if not isinstance(self._tier, PersistentTier):
+                    # RAM: a copy may be granted once it is sealed, which takes microseconds.
+                    yield from self._seal(checksums)
+                if shared is not None:
+                    shared.whole = not holes.ranges
+        except FillError as error:
+            log.warning("a fill failed", extra={"extent": self._extent.hex(), "error": str(error)})
+            yield self.abort()
+            yield self._tell_failed(error.failure, error.retry)
+            return
+        self.filled = True
+        filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
+        if isinstance(self._tier, PersistentTier):
+            # NVMe: a copy may be granted once it is verified, before it is durable.
+            commit = self._tier.hold if holes.ranges else self._tier.commit
+            yield from self._commit(filled, checksums, commit)
+        else:
+            yield self._tell(filled)
+
+    def abort(self) -> Step[None]:
+        """Free the room, after the calls under way. Errors are dropped: the tier finds what is left at its next start."""
+        free = partial(self._tier.abort, self._extent)
+        return Step(lambda then, _: self._lane.submit(free, then, lambda _: then(None)))
+
+    def failed(self, failure: CacheError, retry: bool) -> events.Event:
+        """The event of a fill or a commit that ends here."""
+        self._counts.failures[type(failure).__name__] += 1
+        if self.filled:
+            return events.CommitFailed(self._extent, self._tier_name, str(failure), failure.code)
+        return events.FillFailed(self._extent, self._tier_name, failure.code, str(failure), retry)
+
+    def _tell(self, event: events.Event) -> Step[None]:
+        """Give an event to the core, which may cancel this fill."""
+
+        def begin(then: Callable[[None], None], _: object) -> None:
+            self._parts.handle(event)
+            then(None)
+
+        return Step(begin)
+
+    def _tell_failed(self, failure: CacheError, retry: bool) -> Step[None]:
+        return self._tell(self.failed(failure, retry))
+
+    @contextmanager
+    def _followed(self, dataset: ServedDataset, index: int, target: int) -> Iterator[SharedFill | None]:
+        """Let other nodes follow the fill while it goes on."""
+        if self._parts.locate is None or self.command.from_tier is not None or not dataset.sizes[index]:
+            yield None
+            return
+        try:
+            fill = self._parts.shared.begin(self._extent, self._tier_name, dataset.sizes[index], target)
+        except OSError as error:
+            raise FillError(
+                OutOfSpace(
+                    f"a fill cannot be shared ({error.strerror}); allow more open files (LimitNOFILE=, ulimit -Hn)"
+                ),
+                retry=False,
+            ) from error
+        try:
+            yield fill
+        finally:
+            self._parts.shared.end(fill)
+
+    def _fetch(
+        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
+    ) -> Steps[jobs.JobDone]:
+        """Fetch the bytes into the target, from the nearest place that gives them. Raises FillError."""
+        if self.command.from_tier is not None:
+            return (yield from self._from_tier(self.command.from_tier, dataset, target))
+        if shared is not None:
+            done = yield from self._from_nodes(dataset, index, target, shared)
+            if done is not None:
+                return done
+        return (yield from self._from_source(dataset, index, target, shared))
+
+    def _from_tier(self, origin: TierName, dataset: ServedDataset, target: int) -> Steps[jobs.JobDone]:
+        try:
+            fd, checksums = yield Step(
+                lambda then, otherwise: self._parts.checks.open(
+                    self._extent, origin, lambda *opened: then(opened), otherwise
+                ),
+                lambda opened: os.close(opened[0]),
+            )
+        except CacheError as error:
+            done = jobs.JobDone(error.code, str(error), retry=True)
+        else:
+            assert checksums is not None, "a copy that is not committed"
+            with _closing(fd):
+                copy = jobs.CopyJob(checksums.size_bytes, checksums.digests)
+                done = yield self._job(dataset, copy, (target, fd), (self._tier_name, origin))
+        if done.code in (CorruptData.code, TierFailed.code):
+            # The copy that was read is bad; the tier that the fill writes to did nothing wrong.
+            self._parts.checks.failed(self._extent, origin, done.code)
+            raise FillError(SourceUnavailable(done.message), retry=True)
+        return _checked(done)
+
+    def _from_nodes(
+        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill
+    ) -> Steps[jobs.JobDone | None]:
+        """Fetch from nodes, one after the other; None where the source is to be read."""
+        locate, failed = self._parts.locate, list[str]()
+        assert locate is not None, "no cluster"
+        while len(failed) < MAX_NODES and not shared.complete:
+            found: Located = yield Step(lambda then, _: locate(self._extent, tuple(failed), then))
+            if not found.node:
+                return None
+            job = jobs.FetchJob(dataset.id, index, found.address, shared=True)
+            descriptors = (target, dataset.catalog_fd, shared.progress_fd)
+            counted = partial(self._counts.received, time.monotonic())
+            done = yield self._job(dataset, job, descriptors, (self._tier_name,), counted)
+            if done.code in (0, OutOfSpace.code, TierFailed.code):
+                self._from_peer = True
+                return self._written(done)
+            log.info("a peer did not give an extent", extra={"peer": found.node, "error": done.message})
+            if done.code == CorruptData.code:
+                self._parts.wrong_copy(found.node, self._extent)
+            self._counts.peer_failures += 1
+            failed.append(found.node)
+        return None
+
+    def _from_source(
+        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
+    ) -> Steps[jobs.JobDone]:
+        """Fetch from the source, once there is memory to decode it."""
+        needed_bytes, memory = memory_needed(dataset.catalog, dataset.sizes[index]), self._parts.memory
+        yield Step(
+            lambda then, _: memory.begin(needed_bytes, partial(then, None)),
+            lambda _: memory.end(needed_bytes),
+        )
+        job = jobs.FetchJob(dataset.id, index, shared=shared is not None)
+        progress = (shared.progress_fd,) if shared is not None else ()
+        descriptors = (target, dataset.catalog_fd, *progress)
+        done = yield self._job(
+            dataset, job, descriptors, (self._tier_name,), lambda _: memory.end(needed_bytes)
+        )
+        if done.crashed:
+            uri = dataset.catalog.extent(index).pieces[0].object.uri
+            raise FillError(
+                CorruptData(f"a process crashed while it read {uri}; the object is probably damaged"),
+                retry=done.retry,
+            )
+        return self._written(done)
+
+    def _job(
+        self,
+        dataset: ServedDataset,
+        job: jobs.Job,
+        descriptors: tuple[int, ...],
+        tiers: tuple[TierName, ...],
+        ended: Callable[[jobs.JobDone], None] = lambda _: None,
+    ) -> Step[jobs.JobDone]:
+        """Run a job of a filler. It is counted when it ends, also after the fill was cancelled."""
+
+        def begin(then: Callable[[jobs.JobDone], None], _: object) -> None:
+            def answered(answer: jobs.Answer) -> None:
+                assert isinstance(answer, jobs.JobDone)
+                self._counts.fetched(dataset.id, answer)
+                ended(answer)
+                then(answer)
+
+            self._parts.fillers.submit(job, descriptors, answered, tiers)
+
+        return Step(begin)
+
+    def _written(self, done: jobs.JobDone) -> jobs.JobDone:
+        """Check the result of a job that only writes to a tier of this node."""
+        if done.code == TierFailed.code:
+            self._parts.checks.suspect(self._tier_name, TierFailed(done.message))
+        return _checked(done)
+
+    def _holes_of(self, done: jobs.JobDone) -> CopyHoles:
+        """The holes that the fill reports, or those of the copy that it was filled from."""
+        if self.command.from_tier is not None:
+            return self._parts.hole_records.of(self._extent, self.command.from_tier)
+        if done.holes:
+            extra = {"extent": self._extent.hex(), "error": done.message}
+            log.warning("an extent was filled without some of its objects", extra=extra)
+        return CopyHoles(done.holes, done.hole_code, done.message)
+
+    def _seal(self, checksums: Checksums) -> Steps[None]:
+        try:
+            yield Step(partial(self._lane.submit, lambda: self._tier.commit(self._extent, checksums)))
+        except CacheError as error:
+            raise FillError(error, retry=False) from error
+
+    def _commit(
+        self, filled: events.Filled, checksums: Checksums, commit: Callable[[ExtentId, Checksums], None]
+    ) -> Steps[None]:
+        key, committing = (self._extent, self._tier_name), self._parts.checks.committing
+        committing[key] = checksums
+        result: events.Event = events.Committed(*key)
+        try:
+            yield self._tell(filled)
+            yield Step(partial(self._parts.commits.submit, *key, lambda: commit(self._extent, checksums)))
+        except CacheError as error:
+            self._parts.checks.suspect(self._tier_name, error)
+            log.warning("a commit failed", extra={"extent": self._extent.hex(), "error": str(error)})
+            result = self.failed(error, retry=False)
+        finally:
+            if current := committing.get(key) is checksums:  # else the copy was evicted, and filled again
+                del committing[key]
+        if current:
+            yield self._tell(result)
+
+
+def _checked(done: jobs.JobDone) -> jobs.JobDone:
+    """Return a job's result. Raises FillError where it failed."""
+    if done.code:
+        raise FillError(from_code(done.code, done.message), done.retry)
+    return done
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)

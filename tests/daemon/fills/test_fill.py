@@ -1,0 +1,156 @@
+"""The steps of a fill, and a tier that is lost at each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cachesvc.core import commands, events
+from cachesvc.core.errors import CorruptData, SourceUnavailable
+from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.fills.checks import Checks
+from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fill import FillParts
+from cachesvc.daemon.fills.fill_memory import FillMemory
+from cachesvc.daemon.fills.fills import Fills
+from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.shared_fills import Located, SharedFills
+from cachesvc.daemon.processes import jobs
+from cachesvc.tiers.ram import RamTier
+from cachesvc.tiers.tier import Checksums
+from tests.support.descriptors import descriptors
+from tests.support.served_datasets import dataset
+
+DISK, ORIGIN = TierName("nvme0"), TierName("nvme1")
+GOOD = jobs.JobDone(digests=bytes(8), source_bytes=10)
+FROM_NODE = jobs.JobDone(digests=bytes(8), peer_bytes=10)
+GONE = jobs.JobDone(SourceUnavailable.code, "it is gone")
+DAMAGED = jobs.JobDone(CorruptData.code, "it is damaged")
+SOURCE = Located("", "")
+
+
+class Disk(RamTier):
+    """Memory that the daemon takes for a disk."""
+
+    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
+        self.commit(extent, checksums)
+
+    def recover(self) -> dict[ExtentId, int]:
+        return {}
+
+
+class Bench:
+    """Fills over tiers, lanes, fillers and a cluster that each end their calls when the test says so."""
+
+    def __init__(self, folder: Path, tier: TierName, cluster: bool, answers: Sequence[object]) -> None:
+        self.tier = tier
+        self.events: list[events.Event] = []
+        self.calls: list[Callable[[], None]] = []
+        """Calls under way, in the order in which they began; running one ends it."""
+        self._answers = list(answers)
+        """The results of calls to fillers and to the cluster; GOOD and SOURCE after these."""
+        self.tiers = {RAM: RamTier(), DISK: Disk(DISK), ORIGIN: Disk(ORIGIN)}
+        self.memory = FillMemory(10, 10, None)
+        anything: Any = None
+        self.datasets = Datasets(str(folder), anything, anything, anything, anything)
+        self.dataset = self.datasets.admit(dataset(1))
+        self.extent = self.dataset.extent_ids[0]
+        node = Node([TierSpec(each, 1000) for each in self.tiers], NodeSettings())
+        lanes: Any = dict.fromkeys(self.tiers, SimpleNamespace(submit=self._call))
+        fillers: Any = SimpleNamespace(submit=self._fetch)
+        handle, holes = self.events.append, HoleRecords(lambda: 0.0)
+        checks = Checks(node, self.tiers, lanes, fillers, handle, lambda _: None)
+        commits, locate = Commits(lanes, lanes), self._locate if cluster else None
+        shared = SharedFills()
+        self.fills = Fills(
+            FillParts(
+                self.tiers, lanes, commits, self.datasets, fillers, checks, holes, handle, self.memory, shared, locate
+            )
+        )  # fmt: skip
+
+    def _call(self, work: Callable[[], Any], then: Callable[[Any], None], _: object) -> None:
+        self.calls.append(lambda: then(work()))
+
+    def _fetch(self, _: jobs.Job, fds: Sequence[int], then: Callable[[Any], None], tiers: object) -> None:
+        for fd in fds:
+            os.fstat(fd)
+        self.calls.append(lambda: then(self._answers.pop(0) if self._answers else GOOD))
+
+    def _locate(self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]) -> None:
+        self.calls.append(lambda: then(cast("Located", self._answers.pop(0)) if self._answers else SOURCE))
+
+    def start(self, origin: TierName | None = None) -> None:
+        if origin is not None:
+            os.close(self.tiers[origin].reserve(self.extent, 10))
+            self.tiers[origin].commit(self.extent, Checksums(10, bytes(8)))
+        self.fills.start(commands.StartFill(self.extent, self.tier, origin))
+
+    def end_calls(self, most: int = 100) -> int:
+        """End calls in their order, also those that these begin; return how many there were."""
+        ended = 0
+        while self.calls and ended < most:
+            self.calls.pop(0)()
+            ended += 1
+        return ended
+
+    def close(self) -> None:
+        self.datasets.close()
+        for tier in self.tiers.values():
+            tier.close()
+
+
+@pytest.mark.parametrize(
+    ("tier", "cluster", "origin", "answers"),
+    [
+        pytest.param(RAM, False, None, [], id="source"),
+        pytest.param(RAM, True, None, [], id="source of a cluster"),
+        pytest.param(RAM, True, None, [Located("b", "b:1"), FROM_NODE], id="node"),
+        pytest.param(RAM, True, None, [Located("b", "b:1"), GONE], id="node fails"),
+        pytest.param(DISK, False, None, [], id="disk"),
+        pytest.param(DISK, False, None, [DAMAGED], id="source fails"),
+        pytest.param(RAM, False, ORIGIN, [], id="lower tier"),
+    ],
+)
+def test_a_tier_lost_at_any_step_is_answered_once_and_leaves_nothing(
+    tmp_path: Path, tier: TierName, cluster: bool, origin: TierName | None, answers: list[object]
+) -> None:
+    def lost_after(calls: int) -> bool:
+        """Lose the tier after this number of calls; return whether the fill had ended before."""
+        with closing(Bench(tmp_path, tier, cluster, answers)) as bench:
+            bench.start(origin)
+            bench.end_calls(calls)
+            ended, told = not bench.fills.under_way, len(bench.events)
+            bench.fills.tier_lost(origin or tier, "it hangs")
+            lost = bench.events[told:]
+            failed = [isinstance(each, (events.FillFailed, events.CommitFailed)) for each in lost]
+            assert failed == ([] if ended else [True])
+            bench.end_calls()
+            assert bench.events[told:] == lost, "the results of calls under way change nothing"
+            assert not bench.fills.under_way
+            bench.memory.begin(10, lambda: bench.calls.append(lambda: None))
+            assert bench.calls, "all of the memory is free again"
+        return ended
+
+    before, calls = descriptors(), 0
+    while not lost_after(calls):
+        assert descriptors() == before
+        calls += 1
+    assert calls > 2
+
+
+def test_bytes_that_come_late_are_counted(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, DISK, False, [])) as bench:
+        bench.start()
+        bench.end_calls(1)
+        bench.fills.tier_lost(DISK, "it hangs")
+        bench.end_calls()
+        assert bench.fills.counts.source_bytes(bench.dataset.id) == GOOD.source_bytes
