@@ -16,8 +16,9 @@ from cachesvc.core.errors import INTERRUPTED, CacheError
 _HELP = frozenset({"-h", "--help", "--version"})
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default the process's own; return the exit code. Raises KeyboardInterrupt for Ctrl-C."""
+def run(arguments: Sequence[str] | None = None, launch: object = None) -> int:
+    """Run a command line, by default the process's own; return the exit code. `launch` starts the daemon of `serve`, where
+    it is not to be an interpreter of its own. Raises KeyboardInterrupt for Ctrl-C."""
     import click
 
     from cachesvc.cli import cli, output
@@ -29,7 +30,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with (
             nullcontext() if _HELP.isdisjoint(words) else output.written()
         ):  # verbs call `written` themselves
-            code = cli.main(args=arguments, prog_name="cachesvc", standalone_mode=False)
+            code = cli.main(args=arguments, prog_name="cachesvc", standalone_mode=False, obj=launch)
     except CacheError as error:
         with suppress(OSError):  # stderr may be on a full disk; the exit code still tells
             output.complain(error, as_json)

@@ -27,6 +27,9 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 named cachesvc or a select.py."""
 CONTROL_SOCKET = "cachesvc.sock"
 GRANTS_SOCKET = "grants.sock"
+PARENT_SOCKET = "parent.sock"
+UPGRADING = "upgrading"
+"""A file beside the sockets while one daemon replaces another."""
 SOCKET_PATH_BYTES = 107
 """The longest path of a Unix socket: `sockaddr_un` has 108 bytes, the last of them a zero."""
 OPEN_FILES = 65_536

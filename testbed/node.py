@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -34,8 +35,8 @@ class Daemon:
     """`cachesvc serve` as a process, with its own directories below `root`. Context manager; may be killed and started
     again. Clients need `env`; only the daemon gets `credentials`."""
 
-    process_type: ClassVar[type[subprocess.Popen[Any]]] = subprocess.Popen
-    """What runs the command; tests take `ForkedProcess`, which saves the imports."""
+    forks: ClassVar[type[subprocess.Popen[Any]] | None] = None
+    """What runs `testbed.service` instead of the command; tests take `ForkedProcess`, which saves the imports."""
 
     def __init__(
         self,
@@ -83,13 +84,12 @@ class Daemon:
         """Start the daemon without waiting."""
         self.process = self.spawn()
 
-    def take_over(self, *more: str) -> subprocess.Popen[bytes]:
-        """Start a new daemon that takes over from the running one, with `more` options, and wait until it answers.
-        Returns the old process, which ends soon. Raises RuntimeError with their log."""
-        assert self.process is not None
-        old, self.process = self.process, self.spawn("--takeover", *more)
+    def take_over(self, *more: str) -> None:
+        """Start a new daemon that takes over from the running one, with `more` options, and wait until it answers. Raises
+        RuntimeError with their log."""
+        if self.spawn("--takeover", *more).wait(self._ready_s):
+            raise RuntimeError(f"the daemon was not replaced:\n{self.log}")
         self.wait_ready()
-        return old
 
     def command(self) -> list[str]:
         """The daemon's command line."""
@@ -97,8 +97,10 @@ class Daemon:
 
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
         """Start and return a daemon process with these options, without making it `self.process`."""
-        command = [*self.command(), *more]
-        start = self.process_type if command[:2] == [sys.executable, "-m"] else subprocess.Popen
+        command: list[str] = [*self.command(), *more]
+        start: type[subprocess.Popen[Any]] = subprocess.Popen
+        if command[:4] == [sys.executable, "-m", "cachesvc", "serve"] and self.forks is not None:
+            command, start = [sys.executable, "-m", "testbed.service", *command[4:]], self.forks
         with open(self.root / "daemon.log", "ab") as log:
             return start(command, env={**os.environ, **self._credentials}, stdout=log, stderr=log)
 
@@ -122,21 +124,40 @@ class Daemon:
 
         try:
             with Control(self.socket_dir) as control:
-                return control.status().pid == (self.process.pid if self.process else 0)
+                answers = control.status().pid
+            return self.process is not None and answers in (self.process.pid, *self._children())
         except DaemonUnavailable:
             return False
 
+    def _children(self) -> list[int]:
+        if self.process is None:
+            return []
+        pid = self.process.pid
+        try:
+            return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        except OSError:
+            return []
+
     @property
     def pid(self) -> int:
-        """Process id of the daemon that was started last."""
-        assert self.process is not None
-        return self.process.pid
+        """Process id of the daemon, the child of `process`."""
+        return self._children()[0]
+
+    def crash(self) -> None:
+        """Send SIGKILL to the daemon alone, which its parent starts again."""
+        os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait. Nothing is cleaned up."""
+        """Send SIGKILL to the parent, and wait for its end and the daemon's. Nothing is cleaned up."""
         assert self.process is not None
+        daemons = [os.pidfd_open(pid) for pid in self._children()]
         self.process.kill()
         self.process.wait()
+        for daemon in daemons:
+            ended = select.poll()
+            ended.register(daemon, select.POLLIN)
+            ended.poll()
+            os.close(daemon)
 
     def stop(self) -> int:
         """Send SIGTERM and wait; return the exit code. A daemon that does not end within `WAIT_S` is killed."""

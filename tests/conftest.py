@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # As `Control` sets it, and before a test that uses gRPC by itself: its fork handlers can stop a child in `fork`.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-Daemon.process_type = ForkedProcess
+Daemon.forks = ForkedProcess
 
 
 IMPURE_IMPORTS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ from cachesvc.cli import options
 from cachesvc.core.errors import InvalidInput, install
 from cachesvc.system.footprint import default_ram_bytes
 from cachesvc.system.memory import allowed_bytes
+
+SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 
 @click.command()
@@ -79,7 +82,8 @@ from cachesvc.system.memory import allowed_bytes
     "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
 )
 @click.option("--json", is_flag=True, help="The same as --log-format json.")
-def serve(json: bool, **given: Any) -> int:
+@click.pass_obj
+def serve(launch: Any, /, json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.
 
     Defaults: 10 % of this cgroup's memory, less where the daemon itself needs it; no NVMe; a socket for this user alone.
@@ -90,12 +94,16 @@ def serve(json: bool, **given: Any) -> int:
     settings = settings_of(**given)
     config.validate(settings)
     try:
-        from cachesvc.daemon.serve import serve as run_daemon
+        for module in SERVER_MODULES:  # of the daemon's process, which this one does not load
+            if find_spec(module) is None:
+                raise ModuleNotFoundError(name=module)
+        from cachesvc.daemon.parent.daemon_process import launch_daemon
+        from cachesvc.daemon.parent.service import run_service
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cachesvc"):
             raise
         raise InvalidInput(f"the daemon needs {error.name}: {install('server')}") from None
-    return run_daemon(settings)
+    return run_service(settings, launch or launch_daemon)
 
 
 def settings_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.fork_safety import delay_forks
+from cachesvc.client.upgrades import is_back, is_upgrading
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
     Busy,
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 CALL_TIMEOUT_S = 30.0
-TAKEOVER_S = 60.0
-"""How long calls wait for a daemon that takes over from another, and for a free place."""
+WAIT_S = 60.0
+"""How long calls wait for a free place, and for a daemon that replaces another."""
 RETRY_S = 0.1
 BUSY_RETRY_S = 0.5
 """The pause between two tries where this user has too many calls under way."""
@@ -178,18 +180,19 @@ class Control:
         return self._retried(call)
 
     def _retried(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Retry a call that breaks off, or is refused as Busy, while the caller's connection to the grants socket lasts:
-        it outlives a daemon only where another one took over."""
-        deadline = None
+        """Retry a call that breaks off while another daemon replaces this one, or is refused as Busy."""
+        deadline, again = math.inf, True
         while True:
             try:
                 with _typed(self.directory):
                     yield from call()
                 return
             except DaemonUnavailable as error:
-                deadline = deadline or time.monotonic() + TAKEOVER_S
-                if not self._identity.is_alive() or time.monotonic() >= deadline:
+                waits = isinstance(error, Busy) or is_upgrading(self.directory)
+                deadline = min(deadline, time.monotonic() + WAIT_S)
+                if not (waits or (again and is_back(self.directory))) or time.monotonic() >= deadline:
                     raise
+                again = waits
                 pause_s = BUSY_RETRY_S if isinstance(error, Busy) else RETRY_S
             time.sleep(pause_s)  # until the other daemon binds its socket, or another call ends
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cachesvc.client.protocol import Granted, Grants, Refused
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, NotAllowed
@@ -23,8 +23,11 @@ class FailoverGrants:
     `fallback_bytes` counts bytes granted by the fallback. Its first use is logged for each of the two causes.
     """
 
-    def __init__(self, primary: Grants, fallback: Grants | None) -> None:
-        self._primary, self._fallback = primary, fallback
+    def __init__(
+        self, primary: Grants, fallback: Grants | None, upgrading: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`upgrading` tells whether the primary will be back in a moment: then there is no fallback."""
+        self._primary, self._fallback, self._upgrading = primary, fallback, upgrading
         self._lock = threading.Lock()
         self._from_fallback: dict[int, int] = {}
         """Leases by extent."""
@@ -39,6 +42,10 @@ class FailoverGrants:
         """See `Grants`. Raises DaemonUnavailable when the deadline passes without a daemon."""
         deadline = time.monotonic() + timeout_s
         answers, waiting = self._acquire_primary(extents, timeout_s), False
+        while answers is None and self._upgrading() and time.monotonic() < deadline:
+            time.sleep(self._pause_s)
+            self._probe_at = 0.0
+            answers = self._acquire_primary(extents, max(0.0, deadline - time.monotonic()))
         while answers is None:
             why = f"the daemon is gone ({self._gone})"
             direct = self._acquire_fallback(extents, deadline - time.monotonic(), why, is_gone=True)

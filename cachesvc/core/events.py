@@ -150,17 +150,6 @@ class HoldReported:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
-    """The daemon that this one took over from had granted a reader an extent from a tier. It is a lease of the copy that
-    came along, or, where none did, a hold (`HoldReported`)."""
-
-    reader: ReaderId
-    extent: ExtentId
-    tier: TierName
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Filled:
     """A fill is complete and its bytes are verified. `from_peer`: another node gave them, not the source. `code` (an
     `errors.py` code; 0: complete) and `message`: the permanent error of the first object that is missing in it."""
@@ -356,7 +345,6 @@ Event: TypeAlias = (
     | Released
     | ReaderGone
     | HoldReported
-    | Leased
     | Filled
     | FillFailed
     | Committed

@@ -107,9 +107,8 @@ class Datasets:
         tenants: Tenants,
         lookups: Lookups,
         executor: Executor,
-        exclusive: bool = True,
     ) -> None:
-        """Remove unusable files from the directory, unless another daemon uses it (not `exclusive`)."""
+        """Remove unusable files from the directory, unless another daemon uses it."""
         self.directory = directory
         self._allowlist = allowlist
         self._tenants = tenants
@@ -124,7 +123,7 @@ class Datasets:
         self.claimed: Callable[[ServedDataset], bool] = lambda _: True
         self.used: Callable[[ServedDataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._claim = claim_directory(directory, exclusive)
+        self._claim = claim_directory(directory)
         self._tidy_at = 0.0
 
     def load(self, wanted: DatasetId) -> Future[ServedDataset]:
@@ -323,18 +322,16 @@ def _folder(catalog: Catalog) -> str:
     return catalog.uri_prefix.rpartition("/")[0] + "/"
 
 
-def claim_directory(directory: str, exclusive: bool) -> int:
+def claim_directory(directory: str) -> int:
     """Lock the catalog directory; return the descriptor that holds the lock.
 
     Where no other daemon uses it, also remove the files that a killed daemon left: unfinished files, provisional catalogs,
-    damaged ones and those of other releases. Folders stay, since the daemon makes none. Another daemon is known to use it
-    where not `exclusive`.
+    damaged ones and those of other releases. Folders stay, since the daemon makes none.
     """
     claim = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if exclusive:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for found in list(os.scandir(directory)) if exclusive else ():
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for found in list(os.scandir(directory)):
             if not found.is_dir(follow_symlinks=False) and (wrong := _defect(found)):
                 log.info("an unusable catalog is removed", extra={"file": found.name, "error": wrong})
                 os.unlink(found)

@@ -1,4 +1,4 @@
-"""The socket directory and the state directory: made at the start, and again where a cleaner of temporary files or a
+"""The state directory and the daemon's sockets: made at the start, and again where a cleaner of temporary files or a
 logout removed them under a running daemon."""
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from cachesvc.config import STATE_BYTES, Settings
 from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
 from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.socket_lock import lock_again
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
@@ -40,17 +39,14 @@ class OwnDirectories:
     def __init__(
         self,
         settings: Settings,
-        lock: int,
         loop: Loop,
         listeners: Sequence[Listener],
         control: ControlServer,
         look_s: float = LOOK_S,
     ) -> None:
-        """`lock` is the lock of the socket directory."""
-        self._settings, self._lock, self._loop = settings, lock, loop
+        self._settings, self._loop = settings, loop
         self._listeners, self._control = listeners, control
         self._look_s = look_s
-        self._mode = os.stat(settings.socket_dir).st_mode & 0o7777
         self._said = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="directories", daemon=True)
@@ -79,7 +75,9 @@ class OwnDirectories:
                 extra={"state_dir": self._settings.state_dir},
             )
         directory = self._settings.socket_dir
-        again = lock_again(directory, self._lock, self._mode)
+        if not os.path.isdir(directory):  # the parent makes it again
+            return
+        again = False
         for each in self._listeners:
             if not each.is_in_place():
                 self._loop.call(each.bind_again)

@@ -6,7 +6,6 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack
 
 from cachesvc.config import Settings
@@ -16,8 +15,8 @@ log = logging.getLogger(__name__)
 FREE_S, FREE_POLL_S = 60.0, 0.1
 """A node that boots may not resolve names yet. After a daemon is killed, the process that answers peers keeps its ports
 until it sees the end of its channel."""
-TAKEOVER_S = 3.0
-"""The same in a takeover: the old daemon goes on, so a start that fails costs nothing."""
+REPLACES_S = 3.0
+"""The same for a daemon that replaces another: readers wait, and where it fails the one before is started again."""
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 
@@ -30,18 +29,15 @@ def addresses(settings: Settings) -> dict[str, str]:
     return {option: address for option, address in given.items() if address}
 
 
-def wait_for_addresses(settings: Settings, known: Iterable[str], wait_s: float) -> None:
-    """Wait until all ports can be bound. Ports of the `known` addresses belong to the daemon that is taken over. They
-    become free when it ends, and by then it is too late to learn that another port is taken.
+def wait_for_addresses(settings: Settings, wait_s: float) -> None:
+    """Wait until all ports can be bound.
 
     Raises NotReady where one cannot be bound after `wait_s` seconds, InvalidInput where none ever can.
     """
-    theirs = {_split(address)[1] for address in known}
     deadline = time.monotonic() + wait_s
     with ExitStack() as bound:
         for option, address in addresses(settings).items():
-            if _split(address)[1] not in theirs:
-                bound.enter_context(_bound(option, address, deadline))
+            bound.enter_context(_bound(option, address, deadline))
 
 
 def next_port(address: str) -> str:

@@ -144,10 +144,6 @@ class Runner:
         """Return a new number for a job, reader or plan."""
         return next(self._ids)
 
-    def count_from(self, first: int) -> None:
-        """Start `next_id` at `first`, since the old daemon used the numbers below."""
-        self._ids = itertools.count(first)
-
     def handle(self, event: Event) -> None:
         """Give an event to the core and execute its commands."""
         for command in self.node.handle(event, self._clock()):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
@@ -21,7 +23,6 @@ from cachesvc.config import (
     Settings,
     check_open_files,
     check_ram,
-    check_socket_dir,
     most_callers,
     most_in_ram,
     most_readers,
@@ -44,8 +45,6 @@ from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
 from cachesvc.daemon.disks.budgets import Budgets
 from cachesvc.daemon.disks.opening import (
-    SILENT_S,
-    STANDSTILL_SILENT_S,
     DirectoryOpening,
     tiers_at_start,
     wait_until_open,
@@ -56,18 +55,20 @@ from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.own_directories import OwnDirectories, make_state_dir
+from cachesvc.daemon.parent.adoption import adopt_copies
+from cachesvc.daemon.parent.departure import depart
+from cachesvc.daemon.parent.messages import LEAVE, Given
+from cachesvc.daemon.parent.parent_link import ParentLink, die_with_parent
 from cachesvc.daemon.peers.cluster_link import ClusterLink
-from cachesvc.daemon.ports import FREE_S, TAKEOVER_S, wait_for_addresses
+from cachesvc.daemon.ports import FREE_S, REPLACES_S, wait_for_addresses
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.daemon.reader_events import ReaderEvents
 from cachesvc.daemon.runner import Runner
-from cachesvc.daemon.socket_lock import only_daemon
-from cachesvc.daemon.takeover.new_daemon import END_S, Handover, OldDaemon, fill_ram, find_old_daemon, restore
-from cachesvc.daemon.takeover.old_daemon import TakeoverListener
 from cachesvc.sources.uri import Allowlist
 from cachesvc.system.footprint import FILLS, largest_ram_bytes
 from cachesvc.system.memory import allowed_bytes, check_memfd
+from cachesvc.system.open_files import raise_open_files
 from cachesvc.tiers.ram import RamTier
 
 log = logging.getLogger(__name__)
@@ -78,15 +79,14 @@ SWITCH_INTERVAL_S = 0.0002
 """The longest that a gRPC thread may keep the event loop, and so a grant, waiting; Python's default is 5 ms."""
 
 
-def serve(settings: Settings) -> int:
-    """Run the daemon until SIGTERM or SIGINT; return the exit code.
+def serve(settings: Settings, parent: ParentLink, replaces: bool) -> int:
+    """Run the daemon until SIGTERM; return the exit code. `replaces`: readers wait until it serves.
 
-    Raises CacheError where it cannot start: invalid settings, sockets in use, budgets that hold no extent, or an unusable
+    Raises CacheError where it cannot start: invalid settings, addresses in use, budgets that hold no extent, or an unusable
     cache directory.
     """
     validate(settings)
     check_memfd()
-    check_socket_dir(settings.socket_dir)
     allowed_memory = allowed_bytes()
     check_ram(settings.ram_bytes, allowed_memory)
     if settings.tls is not None:
@@ -96,7 +96,6 @@ def serve(settings: Settings) -> int:
         open_membership(
             member.members, me, settings.tls
         )  # the peer agent opens it; an error ends the start here
-    configure_logging(settings.log_format)
     if advice := ram_advice(settings, allowed_memory):
         log.warning(advice)
     lookups = Lookups()
@@ -107,32 +106,29 @@ def serve(settings: Settings) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Schedulers send these as warnings to each process of a job; fillers inherit the setting.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # Schedulers send the first two as warnings to each process of a job; fillers inherit the setting. The parent handles
+    # the others.
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     loop = Loop()
-    old = find_old_daemon(settings.socket_dir, settings.state_dir) if settings.takeover else None
     with (
         _translate_thread_errors(),
-        only_daemon(settings.socket_dir, old, END_S if settings.takeover else 0.0) as lock,
+        _running_fillers(settings, allowed.roots, loop) as fillers,
+        ExitStack() as ending,
     ):
-        # Until signals are handled they end the process at once.
-        wait_for_addresses(settings, old.addresses if old else (), TAKEOVER_S if old else FREE_S)
-        if old is None:
-            _stop_on_signals(loop)
-        with _running_fillers(settings, allowed.roots, loop) as fillers, ExitStack() as ending:
-            runner = _build(ending, settings, allowed, lookups, fillers, loop, lock, old, open_files)
-            if open_files < wanted:
-                limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
-                log.warning(
-                    "few open files are allowed", extra={**limits, "readers": most_readers(open_files)}
-                )
-            log.info(
-                "serving",
-                extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()},
-            )
-            loop.run(runner.next_deadline, runner.tick, time.monotonic)
-            log.info("stopping")
+        runner = _build(ending, settings, allowed, lookups, fillers, loop, parent, replaces, open_files)
+        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        signal.signal(LEAVE, lambda *_: loop.post(lambda: depart(runner)))
+        signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
+        if open_files < wanted:
+            limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
+            log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
+        log.info(
+            "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
+        )
+        parent.serves()
+        loop.run(runner.next_deadline, runner.tick, time.monotonic)
+        log.info("stopping")
     if runner.hangs:
         log.warning(
             "this process ends when the disks that it waits for answer; it releases its sockets and memory now"
@@ -150,24 +146,6 @@ def _translate_thread_errors() -> Iterator[None]:
         if "start new thread" not in str(error):
             raise
         raise CacheError(NO_THREAD) from error
-
-
-def _stop_on_signals(loop: Loop) -> None:
-    """End the daemon in order on signals. During a takeover this is called late: until then a signal kills the new daemon,
-    and the old one goes on."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, lambda *_: loop.stop())
-    signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
-
-
-def raise_open_files(wanted: int) -> int:
-    """Raise the limit of open files to `wanted`, as far as the hard limit allows; return the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(soft, wanted)
 
 
 @contextmanager
@@ -189,26 +167,24 @@ def _build(
     lookups: Lookups,
     fillers: FillerPool,
     loop: Loop,
-    lock: int,
-    old: OldDaemon | None,
+    parent: ParentLink,
+    replaces: bool,
     open_files: int,
 ) -> Runner:
     """Build all parts and bind the sockets. `ending` collects the steps that undo it at the end or after a failed start."""
     quotas = Quotas(settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
+    held = list(parent.copies())  # from here on no other daemon runs
+    wait_for_addresses(settings, REPLACES_S if replaces else FREE_S)
     loader = ThreadPool(2, "catalogs")
     tenants = Tenants(allowed, settings.rules)
-    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader, old is None)
+    datasets = Datasets(f"{settings.state_dir}/catalogs", allowed, tenants, lookups, loader)
     ending.callback(datasets.close)
     ending.callback(loader.shutdown, wait=False)
-    adopted = _hand_over(old, datasets)
-    ram = RamTier(RAM, most_in_ram(open_files))
-    openings = _start_openings(settings, adopted, loop)
-    in_ram = fill_ram(ram, settings.ram_bytes, adopted)  # while they go on
-    lost = wait_until_open(openings, SILENT_S if old is None else STANDSTILL_SILENT_S)
+    ram = RamTier(RAM, most_in_ram(open_files), parent)
+    openings = _start_openings(settings, loop)
+    in_ram = adopt_copies(ram, settings.ram_bytes, held)  # while they go on
+    lost = wait_until_open(openings)
     specs, recovered = tiers_at_start(settings, openings, lost, in_ram)
-    if old is not None:
-        _stop_on_signals(loop)
-        old.adopted()
     fills = settings.fillers * FILLS
     core = NodeSettings(
         max_fills=fills,
@@ -224,17 +200,13 @@ def _build(
     runner = Runner(node, ram, openings, datasets, fillers, loop, time.monotonic, budgets, quotas)
     ending.callback(runner.close)
     ending.callback(fillers.stop)
-    runner.count_from(max(1, adopted.state.next_id))
     pins = Pins(f"{settings.state_dir}/pins.json", runner)
     _report_recovered(recovered, runner, pins)
     for name, why in lost.items():
         runner.watch.not_opened(name, why)
-    grants = runner.granting.server = _grants_server(settings, runner, open_files, adopted)
+    grants = runner.granting.server = _grants_server(settings, runner, open_files)
     ending.callback(grants.close)
     pins.restore()
-    restore(adopted, runner)
-    takeover = TakeoverListener(settings, lock, ram, runner, partial(_exit_at_once, fillers))
-    ending.callback(takeover.close)
     service = Service(runner, pins, settings, tenants, lookups, time.monotonic())
     cluster = None
     if settings.cluster is not None:
@@ -244,7 +216,7 @@ def _build(
         cluster.start()
     control = ControlServer(settings, service, grants.caller, most_callers(open_files))
     ending.callback(control.close)
-    directories = OwnDirectories(settings, lock, loop, (grants, takeover), control)
+    directories = OwnDirectories(settings, loop, (grants,), control)
     ending.callback(directories.close)
     if settings.metrics:  # Prometheus's library takes 50 ms of CPU
         from cachesvc.daemon.metrics.collector import MetricsCollector
@@ -264,14 +236,6 @@ def _weight_bytes(settings: Settings, node: Node) -> int:
     return weight
 
 
-def _hand_over(old: OldDaemon | None, datasets: Datasets) -> Handover:
-    """Take over the state of the old daemon, if there is one; readers wait from here until the loop runs."""
-    if old is None:
-        return Handover()
-    old.prepare(datasets)
-    return old.hand_over()
-
-
 def _report_recovered(recovered: list[events.Recovered], runner: Runner, pins: Pins) -> None:
     """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget."""
     for event in recovered:
@@ -279,7 +243,7 @@ def _report_recovered(recovered: list[events.Recovered], runner: Runner, pins: P
         runner.recovered(event if sum(event.extents.values()) <= budget_bytes else pins.pinned_last(event))
 
 
-def _grants_server(settings: Settings, runner: Runner, open_files: int, adopted: Handover) -> GrantsServer:
+def _grants_server(settings: Settings, runner: Runner, open_files: int) -> GrantsServer:
     return GrantsServer(
         f"{settings.socket_dir}/{GRANTS_SOCKET}",
         settings.socket_mode,
@@ -289,12 +253,11 @@ def _grants_server(settings: Settings, runner: Runner, open_files: int, adopted:
         runner.loop.unwatch,
         runner.next_id,
         most_readers(open_files),
-        adopted.listener,
     )
 
 
 def _exit_at_once(fillers: FillerPool) -> None:
-    """End this process without an orderly close: gRPC would remove a socket file that the new daemon owns."""
+    """End this process without an orderly close, which would wait for the disks."""
     fillers.stop(wait=False)
     logging.shutdown()
     _release_resources()
@@ -310,15 +273,38 @@ def _release_resources() -> None:
                 os.close(int(name))
 
 
-def _start_openings(settings: Settings, adopted: Handover, loop: Loop) -> list[DirectoryOpening]:
-    """Begin to open all cache directories, except those that were handed over as lost."""
+def _start_openings(settings: Settings, loop: Loop) -> list[DirectoryOpening]:
+    """Begin to open all cache directories."""
     openings = []
     for number, spec in enumerate(settings.nvme):
-        name, path = TierName(f"nvme{number}"), Path(spec.path).absolute()
-        disk = Disk(name, path, adopted.locks_of(str(path)), adopted.mounted(str(path)), spec.mounted)
-        opening = DirectoryOpening(disk, Lane(f"probe-{name}", loop.post, time.monotonic))
-        openings.append(opening)
-        opening.skip() if adopted.lost(str(path)) else opening.begin()
-    for fd in adopted.locks:
-        os.close(fd)
+        name = TierName(f"nvme{number}")
+        disk = Disk(name, Path(spec.path).absolute(), spec.mounted)
+        openings.append(DirectoryOpening(disk, Lane(f"probe-{name}", loop.post, time.monotonic)))
+        openings[-1].begin()
     return openings
+
+
+def main() -> None:
+    """Run the daemon as the child of its parent."""
+    given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
+    sys.exit(run_daemon(given, socket.socket(fileno=int(sys.argv[1]))))
+
+
+def run_daemon(given: Given, channel: socket.socket) -> int:
+    """Run the daemon with the channel to its parent; return the exit code."""
+    die_with_parent(given.parent)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGTERM}
+    )  # it was blocked while this process was started
+    settings = msgspec.json.decode(given.settings, type=Settings)
+    configure_logging(settings.log_format)
+    parent = ParentLink(channel)
+    try:
+        return serve(settings, parent, given.replaces)
+    except CacheError as error:
+        parent.failed(error)
+        return error.code
+
+
+if __name__ == "__main__":
+    main()

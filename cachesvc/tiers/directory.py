@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +66,8 @@ class Directory:
         os.close(self.lock)
 
 
-def lock_directory(
-    path: Path, sync: Sync, locks: Sequence[int] = (), mounted: bool | None = None
-) -> Directory:
-    """Lock a directory for this daemon and create its folders. `locks` are descriptors that another daemon shares.
+def lock_directory(path: Path, sync: Sync, mounted: bool | None = None) -> Directory:
+    """Lock a directory for this daemon and create its folders.
 
     `mounted`: whether a disk must be mounted at the path; None accepts both and records which it is. An empty mount point
     belongs to another disk.
@@ -85,10 +83,9 @@ def lock_directory(
             raise InvalidInput(
                 f"{path}: no disk is mounted there any more; mount one, or stop the daemon and start it again"
             )
-        home = _adopt_former(path.absolute(), locks)
+        home = _adopt_former(path.absolute())
         _make_home(home)
-        shared = _shared(home, locks)
-        lock = _locked(home) if shared is None else os.dup(shared)
+        lock = _locked(home)
         there = os.fstat(lock)
     except PermissionError as error:
         raise NotAllowed(f"{path} is not writable: give it to the daemon's user, or name another") from error
@@ -133,16 +130,13 @@ def homes(path: Path) -> tuple[Path, Path]:
     return path / NAME, path / FORMER_NAME
 
 
-def _adopt_former(path: Path, locks: Sequence[int]) -> Path:
+def _adopt_former(path: Path) -> Path:
     """Return the directory to lock below `path`. Rename one that a release before 0.2 left; remove it where both exist,
-    as after a downgrade. It keeps its name where it cannot be renamed, and where it is taken over from a daemon, which
-    may yet go on and looks for it there. Raises InvalidInput where a daemon uses it, OSError.
+    as after a downgrade. It keeps its name where it cannot be renamed. Raises InvalidInput where a daemon uses it, OSError.
     """
     home, former = homes(path)
     if not _is_former(former):
         return home
-    if _shared(former, locks) is not None:
-        return former
     lock = _locked(former)
     try:
         if os.path.lexists(home):
@@ -181,11 +175,6 @@ def _make_home(home: Path) -> None:
             raise InvalidInput(
                 f"{home} is no directory; remove what lies there, or name another directory for --nvme"
             ) from None
-
-
-def _shared(home: Path, locks: Sequence[int]) -> int | None:
-    here = os.stat(home)
-    return next((fd for fd in locks if os.path.samestat(os.fstat(fd), here)), None)
 
 
 def _locked(home: Path) -> int:

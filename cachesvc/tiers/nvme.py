@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -230,14 +230,13 @@ def open_nvme(
     name: TierName,
     directory: Path,
     sync: Sync = os.fsync,
-    locks: Sequence[int] = (),
     mounted: bool | None = None,
 ) -> NvmeTier:
-    """Lock a directory for this daemon and make a tier of it. See `lock_directory` for `locks` and `mounted`.
+    """Lock a directory for this daemon and make a tier of it. See `lock_directory` for `mounted`.
 
     Raises `InvalidInput` (missing, or used by another daemon), `NotAllowed`, `OutOfSpace`, `TierFailed`.
     """
-    return NvmeTier(name, lock_directory(directory, sync, locks, mounted), sync)
+    return NvmeTier(name, lock_directory(directory, sync, mounted), sync)
 
 
 def _extents_in(folder: Path) -> Iterator[tuple[ExtentId, int]]:

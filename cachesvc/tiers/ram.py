@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from typing import Protocol
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
@@ -24,6 +25,18 @@ _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; Python names it from 3.13
 _CONTENT_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
+class Holder(Protocol):
+    """Keeps sealed copies beyond this process."""
+
+    def hold(self, extent: ExtentId, fd: int, checksums: Checksums) -> None:
+        """Keep a copy. The descriptor stays the caller's."""
+        ...
+
+    def drop(self, extent: ExtentId) -> None:
+        """Give up a copy, if it is kept."""
+        ...
+
+
 class RamTier:
     """Extents as memfds. Evicting closes the tier's descriptor; the memory is freed when the last reader closes its own.
 
@@ -32,10 +45,12 @@ class RamTier:
     a lack of memory is an error and no SIGBUS.
     """
 
-    def __init__(self, name: TierName = RAM, most: int | None = None) -> None:
-        """`most`: the number of descriptors that the limit of open files allows; None for no limit."""
+    def __init__(self, name: TierName = RAM, most: int | None = None, holder: Holder | None = None) -> None:
+        """`most`: the number of descriptors that the limit of open files allows; None for no limit. `holder`: what keeps
+        copies beyond this process, until they are evicted; small ones end with it."""
         self.name = name
         self._most = most
+        self._holder = holder
         self._filling: dict[ExtentId, int] = {}
         self._committed: dict[ExtentId, tuple[int, Checksums]] = {}
         self._small: dict[ExtentId, tuple[bytes, Checksums]] = {}
@@ -66,6 +81,12 @@ class RamTier:
 
     def commit(self, extent: ExtentId, checksums: Checksums) -> None:
         """Seal the contents. Raises `TierFailed` while a writable mapping exists, or on a wrong size."""
+        self.hold(extent, checksums)
+        if self._holder is not None and extent in self._committed:
+            self._holder.hold(extent, self._committed[extent][0], checksums)
+
+    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
+        """Seal the contents of a copy that ends with this process. Raises as `commit`."""
         own = self._filling[extent]
         if os.fstat(own).st_size != checksums.size_bytes:
             raise TierFailed(
@@ -80,11 +101,15 @@ class RamTier:
         os.close(own)
 
     def adopt(self, extent: ExtentId, readable: int, checksums: Checksums) -> None:
-        """Take over an extent that another daemon sealed, and the descriptor `readable`. Raises `TierFailed` on a wrong
-        size."""
+        """Take over an extent that another daemon sealed, and the descriptor `readable`. Raises `TierFailed` where it can
+        change, or has another size."""
         assert not self._has(extent), "adopted twice"
-        if os.fstat(readable).st_size != checksums.size_bytes:
-            raise TierFailed(f"{self.name}: extent {extent.hex()} came with another size than it should have")
+        with translated(self.name, "look at an extent"):
+            size_bytes, seals = os.fstat(readable).st_size, fcntl.fcntl(readable, fcntl.F_GET_SEALS)
+        if size_bytes != checksums.size_bytes or ~seals & (SIZE_SEALS | _CONTENT_SEALS):
+            raise TierFailed(
+                f"{self.name}: extent {extent.hex()} is not sealed, or has another size than it should have"
+            )
         self._keep(extent, readable, checksums)
 
     def abort(self, extent: ExtentId) -> None:
@@ -104,23 +129,26 @@ class RamTier:
         except OSError as error:
             raise tier_error(error, self.name, "open an extent") from error
 
-    def checksums(self, extent: ExtentId) -> Checksums:
-        """Return the checksums of a committed extent."""
-        return (self._small.get(extent) or self._committed[extent])[1]
-
     def evict(self, extent: ExtentId) -> None:
-        """Close the tier's descriptor of a committed extent."""
+        """Close the tier's descriptor of a committed extent, and the holder's."""
         if self._small.pop(extent, None) is not None:
             return
         readable, _ = self._committed.pop(extent)
         os.close(readable)
+        self.give_up(extent)
+
+    def give_up(self, extent: ExtentId) -> None:
+        """Have the holder give up an extent that was not adopted."""
+        if self._holder is not None:
+            self._holder.drop(extent)
 
     def close(self) -> None:
-        """Drop every extent and reservation. Granted descriptors stay valid."""
+        """Drop every extent and reservation. Granted descriptors stay valid, and the holder keeps what it has."""
         for extent in list(self._filling):
             self.abort(extent)
-        for extent in [*self._committed, *self._small]:
-            self.evict(extent)
+        self._small.clear()
+        while self._committed:
+            os.close(self._committed.popitem()[1][0])
 
     def _has(self, extent: ExtentId) -> bool:
         return extent in self._committed or extent in self._small

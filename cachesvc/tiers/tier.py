@@ -35,6 +35,10 @@ class Tier(Protocol):
         """Make a filled extent permanent: seal it (RAM), or write its footer, fsync and rename the file (NVMe)."""
         ...
 
+    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
+        """Keep a filled extent for the life of this daemon alone, in place of `commit`."""
+        ...
+
     def abort(self, extent: ExtentId) -> None:
         """Drop a reservation and free its space. Ignores unknown extents."""
         ...
@@ -58,10 +62,6 @@ class Tier(Protocol):
 @runtime_checkable
 class PersistentTier(Protocol):
     """A tier whose committed extents survive the daemon."""
-
-    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
-        """Keep a filled extent for the life of this daemon alone, in place of `commit`."""
-        ...
 
     def recover(self) -> dict[ExtentId, int]:
         """Remove temporary files and files that are no extents; return every committed extent and its size in bytes."""

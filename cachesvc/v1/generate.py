@@ -17,8 +17,7 @@ def generate(into: Path) -> None:
     folder = into / "cachesvc" / "v1"
     folder.mkdir(parents=True, exist_ok=True)
     outs = [f"--pyi_out={into}", f"--descriptor_set_out={folder / FILE.name}"]
-    names = [f"cachesvc/v1/{name}.proto" for name in ("cachesvc", "takeover")]
-    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outs, *names])
+    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outs, "cachesvc/v1/cachesvc.proto"])
     if code:
         raise RuntimeError(f"protoc ended with {code}")
 

@@ -18,6 +18,7 @@ from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import PROBE_EVERY_S, open_by_policy, policy, read_timeout_s
 from cachesvc.client.reopen import ReopeningGrants
+from cachesvc.client.upgrades import is_upgrading
 from cachesvc.core.errors import DaemonUnavailable, NotFound, StateMismatch
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
@@ -128,7 +129,8 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
     daemon = ReopeningGrants(
         first, partial(link.open_again, catalog.extent_bytes), lambda: get_worker_info() is None
     )
-    grants = FailoverGrants(daemon, direct.grants if direct is not None else None)
+    fallback = direct.grants if direct is not None else None
+    grants = FailoverGrants(daemon, fallback, partial(is_upgrading, link.daemon))
     return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
 
 

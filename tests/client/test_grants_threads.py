@@ -132,12 +132,12 @@ def test_a_long_wait_for_a_stopped_daemon_is_logged_once(
     assert taken(grants, 0) == part(data, 0)
     monkeypatch.setattr(connection, "WARN_AFTER_S", 0.1)
     assert daemon.process is not None
-    daemon.process.send_signal(signal.SIGSTOP)
+    os.kill(daemon.pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
         taken(grants, COLD, 0.5)
     (line,) = [line for line in caplog.messages if "has granted nothing for" in line]
     assert daemon.socket_dir in line
-    daemon.process.send_signal(signal.SIGCONT)
+    os.kill(daemon.pid, signal.SIGCONT)
     assert taken(grants, COLD) == part(data, COLD)
     grants.close()
 

@@ -259,7 +259,7 @@ def test_a_killed_reader_leaves_nothing_behind(daemon: Daemon, uri: str, data: b
         control.evict(info.id)
         wait_until(lambda: sum(tier.used_bytes for tier in control.status().tiers) == 0)
     assert daemon.process is not None
-    assert not held_memory(daemon.process.pid)
+    assert not held_memory(daemon.pid)
 
 
 def test_after_a_kill_nvme_is_warm_and_held_memory_counts(

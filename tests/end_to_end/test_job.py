@@ -182,7 +182,7 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, reco
 
     wait_until(empty)  # running fills end first
     assert node.daemon.process is not None
-    daemon = node.daemon.process.pid
+    daemon = node.daemon.pid
     wait_until(lambda: held_memory(daemon) == [])
 
 

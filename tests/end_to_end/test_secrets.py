@@ -20,7 +20,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.safe_text import redacted
 from cachesvc.daemon.access.tenants import Peer
-from cachesvc.daemon.grants.connected_readers import NO_DATASET, ConnectedReader, HandedOverConnection
+from cachesvc.daemon.grants.connected_readers import ConnectedReader
 from cachesvc.sources.s3.proxies import Proxy
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from testbed import WAIT_S
@@ -78,9 +78,8 @@ def test_objects_with_a_secret_do_not_show_it_in_their_repr() -> None:
     peer = Peer(1000, frozenset())
     reader = ConnectedReader(ReaderId(1), socket.socket(), peer, 99887766)
     reader.channel.close()
-    given = HandedOverConnection(ReaderId(1), 99887766, 3, True, NO_DATASET, True, 0, True)
     proxy = Proxy("h", 1, "Proxy-Authorization: Basic 99887766")
-    assert "99887766" not in f"{reader!r} {given!r} {proxy!r}"
+    assert "99887766" not in f"{reader!r} {proxy!r}"
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -135,7 +134,7 @@ def test_no_output_shows_a_secret(
 ) -> None:
     """Run with credentials that work or that the server refuses, and provoke errors; then search the debug log, errors,
     status, metrics, command lines and environments."""
-    monkeypatch.setattr(Daemon, "process_type", subprocess.Popen)  # with a command line of its own
+    monkeypatch.setattr(Daemon, "forks", None)  # with a command line of its own
     s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=bytes(1 << 20))
     s3_server.client().put_object(Bucket=bucket, Key="bad/index.json", Body=b"{")
     (metrics,) = free_ports(1)
@@ -153,7 +152,7 @@ def test_no_output_shows_a_secret(
     said: list[str] = []
     with Daemon(tmp_path / "node", [*options, "--metrics", f"127.0.0.1:{metrics}"], env) as daemon:
         assert daemon.process is not None
-        pid = daemon.process.pid
+        pid = daemon.pid
         with Control(daemon.socket_dir) as control:
             for prefix in ("data/", "bad/", "none/", "data/0.bin"):
                 try:

@@ -61,3 +61,9 @@ class RecordedRequests:
 
     def gone(self, reader: ReaderId) -> None:
         pass
+
+    def connected(self, reader: ReaderId, dataset: DatasetId, then: Callable[[FakeDataset], None]) -> None:
+        then(FakeDataset(dataset))
+
+    def tier_budgets(self) -> list[int]:
+        return []

@@ -193,7 +193,7 @@ def test_a_filler_killed_for_memory_is_logged_as_such(tmp_path: Path) -> None:
         options = ["--ram", "16MiB", "--extent-bytes", "4MiB", "--fillers", "2", "--allow", f"{tmp_path}/"]
         with Caged(cage, tmp_path / "node", options) as daemon:
             assert daemon.process
-            pid = daemon.process.pid
+            pid = daemon.pid
             wait_until(lambda: len(_grandchildren(cage, pid)) == 3)
             for each in _grandchildren(cage, pid):
                 Path(f"/proc/{each}/oom_score_adj").write_text("1000")  # the kernel takes these before others

@@ -145,10 +145,16 @@ class Readers:
         self._context.mark_changed()
 
     def hold(self, event: ev.HoldReported) -> None:
-        """Count an extent that a reader holds from before the restart. A reader is believed only for a while after the
-        start, and within limits: otherwise it could take room without a lease. A hold that is not believed counts no
-        bytes, and its release is expected all the same."""
+        """Count an extent that a reader holds from before the restart: as a lease where its copy is in RAM still. Otherwise
+        a reader is believed only for a while after the start, and within limits, since it could take room without a
+        lease. A hold that is not believed counts no bytes, and its release is expected all the same."""
         reader, extent = self.readers.setdefault(event.reader, ReaderState()), event.extent
+        ram = self._policy.tiers.get(RAM)
+        copy = self._copies.find(extent, ram) if ram and event.size_bytes else None
+        if copy is not None and copy.usable:
+            self._copies.lease(copy)
+            reader.leases.setdefault(extent, []).append(copy)
+            return
         hold = Hold(event.size_bytes, event.user)
         self._end_hold(reader, extent)
         if event.most_bytes is not None and not self._believed(extent, hold, event.most_bytes):
@@ -167,19 +173,6 @@ class Readers:
         ram = self._policy.tiers.get(RAM)
         late = self._context.now - self._context.began > self._policy.settings.hold_s
         return not late and self.holds.fits(extent, hold, most_bytes, ram.budget_bytes if ram else 0)
-
-    def inherit_lease(self, event: ev.Leased) -> None:
-        """Take over another daemon's lease. Where the copy is not here, count the memory that the lease holds."""
-        tier = self._policy.tiers.get(event.tier)
-        copy = self._copies.find(event.extent, tier) if tier else None
-        if copy is None or not copy.usable:
-            self.hold(
-                ev.HoldReported(event.reader, event.extent, event.size_bytes if event.tier == RAM else 0)
-            )
-            return
-        self._copies.lease(copy)
-        reader = self.readers.setdefault(event.reader, ReaderState())
-        reader.leases.setdefault(event.extent, []).append(copy)
 
     def _end_hold(self, reader: ReaderState, extent: ExtentId) -> None:
         hold = reader.held.pop(extent, None)

@@ -31,11 +31,6 @@ class UserCap:
                 self._held[uid] += count
             return admitted
 
-    def add(self, uid: int, count: int = 1) -> None:
-        """Count `count` more without a check: another daemon admitted them."""
-        with self._lock:
-            self._held[uid] += count
-
     def give_back(self, uid: int, count: int = 1) -> None:
         """Count `count` less."""
         with self._lock:

@@ -25,8 +25,6 @@ from cachesvc.tiers.os_errors import translated
 log = logging.getLogger(__name__)
 SILENT_S = 5.0
 """The start stops waiting for a disk that makes no progress for so long; listing a million extents takes 256 steps."""
-STANDSTILL_SILENT_S = 2.0
-"""The same during a takeover, while readers wait: the disk answered the old daemon until then."""
 POLL_S = 0.1
 
 
@@ -45,12 +43,6 @@ class DirectoryOpening:
         """Start to open the directory."""
         self._progressed()
         self.probes.submit(self._run, lambda _: None, lambda _: None)
-
-    def skip(self) -> None:
-        """Leave the directory closed, since the old daemon had lost the disk."""
-        self.done.set_result(
-            TierFailed(f"{self.disk.path} was lost when this daemon took over; it is tried again")
-        )
 
     def silent_s(self) -> float:
         """Seconds since the last progress."""
@@ -71,7 +63,7 @@ class DirectoryOpening:
         self._progress_at = time.monotonic()
 
 
-def wait_until_open(openings: Sequence[DirectoryOpening], silent_s: float) -> dict[TierName, str]:
+def wait_until_open(openings: Sequence[DirectoryOpening], silent_s: float = SILENT_S) -> dict[TierName, str]:
     """Wait until each opening is done, or without progress for `silent_s` seconds.
 
     Returns the reasons why tiers begin as lost. Raises the CacheError that the operator must correct.

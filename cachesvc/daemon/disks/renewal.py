@@ -13,9 +13,8 @@ Calls of both directories may run until 4. Each acts on the directory that it lo
 from __future__ import annotations
 
 import fcntl
-import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +43,8 @@ class Disk:
     while one of the three is under way.
     """
 
-    def __init__(
-        self,
-        name: TierName,
-        path: Path,
-        locks: Sequence[int] = (),
-        mounted: bool | None = None,
-        own: bool = False,
-    ) -> None:
-        """Open nothing yet. `locks` and `mounted` come from the daemon that is taken over from; this object closes the
-        locks. `own`: the path must lie on a file system of its own."""
+    def __init__(self, name: TierName, path: Path, own: bool = False) -> None:
+        """Open nothing yet. `own`: the path must lie on a file system of its own."""
         self.name = name
         self.path = path.absolute()
         self.tier: NvmeTier | None = None
@@ -61,15 +52,13 @@ class Disk:
         self.directory_id: tuple[int, int] | None = None
         """Device and inode of the directory that was locked last, even if its opening failed then; None before."""
         self._own = own
-        self._inherited_mounted = mounted
-        self._inherited_locks = list(locks)
         self._successor: Successor | None = None
-        self._handover = threading.Lock()  # keeps `locks` from reading a lock that is being closed
+        self._handover = threading.Lock()  # keeps `unlock` from using a lock that is being closed
 
     @property
     def mounted(self) -> bool | None:
         """True where a disk was mounted at the path when it was opened; None before that is known."""
-        return self._inherited_mounted if self.tier is None else self.tier.directory.mounted
+        return None if self.tier is None else self.tier.directory.mounted
 
     def open(self, progressed: Callable[[], None] = lambda: None) -> Successor:
         """Lock, prepare and list the directory that the path names now, and keep it as the successor.
@@ -81,7 +70,7 @@ class Disk:
         self._close_successor()
         if self._own:
             check_own(str(self.path))
-        tier = open_nvme(self.name, self.path, locks=self._inherited_locks, mounted=self.mounted)
+        tier = open_nvme(self.name, self.path, mounted=self.mounted)
         self.directory_id = tier.directory.place
         try:
             extents = tier.recover(progressed)
@@ -93,9 +82,7 @@ class Disk:
             tier.close()
             raise
         with self._handover:
-            self._successor, released, self._inherited_locks = found, self._inherited_locks, []
-        for fd in released:
-            os.close(fd)
+            self._successor = found
         return found
 
     def probe(self, thorough: bool, sync: bool = True) -> Room:
@@ -127,18 +114,12 @@ class Disk:
             self.tier = found.tier
         return found
 
-    def locks(self) -> list[int]:
-        """Duplicate the descriptors of all locks held for the tier, also while its directory is being opened."""
-        with self._handover:
-            tiers = [self.tier, self._successor.tier if self._successor else None]
-            held = [tier.directory.lock for tier in tiers if tier is not None]
-            return [os.dup(fd) for fd in (*held, *self._inherited_locks)]
-
     def unlock(self) -> None:
         """Release all locks for another daemon, since this one is about to end but hangs in the disk."""
-        for fd in self.locks():
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+        with self._handover:
+            for tier in (self.tier, self._successor.tier if self._successor else None):
+                if tier is not None:
+                    fcntl.flock(tier.directory.lock, fcntl.LOCK_UN)
 
     def _close_successor(self) -> None:
         with self._handover:

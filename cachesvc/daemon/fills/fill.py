@@ -140,7 +140,7 @@ class Fill:
                 self._parts.hole_records.filled(self._extent, self._tier_name, holes)
                 if not isinstance(self._tier, PersistentTier):
                     # RAM: a copy may be granted once it is sealed, which takes microseconds.
-                    yield from self._seal(checksums)
+                    yield from self._seal(checksums, holes)
                 if shared is not None:
                     shared.whole = not holes.ranges
         except FillError as error:
@@ -152,8 +152,7 @@ class Fill:
         filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
         if isinstance(self._tier, PersistentTier):
             # NVMe: a copy may be granted once it is verified, before it is durable.
-            commit = self._tier.hold if holes.ranges else self._tier.commit
-            yield from self._commit(filled, checksums, commit)
+            yield from self._commit(filled, checksums, self._committing(holes))
         else:
             yield self._tell(filled)
 
@@ -317,9 +316,14 @@ class Fill:
             log.warning("an extent was filled without some of its objects", extra=extra)
         return CopyHoles(done.holes, done.hole_code, done.message)
 
-    def _seal(self, checksums: Checksums) -> Steps[None]:
+    def _committing(self, holes: CopyHoles) -> Callable[[ExtentId, Checksums], None]:
+        """What makes the copy permanent. One with holes ends with this daemon: the next one fetches it again."""
+        return self._tier.hold if holes.ranges else self._tier.commit
+
+    def _seal(self, checksums: Checksums, holes: CopyHoles) -> Steps[None]:
+        commit = self._committing(holes)
         try:
-            yield Step(partial(self._lane.submit, lambda: self._tier.commit(self._extent, checksums)))
+            yield Step(partial(self._lane.submit, lambda: commit(self._extent, checksums)))
         except CacheError as error:
             raise FillError(error, retry=False) from error
 

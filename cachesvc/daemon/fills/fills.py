@@ -16,32 +16,24 @@ class Fills:
         self.parts = parts
         self.counts = FillCounts()
         self._under_way: dict[Fill, Sequence] = {}
-        self._paused: list[Fill] | None = None
+        self._paused = False
 
     def start(self, command: commands.StartFill) -> None:
         """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
+        if self._paused:
+            return
         fill = Fill(command, self.parts, self.counts)
         self._under_way[fill] = Sequence(fill.steps(), lambda: self._under_way.__delitem__(fill))
-        if self._paused is None:
-            self._under_way[fill].start()
-        else:
-            self._paused.append(fill)
+        self._under_way[fill].start()
 
     def pause(self) -> None:
-        """Begin no fill until `resume`; new commands wait."""
-        self._paused = self._paused or []
-
-    def resume(self) -> None:
-        """Begin the fills that waited."""
-        waiting, self._paused = self._paused or [], None
-        for fill in waiting:
-            if fill in self._under_way:
-                self._under_way[fill].start()
+        """Begin no more fills: their readers wait, until another daemon fills for them."""
+        self._paused = True
 
     @property
     def under_way(self) -> int:
         """The number of fills and commits that have begun."""
-        return len(self._under_way) - sum(fill in self._under_way for fill in self._paused or ())
+        return len(self._under_way)
 
     def fail_tier(self, name: TierName, why: str) -> None:
         """Answer all fills into or from a tier as failed. Their rooms are freed after the calls under way."""

@@ -29,20 +29,15 @@ class Acceptor:
         self,
         path: str,
         mode: int,
-        listener: socket.socket | None,
         max_connections: int,
         accepted: Callable[[socket.socket, Peer], None],
     ) -> None:
-        """`listener`: one that another daemon has bound to `path`, with the connections that wait there.
-        `accepted` owns the socket that it is given."""
+        """`accepted` owns the socket that it is given."""
         self._max_connections = max_connections
         self._cap = UserCap(per_user=max_connections // 2)
         self._accepted = accepted
         self._path, self._mode = path, mode
-        self.listener = listener or bind(path, mode)
-        if listener is not None:
-            with suppress(FileNotFoundError):  # somebody removed it
-                os.chmod(path, mode)  # it was bound with the other daemon's mode
+        self.listener = bind(path, mode)
         self._file = identity(path)
         self._spare = _spare_descriptor()
 
@@ -83,10 +78,6 @@ class Acceptor:
             channel.setblocking(False)
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             self._accepted(channel, peer)
-
-    def adopt(self, peer: Peer) -> None:
-        """Count a connection that another daemon accepted."""
-        self._cap.add(peer.uid)
 
     def left(self, peer: Peer) -> None:
         """Stop counting a connection that has ended."""

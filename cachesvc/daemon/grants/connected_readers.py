@@ -92,17 +92,3 @@ class ConnectedReader:
         """Join the readers of one job, which send the same `launch`."""
         self.launch = launch
         self.job = (self.peer.uid + 1) << 64 | launch if launch else 0
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOverConnection:
-    """A reader's connection as one daemon hands it over to another. `wanted` is empty where it reads nothing."""
-
-    id: ReaderId
-    token: int = field(repr=False)
-    descriptor: int
-    greeted: bool
-    wanted: DatasetId
-    welcomed: bool
-    launch: int
-    knows_holes: bool

@@ -38,10 +38,6 @@ class Granting:
         self._next_id = next_id
         self._opening: dict[int, commands.Grant] = {}
 
-    def unsent(self) -> list[commands.Grant]:
-        """Return the grants whose files are being opened."""
-        return list(self._opening.values())
-
     def grant(self, command: commands.Grant) -> None:
         """Send a descriptor of the copy. Where it cannot be opened, the reader reads elsewhere."""
         if command.tier != RAM:

@@ -101,11 +101,6 @@ class PlanIntake:
         self._rows_of[reader] = uid, rows
         return True
 
-    def adopt(self, reader: ReaderId, uid: int, rows: int) -> None:
-        """Count the rows of a plan that another daemon admitted."""
-        self._cap.add(uid, rows)
-        self._rows_of[reader] = uid, rows
-
     def ended(self, reader: ReaderId) -> None:
         """Stop counting the rows of a reader's plan, if it has one."""
         if reader in self._rows_of:

@@ -20,12 +20,11 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.model import RAM, DatasetId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.access.tenants import NO_USER, Peer, admits, peer_of
+from cachesvc.daemon.access.tenants import NO_USER, Peer
 from cachesvc.daemon.grants.acceptor import Acceptor
 from cachesvc.daemon.grants.connected_readers import (
     ConnectedReader,
     GrantableDataset,
-    HandedOverConnection,
     ReaderRequests,
 )
 from cachesvc.daemon.grants.plan_intake import PlanEntries, PlanIntake, ReceivedPlan
@@ -48,9 +47,7 @@ class GrantsServer:
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
         max_readers: int,
-        listener: socket.socket | None,
     ) -> None:
-        """`listener`: one that another daemon has bound to `path`, with the connections that wait there."""
         self._requests = requests
         self._plans = plans
         self._watch = watch
@@ -59,7 +56,7 @@ class GrantsServer:
         self._readers: dict[ReaderId, ConnectedReader] = {}
         self._tokens: dict[int, ConnectedReader] = {}
         self.replies = Replies(self._readers, self._drop)
-        self._acceptor = Acceptor(path, mode, listener, max_readers, self._accepted)
+        self._acceptor = Acceptor(path, mode, max_readers, self._accepted)
         watch(self._acceptor.listener.fileno(), self._acceptor.accept)
 
     def is_in_place(self) -> bool:
@@ -80,46 +77,6 @@ class GrantsServer:
             self._drop(reader)
         self._unwatch(self._acceptor.listener.fileno())
         self._acceptor.close()
-
-    def handed_over(self) -> tuple[int, list[HandedOverConnection]]:
-        """Return the listener's descriptor and every connection, for another daemon; all stay ours."""
-        return self._acceptor.listener.fileno(), [
-            HandedOverConnection(
-                r.id,
-                r.token,
-                r.channel.fileno(),
-                r.greeted,
-                r.wanted,
-                r.dataset is not None,
-                r.launch,
-                r.knows_holes,
-            )
-            for r in self._readers.values()
-        ]
-
-    def adopt(self, given: HandedOverConnection, dataset: GrantableDataset | None) -> bool:
-        """Serve a connection of another daemon, whose descriptor is ours from here on. A reader that waits for its
-        welcome has no dataset yet and is welcomed later. Return False, and close the connection, where our rules do not
-        admit its user or its dataset is gone: its user is told why when it connects again."""
-        channel = socket.socket(fileno=given.descriptor)
-        peer = peer_of(channel)
-        if given.welcomed and (dataset is None or not admits(dataset.rules, peer)):
-            datagrams.close(channel)
-            return False
-        channel.setblocking(False)
-        reader = ConnectedReader(given.id, channel, peer, given.token, given.greeted, given.wanted, dataset)
-        reader.join_job(given.launch)
-        reader.knows_holes = given.knows_holes
-        self._acceptor.adopt(peer)
-        self._enter(reader)
-        if given.wanted and dataset is None:
-            self._welcome(reader)
-        return True
-
-    def adopt_plan(self, event: events.Planned) -> None:
-        """Count the rows of an adopted reader's plan."""
-        reader, rows = ReaderId(event.plan), len(event.rows) + len(event.following)
-        self._plans.adopt(reader, self.user_of(reader), rows)
 
     def is_connected(self, reader: ReaderId) -> bool:
         """Tell whether the reader is still connected."""

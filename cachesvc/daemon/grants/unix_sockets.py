@@ -29,9 +29,9 @@ def bind(path: str, mode: int) -> socket.socket:
     return listener
 
 
-def check_free(path: str, known: int | None = None) -> None:
-    """Raise InvalidInput where no socket may be bound: `path` is no socket, or a process other than `known` listens
-    there. The socket of a dead daemon is free."""
+def check_free(path: str) -> None:
+    """Raise InvalidInput where no socket may be bound: `path` is no socket, or a process listens there. The socket of a
+    dead daemon is free."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -44,8 +44,6 @@ def check_free(path: str, known: int | None = None) -> None:
         probe.setblocking(False)
         try:
             probe.connect(path)
-            if peer_process(probe)[0] == known:
-                return
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError:

@@ -17,7 +17,8 @@ MAX_DATAGRAM_BYTES = 192 << 10
 """Under the kernel's default socket buffer; checksums of a 1 GiB extent are 131 KB."""
 MAX_BODY_BYTES = 256 << 20
 """The limit of a message in a memfd: 100,000 URIs of the longest kind."""
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 64
+"""The kernel allows 253."""
 BODY_IN_MEMFD = b"+"
 """A datagram that is no message: its message is in the memfd behind its descriptors."""
 RECEIVE_ERRORS = (OSError, ValueError, IndexError)

@@ -28,9 +28,15 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def spawn(
-    module: str, given: object, environment: Mapping[str, str], inherits: tuple[int, ...] = ()
+    module: str,
+    given: object,
+    environment: Mapping[str, str],
+    inherits: tuple[int, ...] = (),
+    executable: str = sys.executable,
+    directory: str | None = None,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `python -m MODULE FD`; return the process and the daemon's end of its channel. Raises OSError.
+    """Start `python -m MODULE FD`, perhaps of another interpreter and in another directory; return the process and this
+    process's end of its channel. Raises OSError.
 
     The child finds `given` as JSON in the variable `CACHESVC_GIVEN`, and `inherits` the descriptors under the same numbers.
     """
@@ -41,8 +47,9 @@ def spawn(
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_DAEMON)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                [executable, "-m", module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), *inherits),
+                cwd=directory,
                 env={**environment, **SAFE_PATH, "CACHESVC_GIVEN": msgspec.json.encode(given).decode()},
             )
         except OSError:

@@ -6,7 +6,6 @@ from cachesvc.core.commands import Evict, Recall, Refuse, StartFill
 from cachesvc.core.events import Corrupt, Demanded, EvictAsked, HoldReported, ReaderGone, Recovered, Released
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
-from cachesvc.core.node.snapshot import replay
 from cachesvc.core.tiering.policy import NodeSettings
 from tests.support.core.node import (
     DATASET,
@@ -19,7 +18,6 @@ from tests.support.core.node import (
     B,
     C,
     D,
-    E,
     declare,
     fill,
     node_of,
@@ -97,16 +95,13 @@ def test_the_release_of_a_hold_that_was_not_believed_ends_no_lease() -> None:
     assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM)]
 
 
-def test_a_hold_that_another_daemon_believed_is_believed_at_any_time_and_counts_for_its_user() -> None:
-    node = node_of(ram=4)
-    tell(node, Demanded(TWO, 1, E, True, SIZE))
-    handed = HoldReported(ONE, A, 3 * SIZE, 1000)
-    tell(node, handed, now=2 * NodeSettings().hold_s)
-    assert held_extents(node) == 3
-    assert replay(node, ())[0] == handed
-    early = node_of(ram=8)
-    tell(early, handed, reported(ONE, B, 1000, 3))
-    assert held_extents(early) == 3
+def test_a_reader_that_holds_a_copy_which_is_in_ram_still_leases_it() -> None:
+    node = node_of(ram=2)
+    tell(node, Recovered(RAM, {A: SIZE}), declare(A), reported(ONE, A, 1000, 0))
+    assert held_extents(node) == 0
+    assert tell(node, EvictAsked(DATASET, (A,))) == []
+    tell(node, Released(ONE, A))
+    assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM)]
 
 
 def test_a_reader_that_held_a_file_before_a_restart_is_asked_for_it_too() -> None:

@@ -51,7 +51,7 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         Daemon(tmp_path / "node", [*options, *(f"--allow={each}" for each in allowed)]) as daemon,
     ):
         assert daemon.process is not None
-        pid = daemon.process.pid
+        pid = daemon.pid
         assert extent(daemon, f"{tmp_path}/disk0/") == data[0]
         mount.lookups_hang = True
         with ThreadPoolExecutor(CALLERS) as pool:

@@ -26,13 +26,3 @@ def test_any_order_of_takes_and_returns_keeps_to_both_limits(steps: list[tuple[i
             cap.give_back(uid, -count)
             held[uid] += count
         assert cap.count == held.total()
-
-
-def test_what_another_daemon_admitted_counts_without_a_check() -> None:
-    cap = UserCap(PER_USER, TOTAL)
-    cap.add(64001, PER_USER + 1)
-    assert not cap.take(64001)
-    cap.give_back(64001, 2)
-    assert cap.take(64001)
-    assert cap.take(OWN, TOTAL - PER_USER)
-    assert not cap.take(OWN)

@@ -85,7 +85,7 @@ def pid_seen(daemon: Daemon, uid: int) -> int:
 @pytest.mark.parametrize("method", SILENT)
 def test_endless_calls_of_one_user_leave_room_for_others(daemon: Daemon, method: str) -> None:
     assert daemon.process is not None
-    pid, bob = daemon.process.pid, identified(daemon, BOB)
+    pid, bob = daemon.pid, identified(daemon, BOB)
     with hoarded(daemon, method, bob) as refused:
         assert pid_seen(daemon, ALICE) == pid
         with hoarded(daemon, method, None):  # also without its token

@@ -31,7 +31,7 @@ def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
 
     with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
         assert daemon.process is not None
-        pid = daemon.process.pid
+        pid = daemon.pid
 
         def opened(number: int) -> DatasetId:
             chosen = Options(format="records", record_bytes=PAGE, extent_bytes=extent_bytes(number))

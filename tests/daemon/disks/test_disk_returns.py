@@ -39,7 +39,7 @@ def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> No
         contextlib.ExitStack() as stack,
     ):
         assert found.daemon.process is not None
-        pid = found.daemon.process.pid
+        pid = found.daemon.pid
         found.fill()
         assert found.read() == EXTENTS
         before = held(pid)

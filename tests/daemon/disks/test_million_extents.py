@@ -77,8 +77,8 @@ def started(daemon: Daemon) -> tuple[float, float, int]:
     daemon.start()
     took_s = time.monotonic() - began
     assert daemon.process is not None
-    took_s -= waited_for_a_core(daemon.process.pid)
-    return cpu_of(daemon.process.pid), took_s, held(daemon.process.pid).rss_kb << 10
+    took_s -= waited_for_a_core(daemon.pid)
+    return cpu_of(daemon.pid), took_s, held(daemon.pid).rss_kb << 10
 
 
 @pytest.mark.slow

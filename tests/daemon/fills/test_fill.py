@@ -41,9 +41,6 @@ SOURCE = Located("", "")
 class Disk(RamTier):
     """Memory that the daemon takes for a disk."""
 
-    def hold(self, extent: ExtentId, checksums: Checksums) -> None:
-        self.commit(extent, checksums)
-
     def recover(self) -> dict[ExtentId, int]:
         return {}
 

@@ -24,7 +24,7 @@ class Clients:
 
     def __init__(self) -> None:
         self.accepted: list[tuple[socket.socket, Peer]] = []
-        self.acceptor = Acceptor("grants.sock", 0o666, None, LIMIT, lambda *each: self.accepted.append(each))
+        self.acceptor = Acceptor("grants.sock", 0o666, LIMIT, lambda *each: self.accepted.append(each))
         self._clients: list[socket.socket] = []
 
     def connect(self, uid: int) -> str:
@@ -79,11 +79,3 @@ def test_one_user_gets_half_of_all_connections_and_the_daemons_own_user_all(clie
     assert f"the daemon has {LIMIT} readers" in clients.connect(0)
     clients.leave(BOB)
     assert clients.connect(BOB) == ""
-
-
-@as_root
-def test_connections_of_another_daemon_count(clients: Clients) -> None:
-    for _ in range(LIMIT // 2):
-        clients.acceptor.adopt(Peer(BOB, frozenset()))
-    assert "this user has half of all connections" in clients.connect(BOB)
-    assert clients.connect(ALICE) == ""

@@ -21,9 +21,10 @@ EXTENTS, MOST = 100, 300
 _SERVE = f"""
 import sys
 import cachesvc.daemon.datasets as datasets
-from cachesvc.cli import cli
+from cachesvc.__main__ import run
+from testbed.service import fork_daemon
 datasets.MAX_CLAIMED_EXTENTS = {MOST}
-sys.exit(cli())
+sys.exit(run(launch=fork_daemon))
 """
 
 

@@ -62,11 +62,11 @@ def undisturbed(daemon: Daemon, dataset: DatasetId) -> Iterator[DaemonGrants]:
     assert daemon.process is not None
     reader = DaemonGrants(daemon.socket_dir, dataset)
     read_one(reader, 0)
-    before = footprint(daemon.process.pid)
+    before = footprint(daemon.pid)
     yield reader
     assert daemon.process.poll() is None, daemon.log
     read_one(reader, 1)
-    pid = daemon.process.pid
+    pid = daemon.pid
     wait_until(lambda: footprint(pid)[0] <= before[0] + 8)
     assert footprint(pid)[1] <= before[1] + GROWTH_KB
     assert "Traceback" not in daemon.log
@@ -222,7 +222,7 @@ GROWTH_AT_ONCE_KB = CALLERS * (MAX_MESSAGE_BYTES >> 10) * 3
 def test_many_callers_with_the_largest_messages_cost_bounded_memory(daemon: Daemon, method: str) -> None:
     """The bound allows for freed memory that the C library keeps for later use."""
     assert daemon.process is not None
-    pid, before = daemon.process.pid, footprint(daemon.process.pid)[1]
+    pid, before = daemon.pid, footprint(daemon.pid)[1]
     length = MAX_MESSAGE_BYTES - 64
     unknown = [
         0xFA,

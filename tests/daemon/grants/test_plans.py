@@ -21,16 +21,15 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
-from cachesvc.core.events import PlanEnded, Planned
-from cachesvc.core.model import DatasetId, ReaderId
+from cachesvc.core.events import PlanEnded
+from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.grants.connected_readers import HandedOverConnection
 from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.server import GrantsServer
 from testbed import WAIT_S
 from testbed.node import Daemon
-from tests.support.plans import EXTENT, EXTENTS, IDS, FakeDataset, ManualLane, RecordedRequests, memory
+from tests.support.plans import EXTENT, EXTENTS, IDS, ManualLane, RecordedRequests, memory
 from tests.support.users import BOB, as_root
 from tests.support.waiting import wait_until
 
@@ -103,7 +102,7 @@ def hello(dataset: DatasetId) -> Message:
 
 def descriptors(daemon: Daemon) -> int:
     assert daemon.process is not None
-    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+    return len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
 
 def pipe() -> int:
@@ -297,23 +296,25 @@ def test_the_memory_of_a_plan_is_closed_when_it_is_read_or_forgotten() -> None:
 
 @as_root
 def test_a_reader_whose_plan_exceeds_the_cap_stays_connected_without_a_plan(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: dict[int, Callable[[], object]] = {}
     before, lane = len(os.listdir("/proc/self/fd")), ManualLane()
     requests, intake = RecordedRequests(), PlanIntake(lane, rows_per_user=8)  # type: ignore[arg-type]
+    path, numbers = str(tmp_path / "grants.sock"), iter(range(1, 10))
     server = GrantsServer(
-        str(tmp_path / "grants.sock"),
-        0o600,
+        path,
+        0o666,
         requests,  # type: ignore[arg-type]
         intake,
         watched.__setitem__,
         watched.__delitem__,
-        lambda: 1,
+        lambda: next(numbers),
         9,
-        None,
     )
+    (listener,) = watched
     channels: dict[int, socket.socket] = {}
+    theirs: dict[int, int] = {}
 
     def hand_over(reader: int, rows: int, more: int = 0) -> None:
         fd = memory(columns([1] * rows, [0] * rows, [0] * rows, [1] * more))
@@ -321,17 +322,22 @@ def test_a_reader_whose_plan_exceeds_the_cap_stays_connected_without_a_plan(
         os.close(fd)
         watched[theirs[reader]]()
 
-    theirs: dict[int, int] = {}
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # other users may not look up the folders above it
     for number in (1, 2, 3):
+        channels[number] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.seteuid(BOB)  # the kernel notes the effective user at connect
-        channels[number], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channels[number].connect("grants.sock")
         os.seteuid(0)
-        theirs[number] = other.detach()
-        given = HandedOverConnection(
-            ReaderId(number), number, theirs[number], True, DatasetId("0a"), True, 0, True
-        )
-        assert server.adopt(given, FakeDataset(given.wanted))
-    server.adopt_plan(Planned(3, 3, ((IDS[0], 0, 0),), (IDS[0],)))
+        known = set(watched)
+        watched[listener]()
+        (theirs[number],) = set(watched) - known
+        channels[number].send(wire.encode(Op.HELLO, wire.MAGIC, digest=bytes(16)))
+        watched[theirs[number]]()
+    hand_over(3, 1, 1)
+    while lane.calls:
+        lane.run()
+    requests.received.clear()
     hand_over(1, 6)
     hand_over(2, 1)
     assert requests.received == [(1, 6), PlanEnded(2)]

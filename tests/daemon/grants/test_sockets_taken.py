@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from cachesvc.daemon.grants.unix_sockets import check_free, make_room
 from testbed.node import Daemon
 from tests.support.shell import complaint, serve
 
-SOCKETS = ("cachesvc.sock", "grants.sock", "takeover.sock")
+SOCKETS = ("cachesvc.sock", "grants.sock", "parent.sock")
 KINDS = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM)
 SMALL = ("--ram", "8MiB", "--extent-bytes", "1MiB", "--fillers", "1")
 END_S = 30.0
@@ -90,14 +89,7 @@ def test_a_socket_with_a_full_queue_is_in_use(directory: Path) -> None:
         with pytest.raises(BlockingIOError):
             two.connect("x")
         with pytest.raises(InvalidInput):
-            check_free("x", os.getpid())
-
-
-def test_a_known_process_may_listen(directory: Path) -> None:
-    with bound("x"):
-        check_free("x", os.getpid())
-        with pytest.raises(InvalidInput):
-            check_free("x", 1)
+            check_free("x")
 
 
 def test_a_dangling_link_is_no_socket(directory: Path) -> None:
@@ -116,22 +108,11 @@ def test_a_daemon_that_ends_removes_only_its_own_sockets(tmp_path: Path) -> None
         assert [(directory / name).read_text() for name in SOCKETS] == ["mine"] * len(SOCKETS)
 
 
-def test_a_takeover_is_refused_where_another_process_listens(tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node", SMALL) as daemon:
-        control = Path(daemon.socket_dir, "cachesvc.sock")
-        os.rename(control, f"{control}.old")
-        with bound(control):
-            assert daemon.spawn("--takeover").wait(END_S) == InvalidInput.code
-        assert f"another process listens at {control}" in daemon.log
-        os.replace(f"{control}.old", control)
-        assert daemon.ready()
-
-
 @pytest.mark.parametrize("ignored", [False, True], ids=["closed terminal", "nohup"])
 def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
     ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Daemon, "process_type", subprocess.Popen)  # which inherits what is ignored here
+    monkeypatch.setattr(Daemon, "forks", None)  # which inherits what is ignored here
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         with Daemon(tmp_path / "node", SMALL) as daemon:

@@ -52,7 +52,7 @@ def test_only_the_metrics_path_is_answered_with_metrics(daemon: Daemon) -> None:
 @pytest.mark.slow
 def test_idle_connections_delay_no_scrape_and_are_closed(daemon: Daemon) -> None:
     assert daemon.process is not None
-    pid = daemon.process.pid
+    pid = daemon.pid
     scraped(daemon)
     before = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
     with contextlib.ExitStack() as stack:

@@ -301,7 +301,7 @@ def agent_of(daemon: Daemon) -> int:
     """The process id of the peer agent; 0 where there is none at the moment."""
     assert daemon.process is not None
     children: list[int] = []
-    for thread in Path(f"/proc/{daemon.process.pid}/task").iterdir():
+    for thread in Path(f"/proc/{daemon.pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             children += map(int, (thread / "children").read_text().split())
     return next((each for each in children if b"peers.agent" in cmdline(each)), 0)
@@ -382,7 +382,7 @@ def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
         meet(other, node)
         fill(other, data)
         first = agent_of(other)
-        other.take_over().wait(WAIT_S)
+        other.take_over()
         wait_until(lambda: agent_of(other) not in (0, first))
         meet(other, node)
         _, here = fill(node, data)
