@@ -28,7 +28,9 @@ def held_back(*, but_ctrl_c: bool = False) -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, set(GROUP_SIGNALS) - ({signal.SIGINT} if but_ctrl_c else set()))
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, set(GROUP_SIGNALS) - ({signal.SIGINT} if but_ctrl_c else set())
+        )
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -89,7 +89,8 @@ class ForkedAndSignalled(ForkProcess):
 
 
 @pytest.mark.parametrize(
-    ("start", "kind"), [("fork", ForkedAndSignalled), pytest.param("spawn", SpawnedAndSignalled, marks=pytest.mark.slow)]
+    ("start", "kind"),
+    [("fork", ForkedAndSignalled), pytest.param("spawn", SpawnedAndSignalled, marks=pytest.mark.slow)],
 )
 def test_a_worker_outlives_a_signal_while_it_starts(link: MemoryLink, start: str, kind: type) -> None:
     context: Any = copy.copy(multiprocessing.get_context(start))
