@@ -125,11 +125,12 @@ class Daemon:
         try:
             with Control(self.socket_dir) as control:
                 answers = control.status().pid
-            return self.process is not None and answers in (self.process.pid, *self._children())
+            return self.process is not None and answers in (self.process.pid, *self.children())
         except DaemonUnavailable:
             return False
 
-    def _children(self) -> list[int]:
+    def children(self) -> list[int]:
+        """The processes that the service's main process has started."""
         if self.process is None:
             return []
         pid = self.process.pid
@@ -141,7 +142,7 @@ class Daemon:
     @property
     def pid(self) -> int:
         """Process id of the daemon, the child of `process`."""
-        return self._children()[0]
+        return self.children()[0]
 
     def crash(self) -> None:
         """Send SIGKILL to the daemon alone, which its parent starts again."""
@@ -150,7 +151,7 @@ class Daemon:
     def kill(self) -> None:
         """Send SIGKILL to the parent, and wait for its end and the daemon's. Nothing is cleaned up."""
         assert self.process is not None
-        daemons = [os.pidfd_open(pid) for pid in self._children()]
+        daemons = [os.pidfd_open(pid) for pid in self.children()]
         self.process.kill()
         self.process.wait()
         for daemon in daemons:

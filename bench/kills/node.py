@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -13,6 +14,10 @@ from testbed.node import Daemon
 
 POLL_INTERVAL_S = 0.05
 """Pause between two checks whether the daemon answers. A check takes a few milliseconds."""
+
+
+ALONE = 0.5
+"""The share of the daemon's kills that leave its parent."""
 
 
 class Node:
@@ -59,15 +64,23 @@ class Node:
                 self._started_at, self.away_until = None, time.monotonic()
 
     def kill(self) -> None:
-        """Kill the daemon and start the next; fillers and builder must end by themselves."""
+        """Kill the daemon, alone or with the parent that starts it again; fillers and builder must end by themselves."""
         self._clock.killed("daemon", self.serving)
         self._orphans.add(self._children())
-        self.daemon.kill()
-        self.start()
+        daemons = self.daemon.children()
+        if daemons and self._draw.random() < ALONE:
+            self._started_at = time.monotonic()
+            for pid in daemons:
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
+        else:
+            self.daemon.kill()
+            self.start()
 
     def kill_filler(self) -> bool:
         """Kill a filler or the builder; return False when there is none now."""
-        victims = self._children()
+        daemons = self.daemon.children()
+        victims = [each for each in self._children() if each.pid not in daemons]
         if not victims:
             return False
         try:

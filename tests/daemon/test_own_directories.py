@@ -21,7 +21,7 @@ from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
 
 OPTIONS = Options(format="records", record_bytes=4096)
-SOCKETS = ["cachesvc.sock", "grants.sock", "takeover.sock"]
+SOCKETS = ["cachesvc.sock", "grants.sock", "parent.sock"]
 
 
 @pytest.fixture(scope="module")

@@ -219,7 +219,7 @@ def test_unit_is_valid_systemd(tmp_path: Path) -> None:
     stand_in.write_text("#!/bin/sh\n")
     stand_in.chmod(0o755)
     copy = tmp_path / "cachesvc.service"
-    copy.write_text(text("cachesvc.service").replace(f"ExecStart={program}", f"ExecStart={stand_in}"))
+    copy.write_text(text("cachesvc.service").replace(f"={program}", f"={stand_in}"))
     found = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
 

@@ -52,7 +52,7 @@ from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.system.memory import memories
 
 log = logging.getLogger(__name__)
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 30.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 5.0
 """The pause before a daemon that died is started again. It doubles with each death, until one daemon has served for
 `CALM_S`."""
 CALM_S = 60.0
@@ -223,6 +223,8 @@ class Parent:
         elif self._stopping or not self._served or (code == 0 and not daemon.leaves):
             # Where it ended in order, somebody stopped the daemon itself.
             self._failure = None if self._served else daemon.failure
+            if self._stopping and code == -signal.SIGTERM:  # it was starting, and had no handler yet
+                code = 0
             self._code = code if code >= 0 else 128 - code
             self._loop.stop()
         elif len(self._releases) > 1:

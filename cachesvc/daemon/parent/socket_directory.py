@@ -40,16 +40,17 @@ class SocketDirectory:
 
     def made_again(self) -> bool:
         """Make what was removed again, and listen there; tell whether anything was. `listener` is another one then, and the
-        one before is the caller's. Raises
-        as `claim`, where another service uses the directory by now."""
-        if self._is_in_place():
+        one before is the caller's. Raises as `claim`, where another service uses the directory by now."""
+        locked = self._is_locked()
+        if locked and identity(self._socket) == self._file:
             return False
-        made = not os.path.isdir(self.path)
-        lock = _locked(self.path, 0.0)
-        if made:
-            os.chmod(self.path, self._mode)
-        os.dup2(lock, self.lock, inheritable=False)
-        os.close(lock)
+        if not locked:
+            made = not os.path.isdir(self.path)
+            lock = _locked(self.path, 0.0)
+            if made:
+                os.chmod(self.path, self._mode)
+            os.dup2(lock, self.lock, inheritable=False)
+            os.close(lock)
         self.listener = bind(self._socket, 0o600)
         self._file = identity(self._socket)
         return True
@@ -71,12 +72,12 @@ class SocketDirectory:
         self.listener.close()
         remove(self._socket, self._file)
 
-    def _is_in_place(self) -> bool:
+    def _is_locked(self) -> bool:
+        """Tell whether the file that this service has locked is still the directory's."""
         try:
-            locked = os.path.samestat(os.stat(f"{self.path}/lock"), os.fstat(self.lock))
+            return os.path.samestat(os.stat(f"{self.path}/lock"), os.fstat(self.lock))
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return locked and identity(self._socket) == self._file
 
 
 def _locked(directory: str, deadline: float) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,8 @@ from tests.support.training.jobs import Node, Records, Trainer, fetched
 from tests.support.waiting import wait_until
 
 TAKEOVERS = 2
+KILLS, START_S = 8, 2.0
+"""Kills in one test, at even intervals over the time that a daemon takes to start and a bit more."""
 
 
 def asks(directory: str, enough: threading.Event) -> int:
@@ -199,3 +204,26 @@ def test_a_service_that_is_ending_is_waited_for(own: Node) -> None:
 
 def waits_for(pid: int, path: str) -> bool:
     return os.path.realpath(path) in open_files(pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["the old daemon", "the new daemon"])
+def test_a_daemon_killed_at_any_moment_of_an_upgrade_costs_nothing_in_ram(
+    node: Node, records: Records, victim: str
+) -> None:
+    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
+    read(grants, records.rows)
+    for number in range(KILLS):
+        before = set(node.daemon.children())
+        asking = node.daemon.spawn("--takeover")
+        wait_until(lambda: asking.poll() is not None or set(node.daemon.children()) - before)
+        time.sleep(number / KILLS * START_S)
+        old, new = before, set(node.daemon.children()) - before
+        for pid in old if victim == "the old daemon" else new:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        asking.wait(WAIT_S)
+        wait_until(node.daemon.ready)
+        assert read(grants, records.rows) == {"ram"}
+    assert fetched(node) == records.rows.nbytes
+    grants.close()
