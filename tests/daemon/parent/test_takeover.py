@@ -18,7 +18,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET
 from testbed import WAIT_S
-from testbed.node import open_files
+from testbed.node import Daemon, open_files
 from testbed.servers import Fault, Proxy, SeaweedFS, free_ports
 from tests.support.processes import held_memory
 from tests.support.takeover import (
@@ -206,6 +206,17 @@ def waits_for(pid: int, path: str) -> bool:
     return os.path.realpath(path) in open_files(pid)
 
 
+def killed_in_an_upgrade(daemon: Daemon, victim: str, after_s: float) -> None:
+    before = set(daemon.children())
+    asking = daemon.spawn("--takeover")
+    wait_until(lambda: asking.poll() is not None or set(daemon.children()) - before)
+    time.sleep(after_s)
+    for pid in before if victim == "the old daemon" else set(daemon.children()) - before:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    asking.wait(WAIT_S)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the old daemon", "the new daemon"])
 def test_a_daemon_killed_at_any_moment_of_an_upgrade_costs_nothing_in_ram(
@@ -214,15 +225,7 @@ def test_a_daemon_killed_at_any_moment_of_an_upgrade_costs_nothing_in_ram(
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     read(grants, records.rows)
     for number in range(KILLS):
-        before = set(node.daemon.children())
-        asking = node.daemon.spawn("--takeover")
-        wait_until(lambda: asking.poll() is not None or set(node.daemon.children()) - before)
-        time.sleep(number / KILLS * START_S)
-        old, new = before, set(node.daemon.children()) - before
-        for pid in old if victim == "the old daemon" else new:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        asking.wait(WAIT_S)
+        killed_in_an_upgrade(node.daemon, victim, number / KILLS * START_S)
         wait_until(node.daemon.ready)
         assert read(grants, records.rows) == {"ram"}
     assert fetched(node) == records.rows.nbytes
