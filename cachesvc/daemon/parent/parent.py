@@ -179,6 +179,9 @@ class Parent:
                 self._give(daemon)
             elif self._daemon is not None:
                 self._ask_to_leave(self._daemon)
+            elif self._upgrade is not None:  # the old one has died, and is not started again
+                self._start_at = math.inf
+                self._become(self._upgrade)
         elif isinstance(message, DaemonServes):
             daemon.served_at, self._served = time.monotonic(), True
             del self._releases[1:]
