@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from bench import cold, cores, decoding, latency, transfer, warm
+from bench import cold, cores, decoding, latency, pauses, transfer, warm
 from bench.storage import disk, fills, nvme
 from cachesvc.catalog.options import Options
 from testbed.node import Daemon
@@ -273,9 +273,19 @@ def _transfer(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
     return table, all(link.ratio >= transfer.ASKED for link in links)
 
 
+def _pauses(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        rows = pauses.measure(Path(folder))
+    head = "", "while the daemon is", "longest pause", "asked", "leases", "fetched again", "met"
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row.cells())
+    return table, all(row.met for row in rows)
+
+
 PARTS: dict[str, Callable[[SeaweedFS, Path], tuple[RenderableType, bool]]] = {
     **{"warm": _warm, "decode": _decode, "cold": _cold, "latency": _latency, "nvme": _nvme, "disk": _disk},
-    **{"fills": _fills, "transfer": _transfer},
+    **{"fills": _fills, "transfer": _transfer, "pauses": _pauses},
 }
 GOALS = {"disk"}
 """Parts whose limits are goals: a host of two cores does not reach all of them."""
