@@ -15,12 +15,11 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 
-from cachesvc.core.lookahead.order_windows import OrderWindows
+from cachesvc.core.lookahead.order_windows import OrderWindow, OrderWindows
 from cachesvc.core.lookahead.plan_state import PlanState
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
-from cachesvc.core.records.order_window import OrderWindow
+from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import Requester
 
@@ -100,7 +99,7 @@ class Lookahead:
         idle = self._windows.window_to_free(window, entry.size_bytes)
         if idle is None:
             return False
-        self._copies.free_window(idle)
+        self._copies.free_ahead(idle.ahead)
         return self._windows.has_room(window, entry.size_bytes)
 
     def _fill(self, plan: PlanState, entry: CacheEntry) -> bool:
@@ -110,7 +109,9 @@ class Lookahead:
         requester = (
             Requester.PLAN_IN_ITS_PART if self._reserve.taken_from(plan.window.user) else Requester.PLAN
         )
-        if not self._copies.carry_out(self._policy.place(entry, requester), entry, ahead_of=plan.window):
+        if not self._copies.carry_out(
+            self._policy.place(entry, requester), entry, ahead_of=plan.window.ahead
+        ):
             return False
         self._windows.note_fetched(plan.window)
         return True

@@ -10,17 +10,36 @@ same holds for users.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
-from cachesvc.core.lookahead.plan_state import PlanState
 from cachesvc.core.model import ExtentId
 from cachesvc.core.records.event_context import EventContext
-from cachesvc.core.records.order_window import OrderWindow
+from cachesvc.core.records.residency import Ahead
+from cachesvc.core.tiering.retention import Retention
 from cachesvc.core.tiering.stream_window import Reserve
 
 FIRST_ROWS = 64
 """Rows that identify an order: those of its first step, and not more of them than this."""
 IDLE_S = 30.0
 """An order that has passed nothing for so long is idle. A slow one waits for one fill in that time."""
+
+
+@dataclass(slots=True, eq=False)
+class OrderWindow:
+    """The window that the plans of one order share: ranks that read the same extents side by side need each once."""
+
+    user: int = -1
+    plans: set[int] = field(default_factory=set)
+    open_bytes: int = 0
+    """The most bytes of extents that the order reads side by side."""
+    absent_bytes: int = 0
+    """The part of `open_bytes` that was not kept when the order began."""
+    ahead: Ahead = field(default_factory=Ahead)
+    moved_at: float = 0.0
+    """When one of its plans last began, or passed an entry."""
+    turn: int = 0
+    """When it last fetched ahead: of orders that are equally urgent, the one that waited longest is first."""
+    retention: Retention | None = None
 
 
 class OrderWindows:
@@ -42,10 +61,10 @@ class OrderWindows:
         window.moved_at = self._context.now
         return window
 
-    def leave(self, plan: PlanState) -> None:
+    def leave(self, window: OrderWindow, number: int) -> None:
         """Remove a plan that has ended."""
-        user = plan.window.user
-        plan.window.plans.discard(plan.number)
+        user = window.user
+        window.plans.discard(number)
         remaining = {first: each for first, each in self._users.pop(user).items() if each.plans}
         if remaining:
             self._users[user] = remaining
@@ -71,13 +90,13 @@ class OrderWindows:
         """Return whether `size_bytes` more may be ahead in a window: within its part or, where parts are smaller than an
         extent, as its only extent. What idle orders and users have ahead must be freed first."""
         mine, active = self._of(window.user), self._active_of(window.user)
-        room, ahead = self._room_bytes(window.user), window.ahead_bytes
+        room, ahead = self._room_bytes(window.user), window.ahead.size_bytes
         if self._crowded(size_bytes):
             return False
         in_part = ahead + size_bytes <= room // len(active)
         if in_part and len(active) == len(mine):
             return True
-        left = room - sum(each.ahead_bytes for each in mine)
+        left = room - _ahead_bytes(mine)
         return size_bytes <= left and (in_part or not ahead)
 
     def active(self) -> set[OrderWindow]:
@@ -100,11 +119,13 @@ class OrderWindows:
         if self._crowded(size_bytes):
             sharing = self._sharing()
             for user in (user for user in self._users if user != window.user):
-                mine, ahead = self._of(user), sum(each.ahead_bytes for each in self._of(user))
+                mine, ahead = self._of(user), _ahead_bytes(self._of(user))
                 if user not in sharing or ahead > self._room_bytes(user):
                     moving = set(self._moving(mine))
                     others += [each for each in mine if each not in moving]
-        return min((each for each in others if each.ahead), key=lambda each: each.moved_at, default=None)
+        return min(
+            (each for each in others if each.ahead.copies), key=lambda each: each.moved_at, default=None
+        )
 
     def room_bytes(self, window: OrderWindow) -> int:
         """Bytes that one window may have ahead: its part, or one extent where there is room for that."""
@@ -144,7 +165,7 @@ class OrderWindows:
         if len(self._users) < 2:
             return False
         users = (user for user in self._users if not self._reserve.tight_for(user))
-        ahead = sum(each.ahead_bytes for user in users for each in self._of(user))
+        ahead = sum(_ahead_bytes(self._of(user)) for user in users)
         return ahead + size_bytes > self._reserve.ahead_bytes()
 
     def _retune(self) -> None:
@@ -154,3 +175,7 @@ class OrderWindows:
                 for user, mine in ((user, self._of(user)) for user in self._users)
             }
         )
+
+
+def _ahead_bytes(windows: Collection[OrderWindow]) -> int:
+    return sum(each.ahead.size_bytes for each in windows)

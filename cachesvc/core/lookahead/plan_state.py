@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from cachesvc.core.lookahead.order_windows import OrderWindow
 from cachesvc.core.lookahead.schedule import Schedule
 from cachesvc.core.model import ExtentId
 from cachesvc.core.records.dataset_state import EpochTally
-from cachesvc.core.records.order_window import OrderWindow
 
 
 @dataclass(slots=True, eq=False)

@@ -3,24 +3,41 @@
 A row is entered when look-ahead reaches it, and left when the plan's cursor, which is what its rank has consumed, passes
 it. Between the two it counts as a need of its extent, which protects the extent's copies. A cursor that moves far, as in a
 resume, leaves a backlog of rows that is given up in steps between other events. So is a long plan at its end.
+
+Ranks of one job run through an epoch side by side, each with a plan of its own, and count as one. A plan begins another
+epoch where its number was in the job's latest epoch, where all plans of that epoch have ended, and for another job. A
+reader that connects anew in mid-epoch has another number and the same rows: its plan goes on where it was broken off.
+
+Where the data does not fit, what a plan reads side by side and how much of it is absent is measured, and the plan is
+scheduled (`schedule.py`), in steps between other events. Until that is done, the plan fetches nothing ahead.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
+import numpy as np
+
 from cachesvc.core.events import Passed, PlanEnded, Planned
-from cachesvc.core.lookahead import epoch_tally as epochs
 from cachesvc.core.lookahead.order_windows import OrderWindows
-from cachesvc.core.lookahead.pacing import Pacing
 from cachesvc.core.lookahead.plan_state import PlanState
+from cachesvc.core.lookahead.schedule import schedule
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.cache_entry import CacheEntry, Role
-from cachesvc.core.records.dataset_state import DatasetState
+from cachesvc.core.records.dataset_state import DatasetState, EpochTally
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
+from cachesvc.core.records.residency import CacheEntry, Role
 from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.retention import STRETCHES, Retention
+
+FIRST_ROWS = 64
+"""Rows that identify a plan, together with the number of rows: in a shuffled epoch they differ between all plans."""
+MAX_BROKEN = 1024
+"""Plans of an epoch that are remembered as broken off; the oldest are forgotten first."""
+MAX_STEP = 1 << 48
+"""Larger steps count as this one: steps come from readers and may be any number."""
 
 
 class Plans:
@@ -32,7 +49,6 @@ class Plans:
         self._context = copies.context
         self._work = work
         self._windows = windows
-        self._pacing = Pacing(copies, work, windows)
         self.plans: dict[int, PlanState] = {}
         self._launches = Counter[int]()
         """How many plans each launch has; a plan without one counts under its own number, as in the readers' queue."""
@@ -48,12 +64,12 @@ class Plans:
         plan = self.plans[number] = PlanState(number, event.job, entries, shared, event.launch)
         self._launches[event.launch or number] += 1
         if (home := self._home(event)) is not None:
-            plan.tally, plan.counted_before = epochs.join(event, home, self._policy.shares, self._context.now)
+            plan.tally, plan.counted_before = self._join_epoch(event, home)
         plan.passed = event.passed
         for _ in plan.skip_passed():
             pass
         if entries and (self._policy.reserve.streams or self._policy.reserve.ahead_of_nvme):
-            self._pacing.begin(plan, event.following)
+            self._begin_pacing(plan, event.following)
 
     def end(self, number: int) -> None:
         """End a plan, and give up its entered rows."""
@@ -71,7 +87,7 @@ class Plans:
             retention = plan.window.retention
             count = max(len(plan.rows), len(retention.following) if retention else 0)
             self._work.do((WorkKind.END, plan), self._end(plan), count)
-            self._windows.leave(plan)
+            self._windows.leave(plan.window, number)
 
     def count_of(self, launch: int) -> int:
         """Return the number of plans of a launch."""
@@ -138,7 +154,7 @@ class Plans:
         at once would take 100 ms. What it has passed still counts in its epoch."""
         if plan.behind:
             yield from self._pass(plan)
-        epochs.leave(plan)
+        _leave_epoch(plan)
         step = self._work.size
         while plan.entered:
             for _, index, _ in plan.entered[-step:]:
@@ -164,3 +180,92 @@ class Plans:
         if plan.tally is not None and entry is not None and last_step >= plan.counted_before:
             plan.tally.touched += 1
             plan.tally.hits += entry.sourced_at < plan.tally.began_at
+
+    def _join_epoch(self, event: Planned, home: DatasetState) -> tuple[EpochTally, int]:
+        """The epoch that a plan joins, and the step before which its extents have been counted there already."""
+        fingerprint, epochs = _fingerprint(event.rows), home.epochs
+        tally = next((each for each in reversed(epochs) if each.launch == event.launch), None)
+        continues = tally is not None and (tally.running or fingerprint in tally.broken)
+        if tally is None or not continues or event.plan in tally.plans:
+            number = epochs[-1].number + 1 if epochs else 0
+            bound = self._policy.shares.bound_of(home)
+            tally = EpochTally(number, bound, event.launch, self._context.now)
+            epochs.append(tally)
+        tally.plans.add(event.plan)
+        tally.running.add(event.plan)
+        return tally, tally.broken.pop(fingerprint, 0)
+
+    def _begin_pacing(self, plan: PlanState, following: Sequence[ExtentId]) -> None:
+        """Schedule a plan. The first plan of a window that names the order after it also begins the window's retention."""
+        plan.paced, retention = False, None
+        if len(following) >= STRETCHES and plan.window.retention is None:
+            retention = plan.window.retention = Retention(following)
+        count = max(len(plan.rows), len(following))
+        self._work.do((WorkKind.PACE, plan.number), self._pace(plan, retention), count)
+
+    def _pace(self, plan: PlanState, retention: Retention | None) -> Iterator[None]:
+        step, opened, total_bytes = self._work.size, OpenBytes(), 0
+        first, costs = np.zeros(len(plan.rows), np.int64), np.zeros(len(plan.rows), np.int64)
+        for start in range(0, len(plan.rows), step):
+            rows = plan.rows[start : start + step]
+            known = [self._copies.entry(extent) for extent, _, _ in rows]
+            first[start : start + step] = [min(row[1], MAX_STEP) for row in rows]
+            costs[start : start + step] = [_cost(entry) for entry in known]
+            for entry, row in zip(known, rows, strict=True):
+                size_bytes = entry.size_bytes if entry else 0
+                opened.add(size_bytes, row[1], row[2])
+                total_bytes += size_bytes
+            yield
+        if retention is not None:
+            yield from retention.count(self._is_kept, step)
+        absent_bytes = opened.most_bytes * int(costs.sum()) // max(1, total_bytes)
+        self._windows.note_reads(plan.window, opened.most_bytes, absent_bytes)
+        room = self._windows.room_bytes(plan.window) if self._policy.reserve.streams else 0
+        plan.schedule = schedule(first, costs, room) if costs.any() and room else None
+        plan.paced = True
+
+    def _is_kept(self, extent: ExtentId) -> bool:
+        entry = self._copies.entries.get(extent)
+        return entry is not None and entry.kept
+
+
+def _leave_epoch(plan: PlanState) -> None:
+    """Note a plan that has ended before its last row, while it still has its rows."""
+    tally = plan.tally
+    if tally is None or (plan.exhausted and not plan.entered):
+        return
+    while len(tally.broken) >= MAX_BROKEN:
+        del tally.broken[next(iter(tally.broken))]
+    tally.broken[_fingerprint(plan.rows)] = max(plan.passed, plan.counted_before)
+
+
+def _fingerprint(rows: Sequence[tuple[ExtentId, int, int]]) -> int:
+    return hash((len(rows), tuple(rows[:FIRST_ROWS])))
+
+
+def _cost(entry: CacheEntry | None) -> int:
+    """Bytes that an extent will cost the source: none where it is kept."""
+    if entry is None or any(copy.role is Role.KEPT and copy.usable for copy in entry.copies):
+        return 0
+    return entry.size_bytes
+
+
+class OpenBytes:
+    """The most bytes of rows whose steps overlap: what has begun less what has ended, at each beginning."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._open_bytes = 0
+        self._ends: list[int] = []
+        """Heap of the last steps of the open rows."""
+        self._ending_bytes: dict[int, int] = {}
+
+    def add(self, size_bytes: int, first_step: int, last_step: int) -> None:
+        """Add the next row, in the order of first steps."""
+        while self._ends and self._ends[0] < first_step:
+            self._open_bytes -= self._ending_bytes.pop(heapq.heappop(self._ends))
+        if last_step not in self._ending_bytes:
+            heapq.heappush(self._ends, last_step)
+        self._ending_bytes[last_step] = self._ending_bytes.get(last_step, 0) + size_bytes
+        self._open_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self._open_bytes)

@@ -3,55 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
 
+from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, ExtentId
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
+from cachesvc.core.node.claims import Claims
+from cachesvc.core.node.readers import Readers
 from cachesvc.core.records.copy_phases import Phase
-from cachesvc.core.records.eviction_list import EvictionList
-from cachesvc.core.records.order_window import OrderWindow
 from cachesvc.core.records.pre_restart_holds import ALL_USERS
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, EvictionList, Role, TierState
+from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import SMALL_FILLS
 
-if TYPE_CHECKING:
-    from cachesvc.core.node.node import Node
 
-
-def check(node: Node) -> None:
+def check(copies: Copies, claims: Claims, readers: Readers, plans: Plans) -> None:
     """Assert that every account agrees with what it counts. O(extents)."""
     queued: defaultdict[ExtentId, set[int]] = defaultdict(set)
-    for job, entry in node.readers.queue:
+    for job, entry in readers.queue:
         assert job not in queued[entry.id], "queued twice for one job"
         queued[entry.id].add(job)
-    for entry in node.copies.entries.values():
+    for entry in copies.entries.values():
         assert entry.queued == queued.pop(entry.id, set()), "queue membership"
-        _check_entry(entry, all(node.claims.settled(dataset.id) for dataset in entry.datasets))
+        _check_entry(entry, all(claims.settled(dataset.id) for dataset in entry.datasets))
     assert not queued, "queued without a record"
-    for extent in node.copies.incomplete:
-        assert node.copies.entries[extent].ready, "objects are missing in an extent that is not resident"
-    for tier in node.policy.tiers.values():
-        _check_tier(node, tier)
-    _check_readers(node)
-    _check_plans(node)
-    _check_datasets(node)
-    filling = {copy for copy in _copies(node) if copy.phase is Phase.FILLING}
-    assert filling == node.copies.filling.keys(), "fills in flight"
-    shares, entries = node.policy.shares, node.copies.entries.values()
+    for extent in copies.incomplete:
+        assert copies.entries[extent].ready, "objects are missing in an extent that is not resident"
+    for tier in copies.policy.tiers.values():
+        _check_tier(copies, tier)
+    _check_readers(copies, readers)
+    _check_plans(copies, plans)
+    _check_datasets(copies, claims)
+    filling = {copy for copy in _all(copies) if copy.phase is Phase.FILLING}
+    assert filling == copies.filling.keys(), "fills in flight"
+    shares, entries = copies.policy.shares, copies.entries.values()
     owned = sum(entry.size_bytes for entry in entries if entry.datasets and entry.owned)
     assert shares.owned_bytes == owned, "owned bytes"
-    foreign = [c.entry.size_bytes for c in _copies(node) if c.role is Role.KEPT and not c.entry.owned]
+    foreign = [c.entry.size_bytes for c in _all(copies) if c.role is Role.KEPT and not c.entry.owned]
     assert shares.foreign_kept_bytes == sum(foreign), "kept bytes of other owners"
-    assert node.copies.peer_fills <= node.policy.settings.max_fills, "more fills for peers than there may be"
+    assert copies.peer_fills <= copies.policy.settings.max_fills, "more fills for peers than there may be"
     slots = [copy for copy in filling if not copy.for_peer]
-    settings, under_way = node.policy.settings, sorted(copy.entry.size_bytes for copy in slots)
+    settings, under_way = copies.policy.settings, sorted(copy.entry.size_bytes for copy in slots)
     if len(slots) > settings.max_fills:
         assert len(slots) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
         assert sum(under_way[:-1]) < settings.fill_bytes, "more fills than slots, and they are not small"
 
 
-def _copies(node: Node) -> list[Copy]:
-    return [copy for entry in node.copies.entries.values() for copy in entry.copies]
+def _all(copies: Copies) -> list[Copy]:
+    return [copy for entry in copies.entries.values() for copy in entry.copies]
 
 
 def _check_entry(entry: CacheEntry, settled: bool) -> None:
@@ -88,10 +85,10 @@ def _check_copy(copy: Copy, settled: bool) -> None:
     assert not (copy.idle and copy.doomed) or copy.tier.lost, "an idle copy that is doomed"
 
 
-def _check_tier(node: Node, tier: TierState) -> None:
-    mine = [copy for copy in _copies(node) if copy.tier is tier]
+def _check_tier(copies: Copies, tier: TierState) -> None:
+    mine = [copy for copy in _all(copies) if copy.tier is tier]
     sizes = {phase: sum(c.entry.size_bytes for c in mine if c.phase is phase) for phase in Phase}
-    recorded = [extent for extent in tier.dormant if extent in node.copies.entries]
+    recorded = [extent for extent in tier.dormant if extent in copies.entries]
     assert not recorded, "dormant, and yet with an entry"
     assert tier.used_bytes == sum(sizes.values()) + tier.dormant.size_bytes, "used bytes"
     assert tier.evicting_bytes == sizes[Phase.EVICTING], "evicting bytes"
@@ -116,67 +113,64 @@ def _check_tier(node: Node, tier: TierState) -> None:
         assert len(each) == len([*each]), "length of an eviction list"
 
 
-def _check_readers(node: Node) -> None:
+def _check_readers(copies: Copies, readers: Readers) -> None:
     leases: Counter[Copy] = Counter()
     waiting: Counter[tuple[int, ExtentId]] = Counter()
-    for number, reader in node.readers.readers.items():
-        for copies in reader.leases.values():
-            assert copies, "an extent without a lease"
-            leases.update(copies)
+    for number, reader in readers.readers.items():
+        for leased in reader.leases.values():
+            assert leased, "an extent without a lease"
+            leases.update(leased)
         for extent, count in reader.waiting.items():
             waiting[(number, extent)] = count
-    assert leases == Counter({copy: copy.leases for copy in _copies(node) if copy.leases}), "leases"
-    entries = node.copies.entries.values()
+    assert leases == Counter({copy: copy.leases for copy in _all(copies) if copy.leases}), "leases"
+    entries = copies.entries.values()
     asked = Counter((reader, entry.id) for entry in entries for reader, _ in entry.waiters)
     assert waiting == asked, "waiters"
-    ram = node.policy.tiers.get(RAM)
+    ram = copies.policy.tiers.get(RAM)
     if ram:
-        readers = node.readers.readers.values()
-        holds = [(extent, hold) for reader in readers for extent, hold in reader.held.items()]
+        holds = [
+            (extent, hold) for reader in readers.readers.values() for extent, hold in reader.held.items()
+        ]
         held = {extent: hold.size_bytes for extent, hold in holds if hold.size_bytes}
         assert ram.held_bytes == sum(held.values()), "held by readers"
         of_users: Counter[int | None] = Counter({ALL_USERS: ram.held_bytes})
         for user, _, size_bytes in {(hold.user, extent, hold.size_bytes) for extent, hold in holds}:
             of_users[user] += size_bytes
-        assert node.readers.holds.held_bytes == of_users, "held by each user"
+        assert readers.holds.held_bytes == of_users, "held by each user"
 
 
-def _check_plans(node: Node) -> None:
+def _check_plans(copies: Copies, plans: Plans) -> None:
     needs: Counter[ExtentId] = Counter()
-    ahead: Counter[OrderWindow] = Counter()
-    for plan in node.plans.ending:
+    ahead: Counter[Ahead] = Counter()
+    for plan in plans.ending:
         needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
-    for plan in node.plans.plans.values():
+    for plan in plans.plans.values():
         needs.update(plan.rows[index][0] for _, index, _ in plan.entered)
         assert plan.entered_bytes == sum(size for _, _, size in plan.entered), "entered bytes"
         assert plan.number in plan.window.plans, "a plan that its window does not list"
         assert plan.behind or not plan.entered or plan.entered[0][0] >= plan.passed, (
             "a passed row that is still entered"
         )
-        ahead[plan.window] = 0
-    for copy in _copies(node):
+        ahead[plan.window.ahead] = 0
+    for copy in _all(copies):
         if copy.ahead_of is not None:
             assert not copy.leases, "leased, and yet ahead"
-            assert copy in copy.ahead_of.ahead, "ahead of a window that does not list it"
+            assert copy in copy.ahead_of.copies, "ahead of a window that does not list it"
             ahead[copy.ahead_of] += copy.entry.size_bytes
-    assert all(copy.ahead_of is window for window in ahead for copy in window.ahead), (
-        "ahead of another window"
-    )
-    assert all(window.ahead_bytes == size_bytes for window, size_bytes in ahead.items()), "bytes ahead"
-    entries = node.copies.entries.values()
+    assert all(copy.ahead_of is each for each in ahead for copy in each.copies), "ahead of another window"
+    assert all(each.size_bytes == size_bytes for each, size_bytes in ahead.items()), "bytes ahead"
+    entries = copies.entries.values()
     assert needs == Counter({entry.id: entry.needs for entry in entries if entry.needs}), "needs"
 
 
-def _check_datasets(node: Node) -> None:
-    claimed = [entry for entry in node.copies.entries.values() if entry.datasets]
-    assert node.policy.shares.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
-    for dataset in node.policy.shares.datasets.values():
-        assert dataset.claimed or not node.claims.claimed(dataset.id), "a dataset without a claim"
-        known = (node.copies.entries.get(extent) for extent, _ in dataset.extents)
+def _check_datasets(copies: Copies, claims: Claims) -> None:
+    claimed = [entry for entry in copies.entries.values() if entry.datasets]
+    assert copies.policy.shares.claimed_bytes == sum(entry.size_bytes for entry in claimed), "claimed bytes"
+    for dataset in copies.policy.shares.datasets.values():
+        assert dataset.claimed or not claims.claimed(dataset.id), "a dataset without a claim"
+        known = (copies.entries.get(extent) for extent, _ in dataset.extents)
         mine = [entry for entry in known if entry is not None and dataset in entry.datasets]
-        assert len(mine) == len(dataset.extents) or not node.claims.claimed(dataset.id), (
-            "an extent not claimed"
-        )
+        assert len(mine) == len(dataset.extents) or not claims.claimed(dataset.id), "an extent not claimed"
         assert dataset.size_bytes == sum(entry.size_bytes for entry in mine), "bytes of a dataset"
         assert dataset.ready_count == sum(entry.ready for entry in mine), "resident extents"
         assert dataset.ready_bytes == sum(entry.size_bytes for entry in mine if entry.ready), "resident bytes"

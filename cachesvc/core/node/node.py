@@ -193,7 +193,7 @@ class Node:
 
     def check(self) -> None:
         """Assert every invariant. O(extents): for tests and simulation."""
-        invariants.check(self)
+        invariants.check(self.copies, self.claims, self.readers, self.plans)
 
     def _feed(self) -> None:
         """Start the fills that can start, the most urgent first. One that must wait holds back those behind it."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from cachesvc.core.events import Prefetched
 from cachesvc.core.lookahead.lookahead import FEED_LIMIT
-from cachesvc.core.records.cache_entry import CacheEntry
 from cachesvc.core.records.dataset_state import DatasetState
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
+from cachesvc.core.records.residency import CacheEntry
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import Requester
 

@@ -9,22 +9,36 @@ refused when only readers could free room.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import NotFound
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
 from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.core.records.pre_restart_holds import ALL_USERS, Hold, PreRestartHolds
-from cachesvc.core.records.reader_state import ReaderState
+from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.budgets import answering
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import Requester
 
 MAX_WAITS = 1024
 """Unanswered requests of one reader; the next is refused."""
+
+
+@dataclass(slots=True, eq=False)
+class ReaderState:
+    """A reader's leases, waits and holds."""
+
+    job: int = 0
+    """The job whose turn its demands take in the fair queue."""
+    leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
+    waiting: dict[ExtentId, int] = field(default_factory=dict)
+    """Unanswered requests of each extent."""
+    held: dict[ExtentId, Hold] = field(default_factory=dict)
+    recalls: int = 0
+    """Recalls sent since the reader's last release."""
 
 
 class Readers:

@@ -16,9 +16,8 @@ from itertools import chain, islice
 
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.readers import Readers
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
 from cachesvc.core.records.dataset_state import DatasetState
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import CacheEntry, Copy, Role, TierState
 from cachesvc.core.tiering.budgets import answering
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import Requester

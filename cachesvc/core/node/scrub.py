@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cachesvc.core.events import Verified
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.records.copy_phases import Phase
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 from cachesvc.core.tiering.copies import Copies
 
 ROUND_S = 3600.0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 
 from cachesvc.core import events as ev
+from cachesvc.core.model import ExtentId
 from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.scrub import Scrub
-from cachesvc.core.records.cache_entry import Copy
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import Copy, TierState
 from cachesvc.core.tiering.copies import Copies
-from cachesvc.core.tiering.recovery import recover, replace_directory
 from cachesvc.core.tiering.role_changes import RoleChanges
 from cachesvc.core.tiering.room import take
 
@@ -33,8 +33,21 @@ class Outages:
 
     def recovered(self, event: ev.Recovered) -> None:
         """Take over the extents that a tier held at start."""
-        recover(self._copies, self._tiers[event.tier], event.extents)
+        self._recover(self._tiers[event.tier], event.extents)
         self._scrub.admit(event.extents, event.tier)
+
+    def _recover(self, tier: TierState, extents: dict[ExtentId, int]) -> None:
+        """Take over extents, and their sizes in bytes, as dormant ones. An extent that has an entry already, say because
+        another tier holds it too, gets its copy at once."""
+        copies, entries = self._copies, self._copies.entries
+        known = [extent for extent in extents if extent in entries] if entries else []
+        if known:
+            extents = {extent: size for extent, size in extents.items() if extent not in entries}
+        tier.dormant.add(extents, partial(copies.activate, tier))
+        tier.used_bytes += tier.dormant.size_bytes
+        for extent in known:
+            tier.used_bytes += entries[extent].size_bytes
+            copies.adopt(entries[extent], tier)
 
     def resized(self, event: ev.Resized) -> None:
         """Set another budget. While the tier is full, it may only get smaller."""
@@ -111,7 +124,11 @@ class Outages:
         for copy in self._copies.copies_in(tier):
             if copy.leases:
                 self._readers.end_leases(copy)
-        replace_directory(self._copies, tier, event.extents)
+        for copy in self._copies.copies_in(tier):
+            self._copies.drop_with_directory(copy)
+        tier.used_bytes -= tier.dormant.size_bytes
+        tier.dormant.clear()
+        self._recover(tier, event.extents)
         self._scrub.admit(event.extents, event.tier)
         self._retry(tier)
 

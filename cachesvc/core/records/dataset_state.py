@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from cachesvc.core.model import Counted, DatasetId, ExtentId
-
-if TYPE_CHECKING:
-    from cachesvc.core.records.cache_entry import CacheEntry
 
 SMALL_SAMPLE_BYTES = 16 << 10
 """A read of a file takes some 8 us beside the copy of its bytes. Below this size that is more than the copy into RAM."""
@@ -130,28 +126,25 @@ class DatasetState:
         self.user, self.quota_bytes, self.user_quota_bytes = self.unpinned
         self.pinned, self.unpinned = False, None
 
-    def join(self, entry: CacheEntry) -> None:
+    def join(self, size_bytes: int, ready: bool) -> None:
         """Count an extent as one of its own."""
-        self.size_bytes += entry.size_bytes
-        self._measure(entry.size_bytes)
-        self.count_ready(entry, int(entry.ready))
+        self.size_bytes += size_bytes
+        length = size_bytes.bit_length()
+        size_class = length << 3 | (size_bytes << 3 >> max(0, length - 1)) & 7
+        self.largest_bytes[size_class] = max(self.largest_bytes.get(size_class, 0), size_bytes)
+        self.count_ready(size_bytes, int(ready))
 
-    def leave(self, entry: CacheEntry) -> None:
+    def leave(self, size_bytes: int, ready: bool) -> None:
         """Stop counting an extent as one of its own."""
-        self.size_bytes -= entry.size_bytes
-        self.count_ready(entry, -entry.ready)
+        self.size_bytes -= size_bytes
+        self.count_ready(size_bytes, -ready)
 
-    def count_ready(self, entry: CacheEntry, by: int) -> None:
+    def count_ready(self, size_bytes: int, by: int) -> None:
         """Count one of its extents as resident (1), or no longer (-1)."""
         self.ready_count += by
-        self.ready_bytes += by * entry.size_bytes
+        self.ready_bytes += by * size_bytes
 
     def fail(self, extent: ExtentId, code: int, message: str) -> None:
         """Record why an extent is not resident."""
         self.failed[extent] = (code, message)
         self.stuck.pop(extent, None)
-
-    def _measure(self, size_bytes: int) -> None:
-        length = size_bytes.bit_length()
-        size_class = length << 3 | (size_bytes << 3 >> max(0, length - 1)) & 7
-        self.largest_bytes[size_class] = max(self.largest_bytes.get(size_class, 0), size_bytes)

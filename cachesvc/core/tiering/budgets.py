@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cachesvc.core.model import RAM, TierName
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 
 
 def working(tiers: Mapping[TierName, TierState]) -> list[TierState]:

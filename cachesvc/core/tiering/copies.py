@@ -10,13 +10,10 @@ from collections.abc import Mapping
 
 from cachesvc.core.commands import Evict, StartFill
 from cachesvc.core.model import RAM, DatasetId, ExtentId
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
 from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
 from cachesvc.core.records.event_context import EventContext
-from cachesvc.core.records.eviction_list import EvictionList
-from cachesvc.core.records.order_window import OrderWindow
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, EvictionList, Role, TierState
 from cachesvc.core.tiering.policy import SMALL_FILLS, Policy
 from cachesvc.core.tiering.room import Placement
 
@@ -34,8 +31,8 @@ class Copies:
         self.entries: dict[ExtentId, CacheEntry] = {}
         self.filling: dict[Copy, None] = {}
         """A dictionary for its order, that in which fills began: the order of a set is no function of the events."""
-        self._no_order = OrderWindow()
-        """The window of copies that look-ahead filled for an order which gave up its room."""
+        self._no_order = Ahead()
+        """Copies that look-ahead filled for an order which gave up its room."""
         self.counts: dict[DatasetId, DemandCounts] = {}
         self.undeclared = self.counts[UNDECLARED] = DemandCounts()
         self.incomplete: dict[ExtentId, tuple[int, str]] = {}
@@ -127,10 +124,10 @@ class Copies:
         placement: Placement,
         entry: CacheEntry,
         source: Copy | None = None,
-        ahead_of: OrderWindow | None = None,
+        ahead_of: Ahead | None = None,
     ) -> bool:
-        """Evict what a placement evicts, or start the extent's fill; whether that started. `ahead_of` is the window that
-        look-ahead fetches it for."""
+        """Evict what a placement evicts, or start the extent's fill; whether that started. `ahead_of`: what
+        look-ahead fetched for the same order."""
         for victim in placement.victims:
             self.evict(victim)
         if placement.tier is not None:
@@ -143,7 +140,7 @@ class Copies:
         tier: TierState,
         role: Role,
         source: Copy | None,
-        ahead_of: OrderWindow | None,
+        ahead_of: Ahead | None,
     ) -> None:
         """Reserve the bytes and start the fill."""
         assert entry.size_bytes <= tier.free_bytes, "a reservation beyond the budget"
@@ -154,7 +151,7 @@ class Copies:
         tier.used_bytes += entry.size_bytes
         self.set_role(copy, role)
         if ahead_of is not None:
-            self._set_ahead(copy, ahead_of)
+            ahead_of.add(copy)
         if source:
             self.unlist(source)
             source.fills_from += 1
@@ -273,24 +270,17 @@ class Copies:
                 self._unset_ahead(copy)
                 self.settle(copy, spent=bool(entry.datasets))
 
-    def _set_ahead(self, copy: Copy, window: OrderWindow) -> None:
-        copy.ahead_of = window
-        window.ahead_bytes += copy.entry.size_bytes
-        window.ahead[copy] = None
-
     def _unset_ahead(self, copy: Copy) -> None:
         """Stop counting a copy as fetched ahead: it was read, or is no longer needed."""
         if copy.ahead_of is not None:
-            copy.ahead_of.ahead_bytes -= copy.entry.size_bytes
-            del copy.ahead_of.ahead[copy]
-            copy.ahead_of = None
+            copy.ahead_of.remove(copy)
 
-    def free_window(self, window: OrderWindow) -> None:
+    def free_ahead(self, ahead: Ahead) -> None:
         """Free the room of what an order has fetched ahead. Kept copies stay, and count for no order."""
-        for copy in tuple(window.ahead):
+        for copy in tuple(ahead.copies):
             if copy.role is Role.KEPT:
-                self._unset_ahead(copy)
-                self._set_ahead(copy, self._no_order)
+                ahead.remove(copy)
+                self._no_order.add(copy)
             elif copy.idle:
                 self.evict(copy)
 
@@ -364,7 +354,7 @@ class Copies:
         if not ready:
             self.incomplete.pop(entry.id, None)
         for dataset in entry.datasets:
-            dataset.count_ready(entry, 1 if ready else -1)
+            dataset.count_ready(entry.size_bytes, 1 if ready else -1)
             if ready:
                 dataset.failed.pop(entry.id, None)
                 dataset.stuck.pop(entry.id, None)

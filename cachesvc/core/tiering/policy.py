@@ -16,13 +16,47 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cachesvc.core.model import RAM, Stay, TierName
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.placement.view import View
+from cachesvc.core.records.residency import CacheEntry, Copy, Role, TierState
 from cachesvc.core.tiering.budgets import by_preference, working
-from cachesvc.core.tiering.ownership import Ownership
 from cachesvc.core.tiering.room import NOWHERE, Placement, first, free_room, make_room, oldest, take
 from cachesvc.core.tiering.shares import Shares
 from cachesvc.core.tiering.stream_window import Reserve
+
+
+class Ownership:
+    """Marks entries as owned or not. A node that is alone owns everything."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._view: View | None = None
+
+    @property
+    def shared(self) -> bool:
+        """The cluster has other members."""
+        return self._view is not None and not self._view.alone
+
+    def set(self, view: View) -> bool:
+        """Take another view; return whether owners may have changed."""
+        former, self._view = self._view, view
+        return former is None or former.placement() != view.placement()
+
+    def mark(self, entries: Sequence[CacheEntry]) -> None:
+        """Bring the entries' `owned` up to date. O(entries x members)."""
+        if self._view is None or self._view.alone:
+            every = [True] * len(entries)
+        else:
+            every = self._view.owned([entry.id for entry in entries])
+        for entry, owned in zip(entries, every, strict=True):
+            self._shares.set_owned(entry, owned)
+
+    def turn(self, count: int) -> int:
+        """The index of `count` at which this node begins, so that members that fetch the same extents begin at different
+        ones."""
+        if self._view is None:
+            return 0
+        names = self._view.names
+        return count * names.index(self._view.me) // len(names)
 
 
 @dataclass(frozen=True, slots=True)

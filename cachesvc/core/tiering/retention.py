@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cachesvc.core.model import ExtentId
-from cachesvc.core.records.cache_entry import CacheEntry, Copy
+from cachesvc.core.records.residency import CacheEntry, Copy
 
 STRETCHES = 100
 """Parts of the next order that should keep equally much: five in the 5 % of an epoch over which a rate is measured."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cachesvc.core.records.cache_entry import CacheEntry, Copy, Role
 from cachesvc.core.records.dataset_state import DatasetState
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import CacheEntry, Copy, Role, TierState
 from cachesvc.core.tiering.copies import Copies
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from cachesvc.core.records.cache_entry import Copy, Role
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import Copy, Role, TierState
 
 
 @dataclass(frozen=True, slots=True)

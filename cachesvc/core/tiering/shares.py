@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cachesvc.core.model import DatasetId, TierName
-from cachesvc.core.records.cache_entry import CacheEntry, Role
 from cachesvc.core.records.dataset_state import DatasetState
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import CacheEntry, Role, TierState
 from cachesvc.core.tiering.budgets import capacity_bytes, working
 from cachesvc.core.tiering.hit_bounds import bounds, claim_of
 
@@ -51,12 +50,12 @@ class Shares:
             self.claimed_bytes += entry.size_bytes
             self.owned_bytes += entry.size_bytes * entry.owned
         entry.datasets.append(dataset)
-        dataset.join(entry)
+        dataset.join(entry.size_bytes, entry.ready)
 
     def leave(self, dataset: DatasetState, entry: CacheEntry) -> None:
         """Remove a dataset's claim of an extent."""
         entry.datasets.remove(dataset)
-        dataset.leave(entry)
+        dataset.leave(entry.size_bytes, entry.ready)
         if not entry.datasets:
             self.claimed_bytes -= entry.size_bytes
             self.owned_bytes -= entry.size_bytes * entry.owned

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from cachesvc.core.model import DEFAULT_WINDOW_BYTES, RAM, TierName
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 from cachesvc.core.tiering.budgets import by_preference, capacity_bytes
 from cachesvc.core.tiering.hit_bounds import claim_of, not_kept
 from cachesvc.core.tiering.shares import Shares

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from cachesvc.config import NvmeSpec, size_text
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.system.memory import Memory
 from cachesvc.tiers.probe import Room

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from cachesvc.core.errors import CacheError
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.loop.lanes import Lane

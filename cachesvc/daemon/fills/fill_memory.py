@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Columns
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 from cachesvc.sources.fetch import BUFFERS_BYTES
 
 PARQUET_EXTENTS = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cachesvc.core.commands import StartFill
 from cachesvc.core.events import Filled, JobEnded, Passed, Pinned, PlanEnded, Planned
-from cachesvc.core.lookahead import epoch_tally as epochs
+from cachesvc.core.lookahead.plans import MAX_BROKEN
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.node import Node
 from tests.support.core.node import A, B, C, D, declare, node_of, read, tell
@@ -124,9 +124,9 @@ def test_another_order_after_one_that_was_broken_off_is_another_epoch() -> None:
 def test_plans_that_are_broken_off_over_and_over_take_no_more_memory() -> None:
     node = warm(A, B, C, D)
     begin(node, A, B, C, D, number=1, launch=7)
-    for number in range(2, epochs.MAX_BROKEN + 50):
+    for number in range(2, MAX_BROKEN + 50):
         node.handle(Planned(number, 1, ((A, 0, number), (B, 1, number)), launch=7), 1.0)
         node.handle(PlanEnded(number), 1.0)
     (epoch,) = node.policy.shares.datasets[DATASET].epochs
-    assert len(epoch.broken) == epochs.MAX_BROKEN
+    assert len(epoch.broken) == MAX_BROKEN
     assert epoch.running == {1}

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cachesvc.core.lookahead.order_windows import IDLE_S, OrderWindows
+from cachesvc.core.lookahead.order_windows import IDLE_S, OrderWindow, OrderWindows
 from cachesvc.core.model import ExtentId
 from cachesvc.core.records.event_context import EventContext
-from cachesvc.core.records.order_window import OrderWindow
 
 SIZE, USER = 10, 1001
 
@@ -42,7 +41,7 @@ class Bench:
             self.context.now = float(number)
             window = self.windows.join(number, [(ExtentId(bytes([number])), 0, 0)], USER)
             copy: Any = object()
-            window.ahead[copy], window.ahead_bytes = None, SIZE
+            window.ahead.copies[copy], window.ahead.size_bytes = None, SIZE
             self.orders.append(window)
 
     def window_to_free(self) -> OrderWindow | None:
@@ -57,9 +56,9 @@ def test_of_too_many_orders_only_those_that_moved_lately_fetch_ahead() -> None:
     assert bench.windows.active() == {third}
     assert bench.windows.room_bytes(bench.orders[-1]) == 2 * SIZE
     assert bench.window_to_free() is first, "longest at rest"
-    first.ahead.clear()
+    first.ahead.copies.clear()
     assert bench.window_to_free() is second, "the other one has nothing to give"
-    second.ahead.clear()
+    second.ahead.copies.clear()
     assert bench.window_to_free() is None
 
 

@@ -21,7 +21,7 @@ from cachesvc.core.events import (
     Tick,
 )
 from cachesvc.core.model import RAM
-from cachesvc.core.node.retries import RETRY_CAP_S, backoff_s
+from cachesvc.core.node.completions import RETRY_CAP_S, backoff_s
 from tests.support.core.node import (
     DATASET,
     NVME,

@@ -29,8 +29,8 @@ from cachesvc.core.events import (
     TierLost,
 )
 from cachesvc.core.model import RAM, ReaderId
+from cachesvc.core.node.completions import RETRY_CAP_S
 from cachesvc.core.node.node import Node
-from cachesvc.core.node.retries import RETRY_CAP_S
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.node import (
     DATASET,

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from cachesvc.core.model import RAM, Piece, extent_of
-from cachesvc.core.records.tier_state import TierState
+from cachesvc.core.records.residency import TierState
 from cachesvc.daemon.fills.fill_memory import KEPT_PEAKS, MAX_MEASUREMENTS, FillMemory
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
