@@ -1,7 +1,8 @@
-"""Builds a catalog file from a survey: compiles the objects by their format, and writes the result."""
+"""Builds a catalog file from a survey: adopts the one beside the data, or compiles the objects by their format."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,29 +11,33 @@ from dataclasses import replace
 import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
-from cachesvc.catalog.adoption import adopt
-from cachesvc.catalog.catalog import BUILDER_VERSION
-from cachesvc.catalog.column_file import write_columns
+from cachesvc.catalog.catalog import BUILDER_VERSION, Catalog
+from cachesvc.catalog.column_file import verify_digest, write_columns
 from cachesvc.catalog.columns import TextColumn, ints
 from cachesvc.catalog.compiler import Draft, ExtentBytes, Inputs, ListedObject, names_of
 from cachesvc.catalog.content_sniffing import json_rows, look, warning
+from cachesvc.catalog.expiry import UNUSED_BYTES
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.labels.hive_partitions import hive_notes
 from cachesvc.catalog.survey import Survey, provisional_id
-from cachesvc.core.errors import NotFound
-from cachesvc.core.model import DatasetId, Extent, ObjectVersion
+from cachesvc.catalog.validation import check_catalog
+from cachesvc.core.errors import CacheError, CorruptData, NotFound, OutOfSpace
+from cachesvc.core.model import MAX_EXTENTS, DatasetId, Extent, ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.source import Source
 
 __all__ = ["DirectBytes", "build", "provisional"]
 
-_DIRECT_READ_BYTES = 8 << 20
 _DIRECT_THREADS = 8
 _MAX_NOTES = 100
 """Limit of a catalog's notes; each may hold a path of 4 KB."""
 _SHOWN = 4
 """Number of names in a note."""
+_READ_BYTES = 8 << 20
+_BESIDE_BYTES = 64 << 20
+"""A catalog left beside less data than this, of many small files, may be larger than the data."""
 _Sources = Callable[[str], Source]
+_log = logging.getLogger(__name__)
 
 
 def build(
@@ -44,7 +49,7 @@ def build(
     the bytes counts as done. Raises NotFound for data without a whole sample, and the
     errors of the format's compiler and of the source.
     """
-    if survey.beside is not None and adopt(survey, survey.beside, into, sources):
+    if survey.beside is not None and _adopt(survey, survey.beside, into, sources):
         return ()
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
@@ -185,11 +190,67 @@ class DirectBytes:
         whole, begin, parts = memoryview(bytearray(extent.size_bytes)), 0, []
         for piece in extent.pieces:
             assert not piece.codec, "formats with compressed objects carry an index"
-            for at in range(0, piece.length, _DIRECT_READ_BYTES):
-                end = min(at + _DIRECT_READ_BYTES, piece.length)
+            for at in range(0, piece.length, _READ_BYTES):
+                end = min(at + _READ_BYTES, piece.length)
                 parts.append((piece.object, piece.offset + at, whole[begin + at : begin + end]))
             begin += piece.length
         with ThreadPoolExecutor(_DIRECT_THREADS, "direct") as pool:
             for _ in pool.map(lambda part: self._sources(part[0].uri).read_into(*part), parts):
                 pass
         return whole
+
+
+def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) -> bool:
+    """Copy the catalog left beside the data to `into` if it is whole, of this version, and names these objects only:
+    anyone who may write there may have forged it.
+
+    Returns False, and logs why, where it is not used.
+    """
+    temporary = f"{into}.{os.getpid()}.beside"
+    try:
+        _check_beside(survey, beside, os.path.dirname(into) or ".")
+        _download(beside, temporary, sources(beside.uri))
+        verify_digest(temporary)
+        catalog = Catalog.open(temporary)
+        if catalog.id != survey.id or catalog.format not in survey.formats:
+            raise CorruptData(f"its version is {catalog.id}, the data's is {survey.id}")
+        if catalog.objects != len(survey.entries) or any(
+            catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)
+        ):
+            raise CorruptData("its objects are not those of the listing")
+        if len(catalog.extent_sizes) > MAX_EXTENTS:
+            raise CorruptData(f"it has more than {MAX_EXTENTS:,} extents")
+        check_catalog(catalog)
+        os.replace(temporary, into)
+    except (CacheError, OSError) as error:  # OSError: no room for it, though perhaps for a built one
+        _log.warning("%s is not used: %s", beside.uri, error)
+        return False
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return True
+
+
+def _check_beside(survey: Survey, beside: ObjectVersion, directory: str) -> None:
+    """Raise CorruptData for a catalog larger than its data, which costs more to fetch than to build.
+
+    Raises OutOfSpace, or OSError, where it would take more than half of the free space of its disk.
+    """
+    size, data = beside.size_bytes, sum(entry.object.size_bytes for entry in survey.entries)
+    most = min(max(data, _BESIDE_BYTES), UNUSED_BYTES)
+    if size > most:
+        raise CorruptData(f"it has {size:,} bytes; one beside {data:,} bytes of data has {most:,} at most")
+    disk = os.statvfs(directory)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if size > free_bytes // 2:
+        raise OutOfSpace(f"it has {size:,} bytes, {directory} {free_bytes:,} left")
+
+
+def _download(version: ObjectVersion, path: str, source: Source) -> None:
+    with open(path, "wb") as file:
+        for offset in range(0, version.size_bytes, _READ_BYTES):
+            buffer = bytearray(min(_READ_BYTES, version.size_bytes - offset))
+            source.read_into(version, offset, memoryview(buffer))
+            file.write(buffer)
+        file.flush()
+        os.fsync(file.fileno())

@@ -9,15 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Array, Ints, TextColumn
-from cachesvc.catalog.labels.label_encoding import EncodedLabels
-from cachesvc.catalog.labels.multi_labels import ABSENT
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.options import Options
-from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import Extent, ObjectVersion
 
 _SEPARATORS = re.compile(r"[-._\s\d]+")
@@ -127,34 +122,3 @@ class Draft:
     tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     strays: Collection[int] = ()
-
-    def label(self, inputs: Inputs, found: EncodedLabels | None) -> None:
-        """Set the labels, one per sample, unless the options want none, and note samples without a label.
-
-        Raises InvalidInput where none were found and the options ask for a kind of label.
-        """
-        options = inputs.options
-        if options.labels_from == "none":
-            return
-        if found is None and options.label_kind:
-            raise InvalidInput(f"{inputs.uri} has no labels, which labels={options.labels!r} asks for")
-        if found is None:
-            return
-        classes, labels = found
-        numbers = labels.dtype.kind == "f"
-        self.classes, name = classes, "label.number" if numbers else "label"
-        if labels.ndim == 2:
-            self.label_width = labels.shape[1]
-            name = "label.number" if numbers else "label.set"
-            without = np.flatnonzero(np.isnan(labels).all(1) if numbers else (labels == ABSENT).all(1))
-            without_label = "all nan"
-        else:
-            without = np.flatnonzero(np.isnan(labels) if numbers else labels < 0)
-            leave_out = "where(\"label != ''\")" if numbers else 'where("label >= 0")'
-            without_label = f"{'nan' if numbers else '-1'}; {leave_out} leaves them out"
-        self.columns[name] = labels.reshape(-1)
-        if len(without) and self.keys is not None:
-            self.notes.append(
-                f"{len(without):,} of {len(labels):,} samples have no label, {self.keys[int(without[0])]!r} is the "
-                f"first: their label is {without_label}"
-            )

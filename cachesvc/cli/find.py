@@ -23,7 +23,7 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
     Example: `cachesvc find s3://bucket/pets/ "label == 'cat'"`. Names are key, label and the dataset's tags; an unknown
     name is an error that lists them. Control characters in keys are escaped; --json prints keys as they are.
     """
-    from cachesvc.cli.catalogs.catalog_file import catalog_file
+    from cachesvc.cli.catalog_file import catalog_file
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
         found = catalog.find(expression)

@@ -25,22 +25,20 @@ _MAX_BYTES = 1 << 62
 ID_DIGITS = 32
 
 
-class Size(_Param):
-    """Parses `64GiB`, `500GB` or plain bytes to an int."""
+class Parsed(_Param):
+    """An argument that a function parses; a default that is no text is taken as it is."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return bytes; a number is returned as it is."""
-        if isinstance(value, int):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what the function makes of the text. Its InvalidInput is a usage error."""
+        if not isinstance(value, str):
             return value
         try:
-            size = config.parse_size(value)
+            return self._parse(value)
         except InvalidInput as error:
             self.fail(str(error), param, ctx)
-        if size > _MAX_BYTES:
-            self.fail(f"{value!r} is more than any machine has", param, ctx)
-        return size
 
 
 class Number(click.FloatRange):
@@ -54,90 +52,51 @@ class Number(click.FloatRange):
         return number
 
 
-class Duration(_Param):
-    """Parses `24h`, `30m` or plain seconds to seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds; a number is returned as it is."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhd]?)\s*", value)
-        if match is None:
-            self.fail(
-                f"{value!r} is no length of time; write it as 24h, 30m, 7d or plain seconds", param, ctx
-            )
-        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
+def _size(text: str) -> int:
+    """The bytes of `64GiB`, `500GB` or a plain number."""
+    size = config.parse_size(text)
+    if size > _MAX_BYTES:
+        raise InvalidInput(f"{text!r} is more than any machine has")
+    return size
 
 
-class Nvme(_Param):
-    """Parses `DIR=SIZE` or `DIR=80%`, with or without `,mounted`, to an NvmeSpec."""
-
-    name = "dir=size"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> config.NvmeSpec:
-        """Return the directory and its budget."""
-        if isinstance(value, config.NvmeSpec):
-            return value
-        try:
-            return config.parse_nvme(value)
-        except InvalidInput as error:
-            self.fail(str(error), param, ctx)
+def _duration(text: str) -> float:
+    """The seconds of `24h`, `30m` or a plain number."""
+    match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhd]?)\s*", text)
+    if match is None:
+        raise InvalidInput(f"{text!r} is no length of time; write it as 24h, 30m, 7d or plain seconds")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
 
 
-class Quota(_Param):
-    """Parses `PREFIX=SIZE`, `user=SIZE` or `user:UID=SIZE` to a QuotaSpec."""
-
-    name = "name=size"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> config.QuotaSpec:
-        """Return the quota."""
-        if isinstance(value, config.QuotaSpec):
-            return value
-        try:
-            return config.parse_quota(value)
-        except InvalidInput as error:
-            self.fail(str(error), param, ctx)
+def _file_mode(text: str) -> int:
+    """The bits of `660` or `0o660`, 0777 at most."""
+    if not re.fullmatch(r"(0o)?[0-7]{1,4}", text) or int(text, 8) > 0o777:
+        raise InvalidInput(f"{text!r} is not a file mode; write it as 660")
+    return int(text, 8)
 
 
-class Octal(_Param):
-    """Parses `660` or `0o660` to an int."""
-
-    name = "octal"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return file mode bits, 0777 at most."""
-        if isinstance(value, int):
-            return value
-        if not re.fullmatch(r"(0o)?[0-7]{1,4}", value) or int(value, 8) > 0o777:
-            self.fail(f"{value!r} is not a file mode; write it as 660", param, ctx)
-        return int(value, 8)
+def _address(text: str) -> str:
+    """The same text, which is `HOST:PORT`."""
+    host, _, port = text.rpartition(":")
+    known = host and not re.search(r"[\s/]", host) and re.fullmatch(r"[0-9]{1,5}", port)
+    if not known or not 0 < int(port) < 65536:
+        raise InvalidInput(f"{text!r} is not an address; write HOST:PORT")
+    return text
 
 
-class Address(_Param):
-    """Checks `HOST:PORT` and keeps it as text."""
-
-    name = "host:port"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the same text."""
-        host, _, port = str(value).rpartition(":")
-        if (
-            not host
-            or re.search(r"[\s/]", host)
-            or not re.fullmatch(r"[0-9]{1,5}", port)
-            or not 0 < int(port) < 65536
-        ):
-            self.fail(f"{value!r} is not an address; write HOST:PORT", param, ctx)
-        return str(value)
+SIZE, NVME = Parsed("size", _size), Parsed("dir=size", config.parse_nvme)
+QUOTA = Parsed("name=size", config.parse_quota)
+OCTAL, ADDRESS, DURATION = (
+    Parsed("octal", _file_mode),
+    Parsed("host:port", _address),
+    Parsed("time", _duration),
+)
 
 
-SIZE, NVME, OCTAL, ADDRESS, DURATION = Size(), Nvme(), Octal(), Address(), Duration()
+def setting(name: str, **attributes: Any) -> Callable[[_F], _F]:
+    """An option that has a variable too: CACHESVC_RAM for `--ram`."""
+    variable = name.removeprefix("--").replace("-", "_").upper()
+    return click.option(name, envvar=f"CACHESVC_{variable}", **attributes)
 
 
 def as_json(verb: _F) -> _F:
@@ -147,10 +106,9 @@ def as_json(verb: _F) -> _F:
 
 def daemon(verb: _F) -> _F:
     """Add `--socket` and `--json`, for verbs that call the daemon."""
-    socket = click.option(
+    socket = setting(
         "--socket",
         metavar="DIR",
-        envvar="CACHESVC_SOCKET",
         help="Directory of the daemon's sockets.  [default: $CACHESVC_SOCKET, /run/cachesvc,"
         " $XDG_RUNTIME_DIR/cachesvc]",
     )
@@ -228,77 +186,60 @@ def is_dataset_id(text: str) -> bool:
 
 
 _NODE_SETTINGS = (
-    click.option(
-        "--ram", type=SIZE, envvar="CACHESVC_RAM", help="RAM budget.  [default: 10 % of this cgroup's]"
-    ),
-    click.option(
+    setting("--ram", type=SIZE, help="RAM budget.  [default: 10 % of this cgroup's]"),
+    setting(
         "--nvme",
         type=NVME,
         multiple=True,
-        envvar="CACHESVC_NVME",
         metavar="DIR=SIZE[,mounted]",
         help="Cache directory and its budget in bytes or as a share of its disk (80%); repeatable. With ,mounted the daemon"
         " starts only if a disk is mounted there.",
     ),
-    click.option(
+    setting(
         "--allow",
         multiple=True,
-        envvar="CACHESVC_ALLOW",
         metavar="PREFIX",
         help="Serve only sources below this prefix, to these users only where it ends in"
         " =uid:ID,gid:ID,...; repeatable.",
     ),
-    click.option("--extent-bytes", type=SIZE, envvar="CACHESVC_EXTENT_BYTES", help="Size of an extent."),
-    click.option("--state-dir", metavar="DIR", envvar="CACHESVC_STATE_DIR", help="Catalogs and metadata."),
-    click.option(
-        "--fillers", type=click.IntRange(1, 64), envvar="CACHESVC_FILLERS", help="Filler processes."
-    ),
+    setting("--extent-bytes", type=SIZE, help="Size of an extent."),
+    setting("--state-dir", metavar="DIR", help="Catalogs and metadata."),
+    setting("--fillers", type=click.IntRange(1, 64), help="Filler processes."),
 )
 _CLUSTER = (
-    click.option(
+    setting(
         "--cluster",
         metavar="MEMBERS",
-        envvar="CACHESVC_CLUSTER",
         help="Share extents with other nodes, listed in static:HOSTS:PORT, file:///PATH, dns+srv://NAME or"
         " etcd://HOST:PORT/PREFIX.",
     ),
-    click.option(
+    setting(
         "--node-name",
-        envvar="CACHESVC_NODE_NAME",
         metavar="NAME",
         help="Name of this node in the cluster.  [default: $SLURMD_NODENAME, or the host's name]",
     ),
-    click.option(
+    setting(
         "--advertise",
         type=ADDRESS,
-        envvar="CACHESVC_ADVERTISE",
         help=f"Address at which this node answers others; the next port sends extents.  [default: NAME:{config.PEER_PORT}]",
     ),
-    click.option("--zone", envvar="CACHESVC_ZONE", metavar="NAME", help="Zone of this node."),
-    click.option(
+    setting("--zone", metavar="NAME", help="Zone of this node."),
+    setting(
         "--domain",
         type=click.Choice(["zone", "none"]),
-        envvar="CACHESVC_DOMAIN",
         help="zone: each zone holds its own copy, and no extent crosses zones; none: zones do not count.  [default: zone]",
     ),
-    click.option(
+    setting(
         "--rejoin-grace",
         type=Number(0, 86_400),
-        envvar="CACHESVC_REJOIN_GRACE",
         metavar="SECONDS",
         help="How long a node that is away keeps its share.  [default: 600]",
     ),
-    click.option(
-        "--peer-bandwidth",
-        type=SIZE,
-        envvar="CACHESVC_PEER_BANDWIDTH",
-        help="The most bytes/s that this node sends to others; 0: no limit.",
+    setting(
+        "--peer-bandwidth", type=SIZE, help="The most bytes/s that this node sends to others; 0: no limit."
     ),
-    click.option(
-        "--tls-name",
-        metavar="NAME",
-        envvar="CACHESVC_TLS_NAME",
-        help="Name in the one certificate that all nodes of the cluster use.",
+    setting(
+        "--tls-name", metavar="NAME", help="Name in the one certificate that all nodes of the cluster use."
     ),
 )
 

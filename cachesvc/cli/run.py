@@ -49,9 +49,7 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @options.node_settings
-@click.option(
-    "--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Adopt the daemon here, or start one here."
-)
+@options.setting("--socket", metavar="DIR", help="Adopt the daemon here, or start one here.")
 @click.option("--json", is_flag=True, help="At the end print one JSON object on stderr.")
 def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) -> int:
     """Run a command with a daemon.

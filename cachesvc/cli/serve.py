@@ -19,68 +19,51 @@ SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 @click.command()
 @options.node_settings
-@click.option(
+@options.setting(
     "--scrub-rate",
     type=options.SIZE,
-    envvar="CACHESVC_SCRUB_RATE",
     help="Bytes/s at which NVMe copies are verified in the background; 0: none are.",
 )
-@click.option(
+@options.setting(
     "--unplanned-share",
     type=options.Number(0, config.MAX_UNPLANNED_SHARE),
-    envvar="CACHESVC_UNPLANNED_SHARE",
     metavar="PART",
     help="Part of each tier, 0 to 0.5, that is left to readers without a plan; 0: none.",
 )
-@click.option("--socket", metavar="DIR", envvar="CACHESVC_SOCKET", help="Directory for the sockets.")
-@click.option(
-    "--socket-mode",
-    type=options.OCTAL,
-    envvar="CACHESVC_SOCKET_MODE",
-    help="File mode of the sockets; wider than 600 needs --allow.",
+@options.setting("--socket", metavar="DIR", help="Directory for the sockets.")
+@options.setting(
+    "--socket-mode", type=options.OCTAL, help="File mode of the sockets; wider than 600 needs --allow."
 )
-@click.option(
-    "--listen", type=options.ADDRESS, envvar="CACHESVC_LISTEN", help="Serve gRPC on TCP too, at this address."
-)
-@click.option(
-    "--tls-cert", metavar="FILE", envvar="CACHESVC_TLS_CERT", help="PEM certificate of the TCP port."
-)
-@click.option("--tls-key", metavar="FILE", envvar="CACHESVC_TLS_KEY", help="PEM key of that certificate.")
-@click.option(
-    "--tls-ca", metavar="FILE", envvar="CACHESVC_TLS_CA", help="PEM certificates that sign clients'."
-)
+@options.setting("--listen", type=options.ADDRESS, help="Serve gRPC on TCP too, at this address.")
+@options.setting("--tls-cert", metavar="FILE", help="PEM certificate of the TCP port.")
+@options.setting("--tls-key", metavar="FILE", help="PEM key of that certificate.")
+@options.setting("--tls-ca", metavar="FILE", help="PEM certificates that sign clients'.")
 @options.cluster_settings
-@click.option(
+@options.setting(
     "--metrics",
     type=options.ADDRESS,
-    envvar="CACHESVC_METRICS",
     help="Serve Prometheus metrics at this address, such as 127.0.0.1:9464.",
 )
-@click.option(
+@options.setting(
     "--quota",
-    type=options.Quota(),
+    type=options.QUOTA,
     multiple=True,
-    envvar="CACHESVC_QUOTA",
     metavar="NAME=SIZE",
     help="Keep no more of a dataset below a prefix, or for a client user (user=SIZE, user:UID=SIZE); repeatable.",
 )
-@click.option(
+@options.setting(
     "--stale-if-error",
     type=options.DURATION,
-    envvar="CACHESVC_STALE_IF_ERROR",
     metavar="TIME",
     help="While the source is down, open the version that was opened last, unless its listing is older; 0 turns this off.",
 )
-@click.option(
+@options.setting(
     "--takeover",
     is_flag=True,
-    envvar="CACHESVC_TAKEOVER",
     help="Take over from the daemon that serves these sockets, with its extents in RAM; readers go on. Where"
     " there is none, start as usual.",
 )
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), envvar="CACHESVC_LOG_FORMAT", help="Log lines."
-)
+@options.setting("--log-format", type=click.Choice(["text", "json"]), help="Log lines.")
 @click.option("--json", is_flag=True, help="The same as --log-format json.")
 @click.pass_obj
 def serve(launch: Any, /, json: bool, **given: Any) -> int:

@@ -90,7 +90,7 @@ def simulate(**given: Any) -> int:
     references and the formulas their caches are one. The expected rates are closed formulas. Nothing is measured on this
     machine.
     """
-    from cachesvc.simulate import compare, formulas
+    from cachesvc.simulate import compare
 
     rows = []
     for cache in given["caches"]:
@@ -98,7 +98,7 @@ def simulate(**given: Any) -> int:
             if name not in compare.POLICIES:
                 raise InvalidInput(f"no policy {name!r}; choose from {', '.join(compare.POLICIES)}")
             result = _run(name, cache, given)
-            row = _row(cache, result, formulas.EXPECTED[name](given["nodes"] * cache), given["nodes"])
+            row = _row(cache, result, compare.EXPECTED[name](given["nodes"] * cache), given["nodes"])
             rows.append(row)
             if given["json"]:
                 output.emit(row)

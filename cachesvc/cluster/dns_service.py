@@ -13,8 +13,8 @@ import dns.rdatatype
 import dns.resolver
 
 from cachesvc.cluster.addresses import join_address, split_address
-from cachesvc.cluster.last_list import LastList
 from cachesvc.cluster.membership import Endpoint
+from cachesvc.cluster.polled import LastList
 from cachesvc.core.errors import InvalidInput
 
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 30.0

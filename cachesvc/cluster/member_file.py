@@ -6,8 +6,8 @@ import os
 import threading
 
 from cachesvc.cluster.addresses import join_address, split_address
-from cachesvc.cluster.last_list import LastList
 from cachesvc.cluster.membership import Endpoint
+from cachesvc.cluster.polled import LastList
 from cachesvc.core.errors import InvalidInput
 
 POLL_S = 0.5

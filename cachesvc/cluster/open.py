@@ -9,8 +9,7 @@ from urllib.parse import unquote, urlsplit
 from cachesvc.cluster.addresses import join_address, split_address
 from cachesvc.cluster.member_file import MemberFile
 from cachesvc.cluster.membership import Membership, Registration
-from cachesvc.cluster.polled import PolledMembership
-from cachesvc.cluster.static import StaticList
+from cachesvc.cluster.polled import PolledMembership, StaticList
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput, install
 

@@ -1,25 +1,35 @@
-"""One simulated node: the real core, its readers, and an executor that takes as long as the real one would."""
+"""One simulated node: the real core, an executor that takes as long as the real one would, and readers of a training job.
+
+A reader is one rank, with the loader's rules for demands, releases and retries. It holds extents by the rules of
+`loader/reading/lease_table.py`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, TypeVar
 
 from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
-from cachesvc.core.errors import SourceUnavailable
-from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.epochs import Epochs
-from cachesvc.simulate.holding import RECALL_DELAY_S
-from cachesvc.simulate.rank import Rank
 from cachesvc.simulate.simulated_source import SourceSpec
-from cachesvc.simulate.trace import Workload
+from cachesvc.simulate.trace import EpochTrace, Workload, trace
 
+DATASET = DatasetId("simulated")
+PAUSE_S = 0.02
+"""The loader's pause before a reader that was refused everything asks again."""
+ROOM_TIMEOUT_S = 30.0
+"""The loader's timeout for room."""
+RECALL_DELAY_S = 1.0
+"""The loader polls for recalls once a second: the most by which a release is late, unless a read uses the extent."""
+T = TypeVar("T")
 EVICT_S = 0.0002
 """Unlinking a file or closing a memfd."""
 COMMIT_S = 0.005
@@ -42,18 +52,6 @@ class NodeSpec:
     """Assert every invariant of the core after so many events; 0: never, for it costs O(extents)."""
 
 
-class Origin(Protocol):
-    """The place where a node's fills get their bytes. It owes `SimulatedNode.filled` or `failed` for each fetch."""
-
-    def fetch(self, node: SimulatedNode, command: cmd.StartFill) -> None:
-        """Begin to fetch an extent from outside the node."""
-        ...
-
-    def evicted(self, node: SimulatedNode, extent: ExtentId) -> None:
-        """Note that a copy leaves the node."""
-        ...
-
-
 class SimulatedNode:
     """A core and the ranks on its node. `ranks` are numbered from 1 over all nodes."""
 
@@ -64,9 +62,12 @@ class SimulatedNode:
         workload: Workload,
         clock: Clock,
         epochs: Epochs,
-        origin: Origin,
+        fetch: Callable[[SimulatedNode, cmd.StartFill], None],
+        evicted: Callable[[SimulatedNode, ExtentId], None],
         ranks: Sequence[int],
     ) -> None:
+        """`fetch` begins to get an extent from outside the node, and owes `filled` or `failed` for it. `evicted` notes that
+        a copy leaves the node."""
         self.name, self.spec, self.workload, self.clock, self.epochs = name, spec, workload, clock, epochs
         self.core = Node(spec.tiers, spec.settings)
         self.log: list[tuple[float, cmd.Command]] | None = None
@@ -74,7 +75,7 @@ class SimulatedNode:
         self.event_count = 0
         self.index = {workload.extent(index): index for index in range(workload.shards)}
         self.ranks = {number: Rank(self, number) for number in ranks}
-        self._origin = origin
+        self._fetch, self._evicted = fetch, evicted
         self._tick_at = math.inf
         self._ahead: set[ExtentId] = set()
         self._executors: dict[type, Callable[..., None]] = {
@@ -125,7 +126,7 @@ class SimulatedNode:
             self.clock.after(self.workload.shard_bytes / LOCAL_BYTES_PER_S, lambda: self.filled(command))
             return
         self._note_ahead(command.extent)
-        self._origin.fetch(self, command)
+        self._fetch(self, command)
 
     def _note_ahead(self, extent: ExtentId) -> None:
         if any(rank.waits_for(extent) for rank in self.ranks.values()):
@@ -140,7 +141,7 @@ class SimulatedNode:
 
     def _evict(self, command: cmd.Evict) -> None:
         self._ahead.discard(command.extent)
-        self._origin.evicted(self, command.extent)
+        self._evicted(self, command.extent)
         self.clock.after(EVICT_S, lambda: self.send(ev.Evicted(command.extent, command.tier)))
 
 
@@ -148,3 +149,164 @@ def tiers_of(ram_bytes: int, nvme_bytes: int = 0) -> tuple[TierSpec, ...]:
     """The RAM tier, and one NVMe tier where it has a budget."""
     disk = (TierSpec(TierName("nvme0"), nvme_bytes),) if nvme_bytes else ()
     return (TierSpec(RAM, ram_bytes), *disk)
+
+
+class Holding(Generic[T]):
+    """Extents that a reader holds: kept ones until they are recalled; streaming ones until a later read leaves them out,
+    or for one read only where others need the room. The methods return what the reader releases."""
+
+    def __init__(self) -> None:
+        self.held: set[T] = set()
+        self._brief: set[T] = set()
+        self._recalled: set[T] = set()
+        self._pressed = False
+
+    def granted(self, extent: T, stay: Stay) -> None:
+        """Hold one more extent."""
+        self.held.add(extent)
+        if stay != "kept":
+            self._brief.add(extent)
+        self._pressed |= stay == "once"
+
+    def read(self, touched: Collection[T]) -> set[T]:
+        """End a read of these extents."""
+        passed = self._brief if self._pressed else self._brief.difference(touched)
+        self._pressed = False
+        return self._forget(passed | self._recalled & self.held)
+
+    def refused(self) -> set[T]:
+        """Release everything: a read found no room. It has copied out what came, and holds nothing while it waits."""
+        return self._forget(set(self.held))
+
+    def recalled(self, extent: T, reading: Collection[T]) -> set[T]:
+        """Release a recalled extent, now or after the read that uses it."""
+        if extent in reading:
+            self._recalled.add(extent)
+            return set()
+        return self._forget({extent} & self.held)
+
+    def _forget(self, gone: set[T]) -> set[T]:
+        self.held -= gone
+        self._brief -= gone
+        self._recalled -= gone
+        return gone
+
+
+class Rank:
+    """One reader: it demands what a batch touches and it does not hold, computes, and goes on."""
+
+    def __init__(self, node: SimulatedNode, number: int) -> None:
+        self._node, self._number = node, number
+        self._epoch = self._step = self._request = 0
+        self._trace: EpochTrace = EpochTrace((), ())
+        self.holding = Holding[int]()
+        self._wanted: set[int] = set()
+        self._refused: set[int] = set()
+        self._demanded_at = 0.0
+        self._reading = False
+
+    def begin(self) -> None:
+        """Start an epoch: declare the dataset, submit the plan, read."""
+        node, work = self._node, self._node.workload
+        self._trace = trace(work, self._epoch, self._number - 1)
+        self._step = 0
+        node.epochs.meter(self._epoch).touched |= self._trace.touched
+        if node.spec.declared:
+            if self._epoch == 0:
+                extents = tuple((work.extent(index), work.shard_bytes) for index in range(work.shards))
+                node.send(ev.DatasetDeclared(self._number, DATASET, extents))
+            rows = tuple((work.extent(index), first, last) for index, first, last in self._trace.plan)
+            node.send(ev.Planned(self._number, self._number, rows, self._following()))
+        self._read()
+
+    def _following(self) -> tuple[ExtentId, ...]:
+        """The order of the next epoch, as the loader knows it too."""
+        work = self._node.workload
+        if self._epoch + 1 >= work.epochs:
+            return ()
+        rows = trace(work, self._epoch + 1, self._number - 1).plan
+        return tuple(work.extent(index) for index, _, _ in rows)
+
+    def waits_for(self, extent: ExtentId) -> bool:
+        """Return whether this reader waits for an extent."""
+        return self._node.index[extent] in self._wanted
+
+    def granted(self, extent: ExtentId, stay: Stay) -> None:
+        index = self._node.index[extent]
+        self._node.read(extent)
+        self._wanted.remove(index)
+        self.holding.granted(index, stay)
+        self._answered()
+
+    def recalled(self, extent: ExtentId) -> None:
+        """Handle a recall, some time after it was sent."""
+        reading = self._trace.steps[self._step] if self._reading else ()
+        self._release(self.holding.recalled(self._node.index[extent], reading))
+
+    def refused(self, extent: ExtentId) -> None:
+        index = self._node.index[extent]
+        self._wanted.remove(index)
+        self._refused.add(index)
+        self._answered()
+
+    def _read(self) -> None:
+        self._demanded_at = self._node.clock.now
+        self._reading = True
+        self._demand(set(self._trace.steps[self._step]) - self.holding.held)
+
+    def _demand(self, wanted: set[int]) -> None:
+        """Demand all at once, as the loader does. The answers may come before this returns."""
+        work = self._node.workload
+        self._wanted, self._refused = set(wanted), set()
+        for index in sorted(wanted):
+            self._request += 1
+            self._node.send(
+                ev.Demanded(ReaderId(self._number), self._request, work.extent(index), True, work.shard_bytes)
+            )
+        if not wanted:
+            self._node.clock.after(0.0, self._compute)
+
+    def _answered(self) -> None:
+        if self._wanted:
+            return
+        if not self._refused:
+            self._node.clock.after(0.0, self._compute)
+            return
+        # as the loader does under pressure: copy out what came, release it all, demand the rest
+        refused, held = self._refused, self.holding.held
+        if not held and self._node.clock.now - self._demanded_at > ROOM_TIMEOUT_S:
+            raise CacheError(f"reader {self._number} was refused everything for {ROOM_TIMEOUT_S:.0f} s")
+        pause_s = 0.0 if held else PAUSE_S
+        self._node.clock.after(pause_s, lambda: self._retry(refused))
+
+    def _retry(self, refused: set[int]) -> None:
+        self._release(self.holding.refused())
+        self._demand(refused)
+
+    def _compute(self) -> None:
+        node = self._node
+        self._reading = False
+        self._release(self.holding.read(self._trace.steps[self._step]))
+        node.epochs.meter(self._epoch).stall_s += node.clock.now - self._demanded_at
+        node.clock.after(node.spec.step_s, self._next)
+
+    def _next(self) -> None:
+        node = self._node
+        self._step += 1
+        if node.spec.declared:
+            node.send(ev.Passed(self._number, self._step))
+        node.epochs.arrive(self._go_on)
+
+    def _go_on(self) -> None:
+        node = self._node
+        if self._step < len(self._trace.steps):
+            self._read()
+            return
+        node.epochs.ended(self._epoch)
+        self._epoch += 1
+        if self._epoch < node.workload.epochs:
+            self.begin()
+
+    def _release(self, indices: Iterable[int]) -> None:
+        for index in sorted(indices):
+            self._node.send(ev.Released(ReaderId(self._number), self._node.workload.extent(index)))

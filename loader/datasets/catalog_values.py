@@ -11,7 +11,7 @@ from xxhash import xxh3_64_hexdigest
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Array
-from cachesvc.catalog.labels.multi_labels import ABSENT
+from cachesvc.catalog.labels.label_encoding import ABSENT
 from cachesvc.catalog.labels.tags import tag_name
 from cachesvc.core.errors import InvalidInput
 

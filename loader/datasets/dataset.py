@@ -15,9 +15,8 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.labels.label_source import labels_text
 from cachesvc.catalog.layout import Fixed
-from cachesvc.catalog.options import Options, fields_text
+from cachesvc.catalog.options import Options, fields_text, labels_text
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.permute import permute

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
-from cachesvc.cli import cli, exit_codes, output
-from cachesvc.cli.forecast import Cluster, forecast
+from cachesvc.cli import cli, output
+from cachesvc.cli.estimate import Cluster, forecast
 from cachesvc.cli.nodes import shortened
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.serve import serve, settings_of
@@ -172,15 +172,11 @@ def test_every_verb_prints_json_on_demand_and_every_option_is_explained() -> Non
         assert command.help
 
 
-def test_exit_codes_are_documented_in_help_and_in_their_module(capsys: Any) -> None:
-    kinds = [kind for kind in errors.kinds() if kind.__module__ == errors.__name__]
-    table = {
-        int(code): name for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", exit_codes.__doc__ or "", re.M)
-    }
-    assert {kind.code: kind.__name__ for kind in kinds} == table
+def test_exit_codes_are_documented_in_help(capsys: Any) -> None:
+    codes = [kind.code for kind in errors.kinds() if kind.__module__ == errors.__name__]
     assert run(["--help"]) == 0
-    listed = {int(code) for code in re.findall(r"^ +(\d+)  \w", capsys.readouterr().out, re.M)}
-    assert listed == {0, errors.INTERRUPTED, *table}
+    listed = [int(code) for code in re.findall(r"^ +(\d+)  \w", capsys.readouterr().out, re.M)]
+    assert sorted(listed) == sorted([0, errors.INTERRUPTED, *codes])
 
 
 def test_the_command_line_imports_nothing_heavy_before_it_is_needed() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cachesvc.cluster.entries import Entries, decode, encode
+from cachesvc.cluster.etcd import Entries, decode, encode
 from cachesvc.cluster.membership import Endpoint, Registration
 
 A = Registration("node-a", "10.0.0.1:7070", "zone-1")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.cluster.addresses import MAX_MEMBERS
-from cachesvc.cluster.host_lists import host_addresses
+from cachesvc.cluster.addresses import MAX_MEMBERS, host_addresses
 from cachesvc.core.errors import InvalidInput
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from cachesvc.gateway.ahead import MOST, MOST_BYTES, Ahead
+from cachesvc.gateway.leased_reads import MOST, MOST_BYTES, Ahead
 
 pytestmark = pytest.mark.pure
 

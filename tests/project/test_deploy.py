@@ -24,7 +24,7 @@ import yaml
 from cachesvc import config
 from cachesvc.cli import cli
 from cachesvc.cli.serve import settings_of
-from cachesvc.cluster.host_lists import host_addresses
+from cachesvc.cluster.addresses import host_addresses
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
-from cachesvc.simulate.cluster_simulation import ClusterSimulation, LinkSpec
 from cachesvc.simulate.measure import Result
 from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
 from cachesvc.simulate.simulated_source import SourceSpec
+from cachesvc.simulate.simulation import LinkSpec, Simulation
 from cachesvc.simulate.trace import Workload, trace
 
 
@@ -30,14 +30,14 @@ def workload(nodes: int, shards: int, epochs: int = 3, seed: int = 0) -> Workloa
     )
 
 
-def cluster(work: Workload, f: float, check_every: int = 0, faults: float = 0.0) -> ClusterSimulation:
+def cluster(work: Workload, f: float, check_every: int = 0, faults: float = 0.0) -> Simulation:
     """Nodes that can each hold `f` of the data."""
     source = SourceSpec(fault_rate=faults)
     tiers = tiers_of(int(f * work.size_bytes))
-    return ClusterSimulation(NodeSpec(tiers, source=source, check_every=check_every), work)
+    return Simulation(NodeSpec(tiers, source=source, check_every=check_every), work)
 
 
-def reserved(simulation: ClusterSimulation) -> float:
+def reserved(simulation: Simulation) -> float:
     """The room that all windows together take, as a part of the data."""
     tiers = (tier for node in simulation.nodes for tier in node.core.policy.tiers.values())
     return sum(tier.reserve_bytes for tier in tiers) / simulation.workload.size_bytes
@@ -80,7 +80,7 @@ def test_a_job_on_some_of_the_members_keeps_what_its_own_nodes_have_room_for(
     """Members that do not claim the dataset keep nothing of what they own."""
     work = workload(nodes, 400)
     spec = NodeSpec(tiers_of(int(f * work.size_bytes)))
-    simulation = ClusterSimulation(spec, work, idle_nodes=idle)
+    simulation = Simulation(spec, work, idle_nodes=idle)
     epochs = simulation.run()
     assert Result("keep", nodes * f, tuple(epochs)).hit_rate >= nodes * f - reserved(simulation) - 0.03
 
@@ -101,7 +101,7 @@ def test_what_a_node_reads_from_a_peer_takes_the_time_of_their_links() -> None:
     spec = NodeSpec(tiers_of(2 * work.size_bytes))
     ends = []
     for rate in (1e9, 1e8):
-        simulation = ClusterSimulation(spec, work, LinkSpec(rate))
+        simulation = Simulation(spec, work, LinkSpec(rate))
         simulation.prefetch()
         ends.append(simulation.clock.now)
     assert ends[1] >= 50 * work.shard_bytes / 1e8 > ends[0], (
@@ -154,7 +154,7 @@ def test_every_epoch_of_every_cluster_ends_with_its_invariants_intact(
     capacity = max(4000, int(f * work.size_bytes))
     tiers = tiers_of(max(2000, int(ram * capacity)), capacity - int(ram * capacity))
     spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults), check_every=7, declared=declared)
-    simulation = ClusterSimulation(spec, work)
+    simulation = Simulation(spec, work)
     results = simulation.run()
     touches = sum(
         len(step)

@@ -14,11 +14,9 @@ from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError
 from cachesvc.core.order.epoch_order import OrderSpec
-from cachesvc.simulate.compare import PolicyName, simulate
-from cachesvc.simulate.formulas import EXPECTED
+from cachesvc.simulate.compare import EXPECTED, PolicyName, simulate
 from cachesvc.simulate.measure import Result, peak_rate
-from cachesvc.simulate.rank import DATASET
-from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
+from cachesvc.simulate.simulated_node import DATASET, NodeSpec, tiers_of
 from cachesvc.simulate.simulated_source import SourceSpec
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
@@ -143,7 +141,7 @@ def test_readers_do_not_demand_what_they_hold_and_hold_only_kept_extents_for_lon
         simulation.run()
         found = [command for _, command in simulation.node.log if isinstance(command, cmd.Grant)]
         assert abs(len(found) - grants) <= 12
-        held = set().union(*(rank._holding.held for rank in simulation.node.ranks.values()))
+        held = set().union(*(rank.holding.held for rank in simulation.node.ranks.values()))
         assert len(held) == 60 if f > 1 else len(held) <= 8
 
 

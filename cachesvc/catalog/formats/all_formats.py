@@ -10,7 +10,6 @@ from cachesvc.catalog.formats import (
     arrow,
     csv_rows,
     files,
-    images,
     jsonl,
     litdata,
     mds,
@@ -39,7 +38,7 @@ class Format:
 FORMATS = {
     "files": Format(files.select, files.compile_files, ("labels_from", "label_kind"), file_is_sample=True),
     "objects": Format(objects.select, objects.compile_objects, file_is_sample=True),
-    "images": Format(images.select, images.compile_images, file_is_sample=True),
+    "images": Format(files.select_images, files.compile_images, file_is_sample=True),
     "webdataset": Format(
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
     ),

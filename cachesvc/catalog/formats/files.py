@@ -21,11 +21,14 @@ from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, paths_of, split_name
 from cachesvc.catalog.kinds import IMAGES, MEDIA, PLUGIN_IMAGES, TABLES, kind_of
 from cachesvc.catalog.labels import label_tables, sidecars
+from cachesvc.catalog.labels.label_encoding import set_labels
 from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.model import PAGE_BYTES
 
+IMAGE_FOLDER = frozenset({"jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp"})
+"""Extensions of `torchvision.datasets.folder.IMG_EXTENSIONS`."""
 _MAX_FIELDS = 16
 """With more extensions than this in one folder, a shared stem is a coincidence: each file is a sample."""
 IMAGE = "image"
@@ -52,6 +55,21 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     return list(entries)
 
 
+def select_images(entries: Sequence[ListedObject]) -> list[ListedObject]:
+    """Choose the images that lie in a folder below the URI."""
+    return [entry for entry in entries if entry.extension in IMAGE_FOLDER and "/" in entry.path]
+
+
+def compile_images(inputs: Inputs) -> Draft:
+    """Compile class folders as torchvision's `ImageFolder` reads them: each image is a sample of its own, and the first
+    folder below the URI is its class. Raises NotFound where every image is empty."""
+    paths = [entry.path for entry in inputs.entries]
+    samples = _one_each(paths_of(inputs.entries), Field(IMAGE, "jpg"), _sizes(inputs.entries))
+    draft, files = _draft(inputs, range(len(paths)), samples)
+    set_labels(draft, inputs, sidecars.class_folders(paths, files.sample, files.samples))
+    return draft
+
+
 def compile_files(inputs: Inputs) -> Draft:
     """Compile a folder.
 
@@ -69,7 +87,7 @@ def compile_files(inputs: Inputs) -> Draft:
     if not rest:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
     samples = _group([inputs.entries[at] for at in rest])
-    draft, files = draft_files(inputs, rest, samples)
+    draft, files = _draft(inputs, rest, samples)
     draft.notes += [*split.notes, *samples.notes]
     if inputs.found_out and samples.fields == (Field("file", ""),):
         draft.notes += _mixed([inputs.entries[at] for at in rest])
@@ -101,7 +119,7 @@ def _names_by_stem(entries: Sequence[ListedObject]) -> SampleNames:
     return sidecars.sample_names(entries, [index.setdefault(stem, len(index)) for stem in stems])
 
 
-def draft_files(inputs: Inputs, rest: Sequence[int], samples: Samples) -> tuple[Draft, sidecars.Files]:
+def _draft(inputs: Inputs, rest: Sequence[int], samples: Samples) -> tuple[Draft, sidecars.Files]:
     """Lay out the samples that the entries `rest` make; return the draft, without labels, and its files.
 
     Raises NotFound where there is no byte of data.
@@ -164,10 +182,10 @@ def _group(entries: Sequence[ListedObject]) -> Samples:
     split = _alike(split)
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     alone = len(extensions) > _MAX_FIELDS or len({stem for stem, _ in split}) == len(entries)
-    size = ints(array("q", [entry.object.size_bytes for entry in entries]))
+    size = _sizes(entries)
     if alone:
         only = _only_field(sorted({extension.lower() for extension in extensions}))
-        return replace(one_each(names, only, size), notes=notes)
+        return replace(_one_each(names, only, size), notes=notes)
     split, image = _one_image_field(split)
     extensions = sorted({extension for _, extension in split}, key=_data_first)
     index: dict[str, int] = {}
@@ -183,10 +201,14 @@ def _group(entries: Sequence[ListedObject]) -> Samples:
     return Samples(list(index), sample, ints([at[extension] for _, extension in split]), fields, size, notes)
 
 
-def one_each(names: list[str], field: Field, size: Ints) -> Samples:
+def _one_each(names: list[str], field: Field, size: Ints) -> Samples:
     """Make each file a sample of one field."""
     numbers = np.arange(len(names))
     return Samples(names, numbers, np.zeros_like(numbers), (field,), size)
+
+
+def _sizes(entries: Sequence[ListedObject]) -> Ints:
+    return ints(array("q", [entry.object.size_bytes for entry in entries]))
 
 
 def _coincidences_apart(names: Sequence[str]) -> tuple[list[tuple[str, str]], tuple[str, ...]]:

@@ -22,6 +22,7 @@ from cachesvc.catalog.containers import compression_of
 from cachesvc.catalog.formats.object_bytes import ObjectBytes
 from cachesvc.catalog.formats.tar import BLOCK, TarMember, members
 from cachesvc.catalog.kinds import kind_of
+from cachesvc.catalog.labels.label_encoding import set_labels
 from cachesvc.catalog.labels.label_tables import may_be_beside, read_tables, separate_tables
 from cachesvc.catalog.labels.sample_names import SampleKeys
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
@@ -348,7 +349,7 @@ class _Collector:
                 inputs, tables, SampleKeys(self._keys[at] for at in range(count)), told
             )
             self._tags.update(told)
-        draft.label(inputs, self._tags.take_labels(count, inputs.options.label_kind, inputs.uri))
+        set_labels(draft, inputs, self._tags.take_labels(count, inputs.options.label_kind, inputs.uri))
         draft.tags = self._tags.columns(count)
         draft.notes += self._notes()
         return draft

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from cachesvc.catalog.labels.label_source import LabelSource, columns_advice
+from cachesvc.catalog.options import LabelSource, columns_advice
 from cachesvc.core.errors import CorruptData, InvalidInput
 
 FILE_COLUMNS = (

@@ -15,7 +15,7 @@ import numpy as np
 from cachesvc.catalog.columns import Array, Ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.labels.hive_partitions import is_partition
-from cachesvc.catalog.labels.label_encoding import encode_labels
+from cachesvc.catalog.labels.label_encoding import encode_labels, set_labels
 from cachesvc.catalog.labels.label_tables import read_tables
 from cachesvc.catalog.labels.sample_names import SampleNames
 from cachesvc.catalog.labels.tags import SIDECAR_BYTES, SIDECARS, Tags
@@ -62,7 +62,7 @@ def annotate(inputs: Inputs, draft: Draft, files: Files, table_entries: Sequence
     labelled = tags.take_labels(files.samples, "class" if ignored else kind, inputs.uri)
     if wanted in ("", "folder") and (labelled is None or ignored):
         labelled = _folders(inputs, files, draft.notes)
-    draft.label(inputs, labelled)
+    set_labels(draft, inputs, labelled)
     draft.tags = tags.columns(files.samples)
     draft.notes += tags.notes()
 

@@ -13,8 +13,14 @@ from typing import Any
 import numpy as np
 
 from cachesvc.catalog.columns import Array, TextColumn, ints
-from cachesvc.catalog.labels.label_encoding import EncodedLabels, Value, encode_labels, mixed_label
-from cachesvc.catalog.labels.multi_labels import encode_columns, encode_lists
+from cachesvc.catalog.labels.label_encoding import (
+    EncodedLabels,
+    Value,
+    encode_columns,
+    encode_labels,
+    encode_lists,
+    mixed_label,
+)
 from cachesvc.core.safe_text import printable
 
 SIDECARS = ("cls", "json", "txt")

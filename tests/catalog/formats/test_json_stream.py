@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.catalog.parsing.json_stream import JsonStream
+from cachesvc.catalog.parsing.json_index import JsonStream
 from cachesvc.core.errors import CorruptData
 
 json_values = st.recursive(

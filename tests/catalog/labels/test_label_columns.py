@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cachesvc.catalog.labels.label_source import LabelSource, labels_text, parse_labels
-from cachesvc.catalog.options import Options
+from cachesvc.catalog.options import LabelSource, Options, labels_text, parse_labels
 from cachesvc.core.errors import InvalidInput
 from loader import open_dataset
 from testbed.node import Daemon

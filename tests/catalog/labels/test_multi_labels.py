@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.labels.multi_labels import ABSENT, encode_columns, encode_lists
+from cachesvc.catalog.labels.label_encoding import ABSENT, encode_columns, encode_lists
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, open_dataset
 from tests.support.datasets import write_files

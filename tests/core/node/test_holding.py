@@ -7,7 +7,7 @@ import pytest
 from cachesvc.core import events as ev
 from cachesvc.core.model import RAM
 from cachesvc.core.node.reclaim import INTERVAL_S
-from cachesvc.simulate.holding import RECALL_DELAY_S
+from cachesvc.simulate.simulated_node import RECALL_DELAY_S
 from tests.support.core.holders import NVME, SIZE, Jobs, Reader
 
 SOON_S = 2 * (INTERVAL_S + RECALL_DELAY_S)

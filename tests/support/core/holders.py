@@ -11,7 +11,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.holding import RECALL_DELAY_S, Holding
+from cachesvc.simulate.simulated_node import RECALL_DELAY_S, Holding
 
 SIZE = 10
 CHECK_EVERY = 25
