@@ -117,10 +117,11 @@ class Simulation:
 
     def fetch(self, node: SimulatedNode, command: cmd.StartFill) -> None:
         """Ask the extent's owner where it is, and fetch it from there."""
-        if self._owner(node, command.extent).node is node:
+        if self.peers[node.name].view.alone:
             self._ask(node, command, frozenset())
         else:
-            self.clock.after(ASK_S, lambda: self._ask(node, command, frozenset()))
+            delay_s = 0.0 if self._owner(node, command.extent).node is node else ASK_S
+            self.clock.after(delay_s, lambda: self._ask(node, command, frozenset()))
 
     def evicted(self, node: SimulatedNode, extent: ExtentId) -> None:
         """Tell the owner that the node has an extent no more."""
