@@ -69,14 +69,19 @@ class Finding:
     advice: str = ""
 
 
+def _failed(check: str, error: CacheError) -> Finding:
+    """The finding of an error, whose text ends with the advice."""
+    text, _, advice = str(error).rpartition("; ")
+    return Finding(check, Level.FAIL, text or advice, advice if text else "")
+
+
 def settings(given: config.Settings) -> Finding:
     """Check whether a daemon would start with these settings, and reach the mounts that it should serve."""
     try:
         config.validate(given)
         Lookups().allowlist(given.allow, exact=True)
     except (InvalidInput, SourceUnavailable) as error:
-        text, _, advice = str(error).rpartition("; ")
-        return Finding("settings", Level.FAIL, text or advice, advice if text else "")
+        return _failed("settings", error)
     return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'all that its user may read'}")
 
 
@@ -86,8 +91,7 @@ def socket(directory: str) -> Iterator[Finding]:
     try:
         config.check_socket_dir(directory)
     except InvalidInput as error:
-        text, _, advice = str(error).rpartition("; ")
-        yield Finding("socket", Level.FAIL, text, advice)
+        yield _failed("socket", error)
         return
     if not os.path.isdir(directory):
         yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
@@ -162,8 +166,7 @@ def disk(
         if spec.mounted:
             check_own(spec.path, mounts)
     except NotReady as error:
-        text, _, advice = str(error).rpartition("; ")
-        yield Finding("nvme", Level.FAIL, text, advice)
+        yield _failed("nvme", error)
         return
     kind = mount_of(spec.path, mounts).kind
     if why := misplaced(spec.path, mounts):
@@ -185,8 +188,7 @@ def disk(
     try:
         checked_budget(spec, disk, held_bytes, extent_bytes)
     except OutOfSpace as error:
-        text, _, advice = str(error).rpartition("; ")
-        yield Finding("nvme", Level.FAIL, text, advice)
+        yield _failed("nvme", error)
         return
     if budget > free + held_bytes - int(total * DISK_SPARE):
         yield Finding("nvme", Level.WARN, f"{spec.path}: {sizes}", "free space, or lower the budget")
@@ -277,8 +279,7 @@ def credentials() -> Finding:
         if found is not None and check_keys(found.get_frozen_credentials()).access_key:
             return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
     except InvalidInput as error:
-        text, _, advice = str(error).rpartition("; ")
-        return Finding("credentials", Level.FAIL, text, advice)
+        return _failed("credentials", error)
     except FAILED as error:
         return Finding(
             "credentials",

@@ -18,8 +18,7 @@ from fsspec import AbstractFileSystem
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged
 from cachesvc.core.safe_text import redacted
-from cachesvc.gateway.snapshot import Snapshot, SnapshotFile
-from cachesvc.gateway.snapshots import Snapshots
+from cachesvc.gateway.snapshots import Snapshot, SnapshotFile, Snapshots
 from cachesvc.gateway.urls import PROTOCOL, path_of, stripped, uri_of
 from cachesvc.sources.uri import local_path
 

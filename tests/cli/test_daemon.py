@@ -202,13 +202,11 @@ def test_a_uri_that_cannot_be_opened_does_not_keep_the_next_from_being_filled(
     assert [row["code"] for row in rows(err)] == [4, 3, 4], "the first gives the exit code, and comes last"
 
 
-def test_a_source_outside_the_allowlist_is_3(daemon: Daemon, capsys: Any) -> None:
-    assert run(["prefetch", "/etc"]) == 3
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_missing_path_is_4(daemon: Daemon, tmp_path: Path, capsys: Any) -> None:
-    assert run(["prefetch", str(tmp_path / "nothing")]) == 4
+@pytest.mark.parametrize(("uri", "code"), [("/etc", 3), ("{tmp_path}/nothing", 4)])
+def test_a_path_that_is_missing_or_outside_the_allowlist_is_one_line(
+    daemon: Daemon, tmp_path: Path, capsys: Any, uri: str, code: int
+) -> None:
+    assert run(["prefetch", uri.format(tmp_path=tmp_path)]) == code
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -73,31 +73,21 @@ def test_the_entry_has_a_version_for_other_programs(etcd: EtcdSource) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_is_killed_leaves_by_the_end_of_its_lease(etcd: EtcdSource) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=register, args=(etcd.spec, OTHER))
-    process.start()
-    try:
-        with watching(etcd) as seen:
-            seen.until([ME.address, OTHER.address])
-            process.kill()
-            seen.until([ME.address])
-    finally:
-        process.kill()
-        process.join(WAIT_S)
-
-
-@pytest.mark.slow
-def test_a_member_that_was_stopped_registers_again(etcd: EtcdSource) -> None:
+@pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_that_ends_leaves_with_its_lease_and_a_stopped_one_registers_again(
+    etcd: EtcdSource, ended: signal.Signals
+) -> None:
     process = multiprocessing.get_context("spawn").Process(target=register, args=(etcd.spec, OTHER))
     process.start()
     try:
         with watching(etcd) as seen:
             seen.until([ME.address, OTHER.address])
             assert process.pid is not None
-            os.kill(process.pid, signal.SIGSTOP)
+            os.kill(process.pid, ended)
             seen.until([ME.address])
-            os.kill(process.pid, signal.SIGCONT)
-            seen.until([ME.address, OTHER.address])
+            if ended is signal.SIGSTOP:
+                os.kill(process.pid, signal.SIGCONT)
+                seen.until([ME.address, OTHER.address])
     finally:
         process.kill()
         process.join(WAIT_S)

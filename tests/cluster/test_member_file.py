@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.cluster.member_file import MAX_BYTES
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import MAX_BYTES
 from tests.support.membership.sources import FileSource
 from tests.support.membership.watching import Watching
 from tests.support.waiting import wait_until

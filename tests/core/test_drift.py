@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.drift import Drift
 
 
-def test_a_rank_is_ahead_once_its_previous_count_exceeds_a_newer_one_by_more_than_allowed() -> None:
-    drift = Drift(4)
-    assert drift.compare(100, 0, now=0.0) is None  # the other may have gone on since
-    assert drift.compare(101, 10, now=2.0) == 0.0
-    assert drift.compare(120, 10, now=4.0) == 2.0
-    assert drift.compare(120, 115, now=32.0) == 30.0
-    assert drift.compare(120, 116, now=34.0) is None
-
-
-def test_a_rank_is_behind_at_once() -> None:
-    drift = Drift(4)
-    assert drift.compare(10, 15, now=0.0) == 0.0
-    assert drift.compare(12, 30, now=2.0) == 2.0
-    assert drift.compare(26, 30, now=4.0) is None
-
-
-def test_a_rank_that_was_ahead_and_is_behind_counts_anew() -> None:
-    drift = Drift(1)
-    assert drift.compare(10, 20, now=0.0) == 0.0
-    assert drift.compare(40, 20, now=2.0) is None
-    assert drift.compare(40, 20, now=4.0) == 0.0
+@pytest.mark.parametrize(
+    ("allowed", "compared"),
+    [
+        # ahead once its previous count exceeds a newer one by more: before, the other may have gone on since
+        (4, [(100, 0, 0, None), (101, 10, 2, 0), (120, 10, 4, 2), (120, 115, 32, 30), (120, 116, 34, None)]),
+        # behind at once
+        (4, [(10, 15, 0, 0), (12, 30, 2, 2), (26, 30, 4, None)]),
+        # behind, then ahead: counted anew
+        (1, [(10, 20, 0, 0), (40, 20, 2, None), (40, 20, 4, 0)]),
+    ],
+)
+def test_ranks_are_apart_for_as_long_as_one_is_certainly_ahead(
+    allowed: int, compared: list[tuple[int, int, float, float | None]]
+) -> None:
+    drift = Drift(allowed)
+    assert [drift.compare(own, other, now) for own, other, now, _ in compared] == [
+        each[3] for each in compared
+    ]
 
 
 def test_an_epoch_that_begins_anew_is_no_lead() -> None:

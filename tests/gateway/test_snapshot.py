@@ -11,7 +11,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.model import ObjectVersion
-from cachesvc.gateway.snapshot import Snapshot, files_listed, files_of
+from cachesvc.gateway.snapshots import Snapshot, files_listed, files_of
 from cachesvc.sources.files import FilesSource
 from tests.support import datasets
 

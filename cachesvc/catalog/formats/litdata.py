@@ -26,7 +26,7 @@ from cachesvc.catalog.formats.arrow import compile_ipc
 from cachesvc.catalog.formats.records import Cut, Payload, lay_out
 from cachesvc.catalog.kinds import kind_of
 from cachesvc.catalog.layout import LITDATA, Field
-from cachesvc.catalog.parsing.json_index import JsonRecord, indices, stream_of
+from cachesvc.catalog.parsing.json_index import JsonRecord, Listed, indices, stream_of
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES, ObjectVersion
 from cachesvc.sources.framed_zstd import CODEC, HEAD, items_of
@@ -84,9 +84,9 @@ def compile_litdata(inputs: Inputs) -> Draft:
     tokens without `seq_len`."""
     chunks: list[_Chunk] = []
     configs: list[_Config] = []
-    places = {entry.object.uri: at for at, entry in enumerate(inputs.entries)}
+    listed = Listed(inputs, "items")
     for index in indices(inputs, "litData"):
-        config, found = _read_index(inputs, index, places)
+        config, found = _read_index(inputs, index, listed)
         configs.append(config)
         chunks += found
         if config != configs[0]:
@@ -227,21 +227,27 @@ def _framed_size(inputs: Inputs, version: ObjectVersion, chunk: _Chunk, head: by
     return 4 * (items + 2) + int.from_bytes(inputs.fetch(version, last, 4), "little")
 
 
-def _read_index(inputs: Inputs, index: ListedObject, places: dict[str, int]) -> tuple[_Config, list[_Chunk]]:
+def _read_index(inputs: Inputs, index: ListedObject, listed: Listed) -> tuple[_Config, list[_Chunk]]:
     uri, stream = index.object.uri, stream_of(inputs, index)
-    listed: list[tuple[str, int, int, int]] | None = None
+    chunks: list[tuple[str, int, int, int]] | None = None
     config: Any = None
     for name in stream.fields():
         if name == "chunks":
             records = (JsonRecord(f"{uri}: chunks[{at}]", value) for at, value in enumerate(stream.items()))
-            listed = [_entry(record) for record in records]
+            chunks = [_entry(record) for record in records]
         else:
             value = stream.value()
             config = value if name == "config" else config
-    if listed is None:
+    if chunks is None:
         raise CorruptData(f"{uri}: field 'chunks' is missing")
     found = _config(JsonRecord(f"{uri}: config", JsonRecord(uri, {"config": config}).take("config", dict)))
-    return found, list(_placed(inputs, uri, listed, places, found))
+    form = CODEC if found.form == "batch" else ""
+    placed = []
+    for number, (name, items, tokens, size) in enumerate(chunks):
+        where = f"{uri}: chunks[{number}]"
+        codec = "zstd" if ".zstd" in name else form
+        placed.append(_Chunk(listed.place(index, name, where), items, tokens, size, codec, where))
+    return found, placed
 
 
 def _entry(record: JsonRecord) -> tuple[str, int, int, int]:
@@ -249,26 +255,6 @@ def _entry(record: JsonRecord) -> tuple[str, int, int, int]:
     name, items = record.take("filename", str), record.take("chunk_size", int)
     tokens = 0 if record.value.get("dim") is None else record.take("dim", int)
     return name, items, tokens, record.take("chunk_bytes", int)
-
-
-def _placed(
-    inputs: Inputs,
-    uri: str,
-    listed: Sequence[tuple[str, int, int, int]],
-    places: dict[str, int],
-    config: _Config,
-) -> Iterator[_Chunk]:
-    named: set[int] = set()
-    for number, (name, items, tokens, size) in enumerate(listed):
-        where, at = f"{uri}: chunks[{number}]", places.get(f"{uri.rpartition('/')[0]}/{name}")
-        if at is None:
-            raise CorruptData(f"{where} names {name!r}, which does not exist")
-        if at in named:
-            raise CorruptData(f"{where} names {name!r} again: its items would be read twice an epoch")
-        named.add(at)
-        whole = ".zstd" in name
-        codec = "zstd" if whole else CODEC if config.form == "batch" else ""
-        yield _Chunk(at, items, tokens, size, codec, where)
 
 
 def _config(record: JsonRecord) -> _Config:

@@ -16,7 +16,7 @@ from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.layout import Field
-from cachesvc.catalog.parsing.json_index import JsonRecord, indices, stream_of
+from cachesvc.catalog.parsing.json_index import JsonRecord, Listed, indices, stream_of
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.stated_hashes import is_known
@@ -50,24 +50,15 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
 
 def compile_mds(inputs: Inputs) -> Draft:
     """Compile by the index. Raises CorruptData naming file and field, InvalidInput for features that are not read."""
-    places = {entry.object.uri: at for at, entry in enumerate(inputs.entries)}
     space, firsts, samples = AddressSpace([entry.object for entry in inputs.entries]), array("q"), 0
     columns: tuple[tuple[str, str, int], ...] | None = None
     heads: list[_Head] = []
-    named: set[int] = set()
+    listed = Listed(inputs, "samples")
     unknown: dict[str, str] = {}
     for index in indices(inputs, "MDS", merges=True):
-        root = index.object.uri.rpartition("/")[0]
         for number, shard in enumerate(_shards(inputs, index)):
             where = f"{index.object.uri}: shards[{number}]"
-            at = places.get(f"{root}/{shard.file}")
-            if at is None:
-                raise CorruptData(f"{where} names {shard.file!r}, which does not exist")
-            if at in named:
-                raise CorruptData(
-                    f"{where} names {shard.file!r} again: its samples would be read twice an epoch"
-                )
-            named.add(at)
+            at = listed.place(index, shard.file, where)
             if inputs.entries[at].object.size_bytes != shard.stored:
                 raise CorruptData(f"{where}: {shard.file!r} should have {shard.stored} bytes")
             if columns is not None and shard.columns != columns:

@@ -166,6 +166,25 @@ def stream_of(inputs: Inputs, index: ListedObject) -> JsonStream:
     return JsonStream(uri, lambda offset, length: inputs.fetch(index.object, offset, length), size)
 
 
+class Listed:
+    """The objects that the indices of a dataset have named, each once. `noun`: what an object holds."""
+
+    def __init__(self, inputs: Inputs, noun: str) -> None:
+        self._places = {entry.object.uri: at for at, entry in enumerate(inputs.entries)}
+        self._noun, self._named = noun, set[int]()
+
+    def place(self, index: ListedObject, name: str, where: str) -> int:
+        """Return the object that an index names, by its number. Raises CorruptData for one that does not exist, and for one
+        that was named before."""
+        at = self._places.get(f"{index.object.uri.rpartition('/')[0]}/{name}")
+        if at is None:
+            raise CorruptData(f"{where} names {name!r}, which does not exist")
+        if at in self._named:
+            raise CorruptData(f"{where} names {name!r} again: its {self._noun} would be read twice an epoch")
+        self._named.add(at)
+        return at
+
+
 @dataclass(frozen=True, slots=True)
 class JsonRecord:
     """A JSON object with checked access to its fields."""

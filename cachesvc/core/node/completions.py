@@ -20,6 +20,11 @@ from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.residency import CacheEntry, Copy
 from cachesvc.core.tiering.copies import Copies
 
+RETRY_BASE_S = 0.1
+"""First delay: about a round trip to an object store, so a short fault costs no more than it lasted."""
+RETRY_CAP_S = 10.0
+"""Longest delay: readers wait for tens of seconds."""
+
 
 class Completions:
     """Applies each answer, and holds the retries that are due."""
@@ -34,7 +39,8 @@ class Completions:
         self._prefetches = prefetches
         self._scrub = scrub
         self._outages = outages
-        self._alarms = Alarms()
+        self._due: list[tuple[float, ExtentId]] = []
+        """Heap of the times at which fills are retried; stale ones are ignored."""
 
     def filled(self, event: ev.Filled) -> None:
         """End a fill that succeeded, and grant the extent to its waiters."""
@@ -76,7 +82,7 @@ class Completions:
         entry.attempts += 1
         if event.retry and entry.attempts < self._policy.settings.max_attempts:
             entry.due_at = self._context.now + backoff_s(entry.attempts, entry.id)
-            self._alarms.set(entry.due_at, entry.id)
+            heapq.heappush(self._due, (entry.due_at, entry.id))
             return
         entry.attempts, entry.failed = 0, True
         for dataset in entry.datasets:
@@ -86,13 +92,13 @@ class Completions:
 
     def next_alarm(self) -> float:
         """The time of the next retry, in seconds; inf where none is."""
-        return self._alarms.next()
+        return self._due[0][0] if self._due else math.inf
 
     def ring(self) -> None:
         """Retry the fills that are due."""
         now = self._context.now
-        for extent in self._alarms.ring(now):
-            entry = self._copies.entries.get(extent)
+        while self._due and self._due[0][0] <= now:
+            entry = self._copies.entries.get(heapq.heappop(self._due)[1])
             if entry is None or entry.due_at is None or entry.due_at > now:
                 continue
             entry.due_at = None
@@ -162,12 +168,6 @@ class Completions:
         return copy
 
 
-RETRY_BASE_S = 0.1
-"""First delay: about a round trip to an object store, so a short fault costs no more than it lasted."""
-RETRY_CAP_S = 10.0
-"""Longest delay: readers wait for tens of seconds."""
-
-
 def backoff_s(attempt: int, extent: ExtentId) -> float:
     """Seconds to wait after failed attempt number `attempt` (1 is the first).
 
@@ -176,27 +176,3 @@ def backoff_s(attempt: int, extent: ExtentId) -> float:
     """
     whole = min(RETRY_CAP_S, RETRY_BASE_S * float(2 ** min(attempt - 1, 16)))
     return whole * (0.5 + int.from_bytes(extent[-2:], "little") / 131072)
-
-
-class Alarms:
-    """Due times of extents, earliest first. Setting one again adds a second; the caller ignores stale ones."""
-
-    __slots__ = ("_heap",)
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, ExtentId]] = []
-
-    def set(self, due_at: float, extent: ExtentId) -> None:
-        """Add a due time for `extent`."""
-        heapq.heappush(self._heap, (due_at, extent))
-
-    def next(self) -> float:
-        """The earliest due time; inf where there is none."""
-        return self._heap[0][0] if self._heap else math.inf
-
-    def ring(self, now: float) -> list[ExtentId]:
-        """Remove and return every extent due by `now`."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            due.append(heapq.heappop(self._heap)[1])
-        return due

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cachesvc.catalog.options import Options
-from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from tests.support.catalog_reader import Folder, compiled
@@ -151,34 +151,29 @@ def test_tokens_need_a_length_and_other_items_take_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "error", "said"),
     [
-        ({"encryption": {"algorithm": "fernet"}}, "is encrypted"),
-        ({"compression": "lz4"}, "compressed with 'lz4'; none and zstd are read"),
-        ({"compression": "zstd", "compression_level": "row"}, "compression_level 'row'"),
-        ({"item_loader": "ParquetLoader"}, "open them with format='parquet'"),
-        ({"item_loader": "TemporalArrayLoader"}, "is for TemporalArrayLoader, which is not read"),
+        ({"encryption": {"algorithm": "fernet"}}, InvalidInput, "is encrypted"),
+        ({"compression": "lz4"}, InvalidInput, "compressed with 'lz4'; none and zstd are read"),
+        ({"compression": "zstd", "compression_level": "row"}, InvalidInput, "compression_level 'row'"),
+        ({"item_loader": "ParquetLoader"}, InvalidInput, "open them with format='parquet'"),
+        (
+            {"item_loader": "TemporalArrayLoader"},
+            InvalidInput,
+            "is for TemporalArrayLoader, which is not read",
+        ),
+        ({"data_format": []}, CorruptData, "'data_format' is no list of 1 to"),
+        ({"data_format": ["int", "int"]}, CorruptData, "data_spec names 1 values, data_format 2"),
+        ({"data_spec": "[1, 2]"}, CorruptData, "'data_spec' is no tree of values"),
+        ({"data_spec": "[" * 100_000}, CorruptData, "'data_spec' is no tree of values"),
+        ({"data_spec": None}, CorruptData, "'data_spec' is missing"),
     ],
 )
-def test_features_that_are_not_read_are_refused(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+def test_a_config_that_is_damaged_or_of_features_that_are_not_read_is_named(
+    tmp_path: Path, config: dict[str, Any], error: type[CacheError], said: str
+) -> None:
     root = litdata(tmp_path / "d", {"i": "int"}, [[bytes(8)]] * 4, 2, **config)
-    with pytest.raises(InvalidInput, match=said):
-        compiled(root)
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"data_format": []}, "'data_format' is no list of 1 to"),
-        ({"data_format": ["int", "int"]}, "data_spec names 1 values, data_format 2"),
-        ({"data_spec": "[1, 2]"}, "'data_spec' is no tree of values"),
-        ({"data_spec": "[" * 100_000}, "'data_spec' is no tree of values"),
-        ({"data_spec": None}, "'data_spec' is missing"),
-    ],
-)
-def test_a_damaged_config_is_named(tmp_path: Path, config: dict[str, Any], said: str) -> None:
-    root = litdata(tmp_path / "d", {"i": "int"}, [[bytes(8)]] * 4, 2, **config)
-    with pytest.raises(CorruptData, match=said):
+    with pytest.raises(error, match=said):
         compiled(root)
 
 

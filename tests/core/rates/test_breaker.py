@@ -141,9 +141,6 @@ def test_a_daemon_that_was_held_up_does_not_blame_the_disk() -> None:
     assert not breaker.lost
     breaker.answered(120.1, 0.001)
     assert not breaker.lost
-
-
-def test_a_daemon_that_was_held_up_does_not_blame_the_disk_whose_answer_it_hears_first() -> None:
     breaker = Breaker(LIMITS, 0.0)
     assert breaker.tick(0.0) is Probe.CANARY
     breaker.answered(40.0, 40.0)  # stopped all that time, the probe's thread as well
