@@ -110,8 +110,11 @@ def verify_digest(path: str) -> None:
         raise CorruptData(f"{path}: the catalog's digest does not match; build it again")
 
 
-def write_columns(path: str, head: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
-    """Write a file at `path`: temporary name beside it, fsync, rename. The same input gives the same bytes.
+def write_columns(
+    path: str, head: Mapping[str, Any], columns: Mapping[str, Array], value_bytes: int = VALUE_BYTES
+) -> None:
+    """Write a file at `path`: temporary name beside it, fsync, rename. The same input gives the same bytes. No LMDB
+    value is longer than `value_bytes`.
 
     Raises OutOfSpace where it cannot be written, InvalidInput where the head is too long.
     """
@@ -124,7 +127,7 @@ def write_columns(path: str, head: Mapping[str, Any], columns: Mapping[str, Arra
         )
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        length, places = _write_lmdb(temporary, text, columns)
+        length, places = _write_lmdb(temporary, text, columns, value_bytes)
         _append_index(temporary, length, places)
         os.replace(temporary, path)
     except (lmdb.Error, OSError) as error:
@@ -146,16 +149,18 @@ def _advice(path: str, message: str) -> str:
     return "free space there"
 
 
-def _write_lmdb(path: str, head: bytes, columns: Mapping[str, Array]) -> tuple[int, _Places]:
+def _write_lmdb(
+    path: str, head: bytes, columns: Mapping[str, Array], value_bytes: int
+) -> tuple[int, _Places]:
     """Write the LMDB file; return its size, and the offset and length of each value in it."""
     room = sum(value.nbytes + 4 * mmap.PAGESIZE for value in columns.values()) + 2 * len(head) + (1 << 20)
     env = lmdb.open(path, subdir=False, lock=False, sync=False, map_size=2 * room)
     try:
         for name, value in sorted(columns.items()):
             raw = np.ascontiguousarray(value).view(np.uint8)
-            for part, begin in enumerate(range(0, len(raw), VALUE_BYTES)):
+            for part, begin in enumerate(range(0, len(raw), value_bytes)):
                 with env.begin(write=True) as transaction:
-                    transaction.put(value_key(name, part).encode(), raw[begin : begin + VALUE_BYTES].data)
+                    transaction.put(value_key(name, part).encode(), raw[begin : begin + value_bytes].data)
         with env.begin(write=True) as transaction:
             transaction.put(_HEAD.encode(), head)
         return (env.info()["last_pgno"] + 1) * env.stat()["psize"], _value_places(env)

@@ -77,10 +77,9 @@ def test_written_columns_are_read_back_by_us_and_by_lmdb(tmp_path: Path) -> None
             assert transaction.get(key.encode()) == bytes(found.data[begin : begin + length])
 
 
-def test_a_column_of_several_values_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesvc.catalog.column_file.VALUE_BYTES", 1 << 12)
+def test_a_column_of_several_values_is_joined(tmp_path: Path) -> None:
     columns = {"long": np.arange(5000), "short": np.arange(5, dtype="<i4")}
-    write_columns(str(tmp_path / "f"), {}, columns)
+    write_columns(str(tmp_path / "f"), {}, columns, value_bytes=1 << 12)
     with mapped_columns(str(tmp_path / "f")) as found:
         assert len(found.places) == 12
         assert all(np.array_equal(found[name], column) for name, column in columns.items())

@@ -91,7 +91,7 @@ def test_a_catalog_beside_the_data_with_too_many_extents_is_not_used(
     source = Folder()
     found = survey([str(data)], options, lambda uri: source)
     assert found.id == built.id
-    for module in ("adoption", "address_space"):
+    for module in ("build", "address_space"):
         monkeypatch.setattr(f"cachesvc.catalog.{module}.MAX_EXTENTS", 4)
     with pytest.raises(InvalidInput, match="4 extents"):
         build(

@@ -20,7 +20,7 @@ from cachesvc.sources.decompression import codec_of, decompressed
 MAX_DECODED_BYTES = 1 << 30
 """Limit of a compressed object, decoded: it is one extent, which a fill holds room for."""
 _WINDOW_BYTES = 1 << 20
-_FETCH_BYTES = 8 << 20
+FETCH_BYTES = 8 << 20
 _FETCHES = 8
 """Ranges of compressed objects that are fetched ahead: at most 64 MiB."""
 
@@ -28,8 +28,16 @@ _FETCHES = 8
 class ObjectBytes:
     """The bytes of the objects of `inputs`, by index, which are read in order. Plain ones are declared at once."""
 
-    def __init__(self, inputs: Inputs, chosen: Sequence[int] | None = None) -> None:
-        """`chosen`: the objects that are read; None for all. Raises InvalidInput for a compression that is not read."""
+    def __init__(
+        self,
+        inputs: Inputs,
+        chosen: Sequence[int] | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+        most_bytes: int = MAX_DECODED_BYTES,
+    ) -> None:
+        """`chosen`: the objects that are read; None for all. Compressed ones are fetched in ranges of `fetch_bytes`. Raises
+        InvalidInput for a compression that is not read."""
+        self._fetch_bytes, self._most_bytes = fetch_bytes, most_bytes
         self._inputs = inputs
         self._versions = [entry.object for entry in inputs.entries]
         self.codecs = [codec_of(version.uri) for version in self._versions]
@@ -43,7 +51,7 @@ class ObjectBytes:
                 self.first_extent[at] = len(self._plain)
                 self._plain.add_run(at, 0, self._versions[at].size_bytes, self.cut)
         packed = (self._versions[at] for at in read if self.codecs[at])
-        self._to_fetch = ((version, *each) for version in packed for each in _ranges(version))
+        self._to_fetch = ((version, *each) for version in packed for each in self._ranges(version))
         self._waiting: deque[tuple[tuple[ObjectVersion, int], Future[bytes]]] = deque()
         # Not in a generator: the garbage collector may close an abandoned one while this thread holds a lock that joining
         # threads takes. The threads end with the pool.
@@ -63,9 +71,9 @@ class ObjectBytes:
         coming = self._decoding.submit(next, decoded, b"")
         while window := coming.result():
             done += len(window)
-            if done > MAX_DECODED_BYTES:
+            if done > self._most_bytes:
                 raise InvalidInput(
-                    f"{version.uri} decodes to more than {MAX_DECODED_BYTES >> 30} GiB, and {self.codecs[at]} cannot be "
+                    f"{version.uri} decodes to more than {self._most_bytes >> 30} GiB, and {self.codecs[at]} cannot be "
                     "read from the middle: split it into smaller files, or decompress it"
                 )
             coming = self._decoding.submit(next, decoded, b"")
@@ -86,13 +94,18 @@ class ObjectBytes:
 
     def _stored(self, version: ObjectVersion) -> Iterator[bytes]:
         """Yield the stored bytes of an object. Ranges are fetched ahead, those of the objects behind it too."""
-        for begin, _ in _ranges(version):
+        for begin, _ in self._ranges(version):
             found = None
             while found != (version, begin):  # an object that failed leaves ranges behind
                 while len(self._waiting) < _FETCHES and (wanted := next(self._to_fetch, None)):
                     self._waiting.append((wanted[:2], self._pool.submit(self._inputs.fetch, *wanted)))
                 found, coming = self._waiting.popleft()
             yield coming.result()
+
+    def _ranges(self, version: ObjectVersion) -> Iterator[tuple[int, int]]:
+        """Yield the ranges, (offset, length), in which an object is fetched."""
+        for begin in range(0, version.size_bytes, self._fetch_bytes):
+            yield begin, min(self._fetch_bytes, version.size_bytes - begin)
 
     def add_to(self, space: AddressSpace, at: int, decoded_bytes: int) -> int:
         """Add the extents of an object that was read and return its start address."""
@@ -113,9 +126,3 @@ def _joined(steps: Iterator[bytes]) -> Iterator[bytes]:
             parts, held = [], 0
     if parts:
         yield b"".join(parts)
-
-
-def _ranges(version: ObjectVersion) -> Iterator[tuple[int, int]]:
-    """Yield the ranges, (offset, length), in which an object is fetched."""
-    for begin in range(0, version.size_bytes, _FETCH_BYTES):
-        yield begin, min(_FETCH_BYTES, version.size_bytes - begin)

@@ -15,14 +15,14 @@ from cachesvc.catalog.labels.tags import MAX_TAGS, number_of, tag_name
 
 MAX_TAG_BYTES = 64
 """A longer value is data, not a tag."""
-_MAX_TEXTS = 1 << 20
+MAX_TEXTS = 1 << 20
 """Limit of the distinct texts of all tags, about 200 MB while they are collected."""
-_MAX_VALUES = 1 << 28
+MAX_VALUES = 1 << 28
 """Limit of the values of all tags, at most 2 GiB."""
 _MAX_NAMES = 4096
 """Limit of names that are remembered: data may have millions."""
 _MAX_INTEGER = 10**64
-_PENDING = 8192
+PENDING = 8192
 """Values of a tag that are taken over at a time."""
 _EXACT = 2**53
 _NAN = ("nan", "NaN")
@@ -34,7 +34,10 @@ _Value = str | int | float
 class RowTags:
     """Values by tag and sample, added in ascending order of samples. `notes` names the tags beyond the limits."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, most_texts: int = MAX_TEXTS, most_values: int = MAX_VALUES, pending: int = PENDING
+    ) -> None:
+        self._most_texts, self._most_values, self._pending = most_texts, most_values, pending
         self._columns: dict[str, _TagColumn] = {}
         self._of_name: dict[str, _TagColumn | None] = {}
         self._dropped: dict[str, None] = {}
@@ -48,7 +51,7 @@ class RowTags:
                 if column is not None:
                     column.samples.append(sample)
                     column.values.append(value)
-                    if len(column.values) == _PENDING:
+                    if len(column.values) == self._pending:
                         self._take(column)
 
     def _column(self, name: str) -> _TagColumn | None:
@@ -66,9 +69,9 @@ class RowTags:
     def _take(self, column: _TagColumn) -> None:
         samples = column.samples[-1] + 1 if column.samples else 0
         self._texts += column.take()
-        while len(self._columns) * samples > _MAX_VALUES:
+        while len(self._columns) * samples > self._most_values:
             self._drop(next(reversed(self._columns)))
-        if self._texts > _MAX_TEXTS:
+        if self._texts > self._most_texts:
             self._drop(max(self._columns, key=lambda name: self._columns[name].texts))
 
     def _drop(self, tag: str) -> None:
@@ -81,7 +84,7 @@ class RowTags:
         """Return the tags, as `Tags.columns` does, as many as fit the limits."""
         for column in list(self._columns.values()):
             self._take(column)
-        while len(self._columns) * samples > _MAX_VALUES:
+        while len(self._columns) * samples > self._most_values:
             self._drop(next(reversed(self._columns)))
         return {tag: self._columns[tag].column(samples) for tag in sorted(self._columns)}
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.compiler import Inputs, ListedObject
-from cachesvc.catalog.formats import object_bytes, text_rows
-from cachesvc.catalog.labels import row_tags
+from cachesvc.catalog.formats.object_bytes import ObjectBytes
+from cachesvc.catalog.labels.row_tags import RowTags
 from cachesvc.catalog.listing import BESIDE
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.row_syntax import csv_rows, json_value
@@ -202,44 +202,36 @@ def test_short_values_are_searched_and_long_ones_are_not_in_the_catalog(tmp_path
         assert catalog.find(found).tolist() == expected
 
 
-def test_more_names_and_values_than_are_kept_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_tags, "_MAX_TEXTS", 50)
-    monkeypatch.setattr(row_tags, "_PENDING", 4)
-    body = "".join(json.dumps({"id": f"i{n}", "kind": f"k{n % 3}", f"n{n}": n}) + "\n" for n in range(1100))
+def test_more_names_than_are_kept_are_noted(tmp_path: Path) -> None:
+    body = "".join(json.dumps({"kind": f"k{n % 3}", f"n{n}": n}) + "\n" for n in range(1100))
     catalog = opened(tmp_path / "d", {"a.jsonl": body.encode()})
-    assert "id" not in catalog.names()
     assert len(catalog.find("kind == 'k1'")) == 367
-    assert any("columns are not searchable" in note and ": id" in note for note in catalog.notes)
+    assert any("columns are not searchable" in note for note in catalog.notes)
     assert any("fields= can name the first 1,024 keys" in note for note in catalog.notes)
     assert len(catalog.fields) == 1024
 
 
-def test_columns_beyond_the_limit_of_values_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_tags, "_MAX_VALUES", 250)
-    monkeypatch.setattr(row_tags, "_PENDING", 8)
-    body = "".join(json.dumps({"a": n, "b": str(n % 2), "c": n}) + "\n" for n in range(100))
-    catalog = opened(tmp_path / "d", {"a.jsonl": body.encode()})
-    assert catalog.names() == ("key", "shard", "a", "b")
-    assert catalog.find("a > 97").tolist() == [98, 99]
-    assert catalog.notes == ("1 columns are not searchable, being too many or of too many values: c",)
+@pytest.mark.parametrize("limit", [{"most_texts": 50, "pending": 4}, {"most_values": 250, "pending": 8}])
+def test_columns_of_too_many_values_are_noted(limit: dict[str, int]) -> None:
+    tags = RowTags(**limit)
+    for at in range(100):
+        tags.add_all(at, [("a", at), ("b", str(at % 2)), ("c", f"text {at}")])
+    assert list(tags.columns(100)) == ["a", "b"]
+    assert tags.notes() == ["1 columns are not searchable, being too many or of too many values: c"]
 
 
-def test_a_file_that_was_left_in_the_middle_costs_the_next_one_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(object_bytes, "_FETCH_BYTES", 100)
-    bodies = {f"{n}.gz": gzip.compress(random.Random(n).randbytes(5000)) for n in range(3)}
-
+def inputs_of(bodies: dict[str, bytes]) -> Inputs:
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
         return bodies[version.uri][offset : offset + length]
 
     entries = [ListedObject(ObjectVersion(name, len(body), "e"), name) for name, body in bodies.items()]
     anything: Any = None
-    found = object_bytes.ObjectBytes(Inputs("", entries, Options(), fetch, anything, anything))
+    return Inputs("", entries, Options(), fetch, anything, anything)
+
+
+def test_a_file_that_was_left_in_the_middle_costs_the_next_one_nothing() -> None:
+    bodies = {f"{n}.gz": gzip.compress(random.Random(n).randbytes(5000)) for n in range(3)}
+    found = ObjectBytes(inputs_of(bodies), fetch_bytes=100)
     next(found.windows(0))
     next(found.windows(1))
     assert b"".join(found.windows(2)) == gzip.decompress(bodies["2.gz"])
@@ -444,29 +436,23 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, case: str) -> None:
     assert "/d" in str(caught.value)
 
 
-def test_a_line_without_end_is_refused_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text_rows, "MAX_ROW_BYTES", 1 << 20)
-    write_files(tmp_path / "d", {"a.jsonl.zst": zstandard.compress(b"[" * (64 << 20))})
+def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+    write_files(tmp_path / "d", {"a.jsonl.zst": zstandard.compress(b"[" * (256 << 20))})
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptData, match=r"a\.jsonl\.zst: the line at byte 0 is longer than 1 MiB"):
+        with pytest.raises(CorruptData, match=r"a\.jsonl\.zst: the line at byte 0 is longer than 64 MiB"):
             compiled(tmp_path / "d")
-        assert tracemalloc.get_traced_memory()[1] < 110 << 20
+        assert tracemalloc.get_traced_memory()[1] < 180 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_an_object_that_decodes_to_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(object_bytes, "MAX_DECODED_BYTES", 1 << 20)
-    for ending in (".gz", ".bz2", ".zst"):
-        body = COMPRESS[ending](b"{}\n" * 400_000)
-        said = refusal(tmp_path / f"d{ending}", {f"a.jsonl{ending}": body})
-        assert f"a.jsonl{ending} decodes to more than" in said
-        assert "split it into smaller files" in said
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".zst"])
+def test_an_object_that_decodes_to_too_much_is_refused(ending: str) -> None:
+    body = COMPRESS[ending](b"{}\n" * 400_000)
+    packed = ObjectBytes(inputs_of({f"a.jsonl{ending}": body}), most_bytes=1 << 20)
+    with pytest.raises(InvalidInput, match=rf"a\.jsonl\{ending} decodes to more than.*split it into smaller"):
+        list(packed.windows(0))
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv", "text"])
