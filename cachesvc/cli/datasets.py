@@ -51,7 +51,8 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
         output.print_notes(
             [f"{output.size(beyond_bytes)} of it have no room, and are not kept until there is room"], json
         )
-    _report(json, f"{name} ({dataset}) is pinned", event="pinned", dataset=dataset, target=name)
+    row = {"event": "pinned", "dataset": dataset, "target": name}
+    output.report(json, f"{name} ({dataset}) is pinned", row)
     return 0
 
 
@@ -64,7 +65,8 @@ def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     with Control(socket) as control:
         for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             control.pin(dataset, False)
-            _report(json, f"{name} ({dataset}) is not pinned", event="unpinned", dataset=dataset, target=name)
+            row = {"event": "unpinned", "dataset": dataset, "target": name}
+            output.report(json, f"{name} ({dataset}) is not pinned", row)
     return 0
 
 
@@ -87,15 +89,9 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
             )
             if reply.lost_bytes:
                 kept += f"; {output.size(reply.lost_bytes)} are in a lost tier and stay"
-            _report(
-                json,
-                f"{name} ({dataset}): {output.size(reply.evicted_bytes)} evicted{kept}",
-                event="evicted",
-                dataset=dataset,
-                target=name,
-                evicted_bytes=reply.evicted_bytes,
-                busy_bytes=reply.busy_bytes,
-                lost_bytes=reply.lost_bytes,
+            text = f"{name} ({dataset}): {output.size(reply.evicted_bytes)} evicted{kept}"
+            output.report(
+                json, text, {"event": "evicted", "dataset": dataset, "target": name} | output.plain(reply)
             )
             stayed_bytes += reply.busy_bytes
             lost_bytes += reply.lost_bytes
@@ -109,10 +105,3 @@ def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:
             " (cachesvc status says which tier, the daemon's log why)"
         )
     return 0
-
-
-def _report(as_json: bool, text: str, **row: Any) -> None:
-    if as_json:
-        output.emit(row)
-    else:
-        output.say(text)

@@ -48,14 +48,13 @@ def index(uri: str, beside: bool, into: str | None, socket: str | None, json: bo
             "catalog_bytes": catalog_bytes,
             "written": written,
         }
-    if json:
-        output.emit(row)
-    else:
-        where = f"; written to {', '.join(written)}" if written else ""
-        output.say(
-            f"{uri} ({catalog.id}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
-            f" {output.size(size_bytes)}, catalog {output.size(catalog_bytes)}{where}"
-        )
+    where = f"; written to {', '.join(written)}" if written else ""
+    output.report(
+        json,
+        f"{uri} ({catalog.id}): {catalog.format}, {catalog.samples:,} samples in {row['extents']:,} extents,"
+        f" {output.size(size_bytes)}, catalog {output.size(catalog_bytes)}{where}",
+        row,
+    )
     return 0
 
 

@@ -76,6 +76,14 @@ def emit(row: Mapping[str, Any], to_stderr: bool = False) -> None:
         print(json.dumps(row), file=sys.stderr if to_stderr else sys.stdout, flush=True)
 
 
+def report(as_json: bool, text: str, row: Mapping[str, Any]) -> None:
+    """Print a result: as JSON the row, else the text."""
+    if as_json:
+        emit(row)
+    else:
+        say(text)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table with one line a row at any terminal width; headers that end in `>` are right-aligned.
 

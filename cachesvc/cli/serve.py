@@ -89,72 +89,60 @@ def serve(launch: Any, /, json: bool, **given: Any) -> int:
     return run_service(settings, launch or launch_daemon)
 
 
-def settings_of(
-    ram: int | None,
-    nvme: tuple[config.NvmeSpec, ...],
-    socket: str | None,
-    state_dir: str | None,
-    tls_cert: str | None = None,
-    tls_key: str | None = None,
-    tls_ca: str | None = None,
-    allow: tuple[str, ...] = (),
-    cluster: str | None = None,
-    node_name: str | None = None,
-    advertise: str | None = None,
-    zone: str | None = None,
-    domain: str | None = None,
-    rejoin_grace: float | None = None,
-    peer_bandwidth: int | None = None,
-    tls_name: str | None = None,
-    stale_if_error: float | None = None,
-    **others: Any,
-) -> config.Settings:
+_OF_CLUSTER = ("node_name", "advertise", "zone", "domain", "rejoin_grace", "peer_bandwidth", "tls_name")
+"""Options that need --cluster."""
+_NAMES = {"stale_if_error": "stale_if_error_s"}
+"""Names of settings, where they differ from the option's."""
+
+
+def settings_of(**options: Any) -> config.Settings:
     """Return the settings tree from command-line options; None takes the default of config.py."""
-    tls = None
-    if tls_cert and tls_key and tls_ca:
-        tls = config.Tls(certificate=tls_cert, key=tls_key, ca=tls_ca)
-    elif tls_cert or tls_key or tls_ca:
+    given = {name: value for name, value in options.items() if value is not None}
+    tls = [given.pop(name, "") for name in ("tls_cert", "tls_key", "tls_ca")]
+    if any(tls) and not all(tls):
         raise InvalidInput("mutual TLS needs all three of --tls-cert, --tls-key and --tls-ca")
-    member = None
-    if cluster:
-        name = node_name or config.default_node_name()
-        member = config.ClusterSettings(
-            members=cluster,
-            node_name=name,
-            advertise=advertise or f"{name}:{config.PEER_PORT}",
-            zone=zone or "",
-            by_zone=domain != "none",
-            rejoin_grace_s=config.REJOIN_GRACE_S if rejoin_grace is None else rejoin_grace,
-            bytes_per_s=peer_bandwidth or 0,
-            tls_name=tls_name or "",
+    of_cluster = {name: given.pop(name) for name in _OF_CLUSTER if name in given}
+    members = given.pop("cluster", "")
+    if of_cluster and not members:
+        raise InvalidInput(
+            f"--{next(iter(of_cluster)).replace('_', '-')} is of a cluster; give --cluster too"
         )
-    else:
-        given_alone = {
-            "--node-name": node_name,
-            "--advertise": advertise,
-            "--zone": zone,
-            "--domain": domain,
-            "--rejoin-grace": rejoin_grace,
-            "--peer-bandwidth": peer_bandwidth,
-            "--tls-name": tls_name,
-        }
-        for option, value in given_alone.items():
-            if value is not None:
-                raise InvalidInput(f"{option} is of a cluster; give --cluster too")
-    allowed = [config.parse_allow(text) for text in allow]
-    others["stale_if_error_s"] = stale_if_error
-    given = {name: value for name, value in others.items() if value is not None}
+    allowed = [config.parse_allow(text) for text in given.pop("allow", ())]
+    ram_bytes = given.pop("ram", None)
     settings = config.Settings(
-        ram_bytes=ram or 0,
-        nvme=nvme,
+        ram_bytes=ram_bytes or 0,
+        nvme=given.pop("nvme", ()),
         allow=tuple(prefix for prefix, _ in allowed),
         rules=tuple(rule for _, rule in allowed if rule is not None),
-        socket_dir=socket or config.default_socket_dir(),
-        state_dir=state_dir or config.default_state_dir(),
-        tls=tls,
-        cluster=member,
-        **given,
+        socket_dir=given.pop("socket", "") or config.default_socket_dir(),
+        state_dir=given.pop("state_dir", "") or config.default_state_dir(),
+        tls=config.Tls(certificate=tls[0], key=tls[1], ca=tls[2]) if all(tls) else None,
+        cluster=_member(members, **of_cluster) if members else None,
+        **{_NAMES.get(name, name): value for name, value in given.items()},
     )
-    if ram is None:
+    if ram_bytes is None:
         return replace(settings, ram_bytes=default_ram_bytes(allowed_bytes(), settings.own_bytes))
     return settings
+
+
+def _member(
+    members: str,
+    node_name: str = "",
+    advertise: str = "",
+    zone: str = "",
+    domain: str = "zone",
+    rejoin_grace: float = config.REJOIN_GRACE_S,
+    peer_bandwidth: int = 0,
+    tls_name: str = "",
+) -> config.ClusterSettings:
+    name = node_name or config.default_node_name()
+    return config.ClusterSettings(
+        members=members,
+        node_name=name,
+        advertise=advertise or f"{name}:{config.PEER_PORT}",
+        zone=zone,
+        by_zone=domain != "none",
+        rejoin_grace_s=rejoin_grace,
+        bytes_per_s=peer_bandwidth,
+        tls_name=tls_name,
+    )

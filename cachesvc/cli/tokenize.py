@@ -78,13 +78,12 @@ def tokenize(
         for row in rows:
             if "done_bytes" in row:
                 progress.update(row["done_bytes"], row["total_bytes"])
-    if json:
-        output.emit({"event": "tokenized", "source": src, "folder": dst} | row)
-    else:
-        output.say(
-            f"{src}: {row['rows']:,} rows, {row['tokens']:,} tokens of {row['dtype']} in {row['shards']:,} shards,"
-            f" {output.size(row['size_bytes'])}, {row['written_shards']:,} of them written now; in {dst}"
-        )
+    output.report(
+        json,
+        f"{src}: {row['rows']:,} rows, {row['tokens']:,} tokens of {row['dtype']} in {row['shards']:,} shards,"
+        f" {output.size(row['size_bytes'])}, {row['written_shards']:,} of them written now; in {dst}",
+        {"event": "tokenized", "source": src, "folder": dst} | row,
+    )
     return 0
 
 

@@ -40,13 +40,10 @@ def check(control: Control, dataset: DatasetId, name: str, as_json: bool) -> Non
     if not replies or not replies[0].done:
         raise CacheError(f"the daemon ended the check of {name} early; see its log")
     reply = replies[0]
-    if as_json:
-        counts = output.plain(reply)
-        del counts["done"]
-        output.emit({"event": "verified", "dataset": dataset, "target": name} | counts)
-    else:
-        good = reply.checked_extents - reply.corrupt_extents
-        output.say(f"{name} ({dataset}): {good:,} of {reply.checked_extents:,} resident extents verified")
+    counts, good = output.plain(reply), reply.checked_extents - reply.corrupt_extents
+    del counts["done"]
+    text = f"{name} ({dataset}): {good:,} of {reply.checked_extents:,} resident extents verified"
+    output.report(as_json, text, {"event": "verified", "dataset": dataset, "target": name} | counts)
     if reply.corrupt_extents:
         raise CorruptData(
             f"{reply.corrupt_extents:,} of {reply.extents:,} resident extents of {name} were corrupt or not to"

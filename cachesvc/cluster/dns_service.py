@@ -13,9 +13,9 @@ import dns.rdatatype
 import dns.resolver
 
 from cachesvc.cluster.addresses import join_address, split_address
-from cachesvc.cluster.membership import Endpoint
 from cachesvc.cluster.polled import LastList
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.placement.roster import Endpoint
 
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 30.0
 """Bounds of the time to live after which a name is resolved again; also of the pause after failures, which doubles."""

@@ -18,9 +18,10 @@ import grpc
 
 from cachesvc.cluster.addresses import split_address
 from cachesvc.cluster.etcd_calls import Compacted, EtcdCalls
-from cachesvc.cluster.membership import Changed, Endpoint, Registration
+from cachesvc.cluster.membership import Changed, Registration
 from cachesvc.cluster.polled import LastList
 from cachesvc.config import Tls
+from cachesvc.core.placement.roster import Endpoint
 
 log = logging.getLogger(__name__)
 LEASE_S = 10

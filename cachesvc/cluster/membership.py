@@ -6,15 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """The address at which a member answers: HOST:PORT. `name` and `zone` are "" where the membership does not know them;
-    the member itself tells them in its greeting."""
-
-    address: str
-    name: str = ""
-    zone: str = ""
+from cachesvc.core.placement.roster import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ import threading
 from typing import Protocol
 
 from cachesvc.cluster.addresses import MAX_MEMBERS, host_addresses, join_address, split_address
-from cachesvc.cluster.membership import Changed, Endpoint
+from cachesvc.cluster.membership import Changed
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.placement.roster import Endpoint
 
 log = logging.getLogger(__name__)
 MAX_REASON = 200

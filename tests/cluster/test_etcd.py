@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cachesvc.cluster.membership import Endpoint, Registration
+from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import Tls
+from cachesvc.core.placement.roster import Endpoint
 from testbed import WAIT_S
 from testbed.servers import free_ports
 from tests.support.membership.sources import EtcdSource

@@ -64,11 +64,6 @@ class Placed:
     def __init__(self, addresses: Sequence[int], sizes: Sequence[int]) -> None:
         self.addresses, self.sizes = addresses, sizes
 
-    @classmethod
-    def shifted(cls, batch: Batch, by: int) -> Placed:
-        """Return the places of buffers that lie as in the file."""
-        return cls((batch.buffers[:, 0] + by).tolist(), batch.buffers[:, 1].tolist())
-
 
 class Walk:
     """Walks the nodes and buffers of a batch in the order of its fields."""

@@ -44,23 +44,6 @@ from cachesvc.core.tiering.copies import UNDECLARED, Copies
 from cachesvc.core.tiering.policy import NodeSettings, Policy, TierSpec
 from cachesvc.core.tiering.role_changes import RoleChanges
 
-QUIET = frozenset(
-    {
-        ev.Demanded,
-        ev.NotGranted,
-        ev.Released,
-        ev.ReaderGone,
-        ev.HoldReported,
-        ev.Committed,
-        ev.Corrupt,
-        ev.FillAgain,
-        ev.Verified,
-        ev.PeerWants,
-        ev.Tick,
-    }
-)
-"""Events after which fills are started only where their handler calls `mark_changed`."""
-
 
 class Node:
     """The state machine. Every method is synchronous; one thread calls them."""
@@ -83,26 +66,17 @@ class Node:
         self.outages = Outages(self.copies, roles, self.readers, self.prefetches, self.scrub)
         self.completions = Completions(self.copies, self.readers, self.prefetches, self.scrub, self.outages)
         self._more = False
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            ev.Demanded: self.readers.demand,
-            ev.NotGranted: self.readers.not_granted,
-            ev.Released: self.readers.release,
-            ev.ReaderGone: self.readers.disconnect,
-            ev.HoldReported: self.readers.hold,
+        self._changing: dict[type, Callable[[Any], None]] = {
             ev.Filled: self.completions.filled,
             ev.FillFailed: self.completions.fill_failed,
-            ev.Committed: self.completions.committed,
             ev.CommitFailed: self.completions.commit_failed,
             ev.Evicted: self.completions.evicted,
-            ev.Corrupt: self.completions.corrupt,
-            ev.FillAgain: self.completions.fill_again,
             ev.Recovered: self.outages.recovered,
             ev.Stalled: self.outages.stalled,
             ev.TierLost: self.outages.lost,
             ev.TierBack: self.outages.back,
             ev.Renewed: self.outages.renewed,
             ev.Resized: self.outages.resized,
-            ev.Verified: self.scrub.verified,
             ev.Passed: self.plans.passed,
             ev.Planned: self.plans.begin,
             ev.PlanEnded: self.plans.ended,
@@ -113,13 +87,25 @@ class Node:
             ev.Unpinned: self.claims.unpin,
             ev.EvictAsked: self.claims.evict,
             ev.ViewChanged: self.keeping.view_changed,
+        }
+        """Events that always change what fills may start. Handlers of others call `mark_changed` where they do."""
+        self._handlers: dict[type, Callable[[Any], None]] = self._changing | {
+            ev.Demanded: self.readers.demand,
+            ev.NotGranted: self.readers.not_granted,
+            ev.Released: self.readers.release,
+            ev.ReaderGone: self.readers.disconnect,
+            ev.HoldReported: self.readers.hold,
+            ev.Committed: self.completions.committed,
+            ev.Corrupt: self.completions.corrupt,
+            ev.FillAgain: self.completions.fill_again,
+            ev.Verified: self.scrub.verified,
             ev.PeerWants: self.keeping.peer_wants,
             ev.Tick: self._tick,
         }
 
     def handle(self, event: ev.Event, now: float) -> list[cmd.Command]:
         """Handle one event at time `now` (seconds, never going back). Returns the commands that follow, in order."""
-        self._context.begin(now, type(event) not in QUIET)
+        self._context.begin(now, type(event) in self._changing)
         self._handlers[type(event)](event)
         self.outages.shrink()
         if self._context.changed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from cachesvc.core.placement.view import Member, View
 
@@ -41,15 +41,14 @@ class Greeting:
     zone: str = ""
 
 
-class Listed(Protocol):
-    """An address in a list of members. `name` and `zone` are "" where the list does not know them."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The address at which a listed member answers: HOST:PORT. `name` and `zone` are "" where the list does not know them;
+    the member itself tells them in its greeting."""
 
-    @property
-    def address(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def zone(self) -> str: ...
+    address: str
+    name: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Row:
 class _Contact:
     """A listed address."""
 
-    listed: Listed
+    listed: Endpoint
     due_at: float
     failures: int = 0
     answered: Greeting | None = None
@@ -105,7 +104,7 @@ class Roster:
         self._known: dict[str, _Known] = {}
         self._view: View | None = None
 
-    def listed(self, endpoints: Iterable[Listed], now: float) -> None:
+    def listed(self, endpoints: Iterable[Endpoint], now: float) -> None:
         """Take the list of members, this node included or not. New addresses are due at once."""
         found = {endpoint.address: endpoint for endpoint in endpoints}
         self._listed = True

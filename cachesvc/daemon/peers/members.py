@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from cachesvc.cluster.membership import Endpoint, Membership
-from cachesvc.core.placement.roster import Greeting, Roster, Row
+from cachesvc.cluster.membership import Membership
+from cachesvc.core.placement.roster import Endpoint, Greeting, Roster, Row
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb

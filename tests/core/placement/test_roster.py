@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -15,21 +15,12 @@ from cachesvc.core.placement.roster import (
     OLDEST_VERSION,
     PROTOCOL_VERSION,
     RETRY_CAP_S,
+    Endpoint,
     Greeting,
     Roster,
     Row,
 )
 from cachesvc.core.placement.view import Member
-
-
-@dataclass(frozen=True)
-class Listing:
-    """An address as membership lists it."""
-
-    address: str
-    name: str = ""
-    zone: str = ""
-
 
 ME = Greeting("me", "instance-me", PROTOCOL_VERSION, 100)
 GRACE_S = 600.0
@@ -45,7 +36,7 @@ def node(name: str, start: int = 1, weight: int = 100) -> Greeting:
 def roster(*addresses: str) -> Roster:
     """A roster to which these addresses were listed at 0 s."""
     found = Roster(ME, GRACE_S)
-    found.listed([Listing(address) for address in addresses], 0.0)
+    found.listed([Endpoint(address) for address in addresses], 0.0)
     return found
 
 
@@ -118,14 +109,14 @@ def test_a_member_that_is_back_within_the_grace_period_moves_nothing(unlisted: b
     found.greeted(B, node("c"), 0.0)
     placement = found.view().placement()
     if unlisted:
-        found.listed([Listing(B)], 5.0)
+        found.listed([Endpoint(B)], 5.0)
     else:
         found.failed(A, 5.0)
     assert found.view().away == {"b"}
     assert found.view().placement() == placement
     (row,) = [row for row in found.members() if row.name == "b"]
     assert (row.state, row.since) == ("away", 5.0)
-    found.listed([Listing(B), Listing(C)], GRACE_S)
+    found.listed([Endpoint(B), Endpoint(C)], GRACE_S)
     found.greeted(C, node("b", start=2), GRACE_S)
     assert found.view().away == frozenset(), "a restarted pod has another address"
     assert found.view().placement() == placement
@@ -208,7 +199,7 @@ def test_a_node_with_two_addresses_is_one_member() -> None:
 
 def test_zones_come_from_the_greeting_or_else_from_the_list() -> None:
     found = Roster(replace(ME, zone="z1"), GRACE_S)
-    found.listed([Listing(A, zone="z1"), Listing(B, zone="z1"), Listing(C, "late", "z3")], 0.0)
+    found.listed([Endpoint(A, zone="z1"), Endpoint(B, zone="z1"), Endpoint(C, "late", "z3")], 0.0)
     found.greeted(A, node("b"), 0.0)
     found.greeted(B, replace(node("c"), zone="z2"), 0.0)
     assert [(each.name, each.zone) for each in found.view().members] == [
@@ -219,7 +210,7 @@ def test_zones_come_from_the_greeting_or_else_from_the_list() -> None:
     assert found.view().names == ("b", "me"), "the other zone owns nothing here"
     assert (row_of(found, C).name, row_of(found, C).zone) == ("late", "z3")
     everywhere = Roster(ME, GRACE_S, by_zone=False)
-    everywhere.listed([Listing(A, zone="z2")], 0.0)
+    everywhere.listed([Endpoint(A, zone="z2")], 0.0)
     everywhere.greeted(A, node("b"), 0.0)
     assert everywhere.view().names == ("b", "me")
 
@@ -258,7 +249,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(found=st.frozensets(addresses))
     def membership_lists(self, found: frozenset[str]) -> None:
-        self.roster.listed([Listing(address) for address in sorted(found)], self.now)
+        self.roster.listed([Endpoint(address) for address in sorted(found)], self.now)
 
     @rule(address=addresses, greeting=greetings)
     def an_address_answers(self, address: str, greeting: Greeting) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from cachesvc.cluster.membership import Endpoint
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
+from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting, Roster
 from cachesvc.daemon.peers import members
 from cachesvc.daemon.peers.locator import Locator
 from cachesvc.daemon.peers.members import Members

@@ -6,7 +6,8 @@ import queue
 import threading
 from collections.abc import Iterable
 
-from cachesvc.cluster.membership import Endpoint, Membership
+from cachesvc.cluster.membership import Membership
+from cachesvc.core.placement.roster import Endpoint
 from testbed import WAIT_S
 
 
