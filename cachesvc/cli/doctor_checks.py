@@ -69,10 +69,22 @@ class Finding:
     advice: str = ""
 
 
+def _ok(check: str, text: str) -> Finding:
+    return Finding(check, Level.OK, text)
+
+
+def _warn(check: str, text: str, advice: str) -> Finding:
+    return Finding(check, Level.WARN, text, advice)
+
+
+def _fail(check: str, text: str, advice: str) -> Finding:
+    return Finding(check, Level.FAIL, text, advice)
+
+
 def _failed(check: str, error: CacheError) -> Finding:
     """The finding of an error, whose text ends with the advice."""
     text, _, advice = str(error).rpartition("; ")
-    return Finding(check, Level.FAIL, text or advice, advice if text else "")
+    return _fail(check, text or advice, advice if text else "")
 
 
 def settings(given: config.Settings) -> Finding:
@@ -82,7 +94,7 @@ def settings(given: config.Settings) -> Finding:
         Lookups().allowlist(given.allow, exact=True)
     except (InvalidInput, SourceUnavailable) as error:
         return _failed("settings", error)
-    return Finding("settings", Level.OK, f"serves {' '.join(given.allow) or 'all that its user may read'}")
+    return _ok("settings", f"serves {' '.join(given.allow) or 'all that its user may read'}")
 
 
 def socket(directory: str) -> Iterator[Finding]:
@@ -94,31 +106,26 @@ def socket(directory: str) -> Iterator[Finding]:
         yield _failed("socket", error)
         return
     if not os.path.isdir(directory):
-        yield Finding("socket", Level.WARN, f"{directory} does not exist", "start a daemon: cachesvc serve")
+        yield _warn("socket", f"{directory} does not exist", "start a daemon: cachesvc serve")
         return
     if not os.path.lexists(control):
-        yield Finding("socket", Level.WARN, f"no daemon listens in {directory}", "start one: cachesvc serve")
+        yield _warn("socket", f"no daemon listens in {directory}", "start one: cachesvc serve")
         return
     found = os.lstat(control)
     if not stat.S_ISSOCK(found.st_mode):
-        yield Finding(
-            "socket", Level.FAIL, f"{control} is no socket", "remove it, or choose another --socket"
-        )
+        yield _fail("socket", f"{control} is no socket", "remove it, or choose another --socket")
         return
     if not os.access(control, os.R_OK | os.W_OK):
-        yield Finding(
+        yield _fail(
             "socket",
-            Level.FAIL,
             f"{control} is uid {found.st_uid}'s, mode {stat.S_IMODE(found.st_mode):o}; you: {os.geteuid()}",
             "run as that user, or serve with --socket-mode and --allow",
         )
         return
     if os.stat(directory).st_mode & 0o022 and not os.stat(directory).st_mode & stat.S_ISVTX:
-        yield Finding(
-            "socket", Level.WARN, f"others may replace files in {directory}", f"chmod go-w {directory}"
-        )
+        yield _warn("socket", f"others may replace files in {directory}", f"chmod go-w {directory}")
     else:
-        yield Finding("socket", Level.OK, f"{control}, mode {stat.S_IMODE(found.st_mode):o}")
+        yield _ok("socket", f"{control}, mode {stat.S_IMODE(found.st_mode):o}")
     yield daemon(directory)
 
 
@@ -128,28 +135,22 @@ def daemon(directory: str) -> Finding:
         with Control(directory) as control:
             reply = control.status()
     except DaemonUnavailable:
-        return Finding(
-            "daemon",
-            Level.FAIL,
-            f"the socket in {directory} is a dead daemon's",
-            "start it again: cachesvc serve",
+        return _fail(
+            "daemon", f"the socket in {directory} is a dead daemon's", "start it again: cachesvc serve"
         )
     except CacheError as error:
-        return Finding("daemon", Level.FAIL, str(error), "see the daemon's log")
+        return _fail("daemon", str(error), "see the daemon's log")
     lost = [tier.name for tier in reply.tiers if tier.lost]
     if lost:
-        return Finding(
-            "daemon", Level.FAIL, f"tier {', '.join(lost)} is lost", "see the daemon's log; check the disk"
-        )
+        return _fail("daemon", f"tier {', '.join(lost)} is lost", "see the daemon's log; check the disk")
     full = [tier.name for tier in reply.tiers if tier.full]
     if full:
-        return Finding(
+        return _warn(
             "daemon",
-            Level.WARN,
             f"tier {', '.join(full)} takes no more",
             "free what the daemon's log says, or lower its budget",
         )
-    return Finding("daemon", Level.OK, f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
+    return _ok("daemon", f"version {reply.version}, pid {reply.pid}, up {reply.uptime_s:.0f} s")
 
 
 def disk(
@@ -157,10 +158,10 @@ def disk(
 ) -> Iterator[Finding]:
     """Check a cache directory: exists, is writable, on a local disk, with room for its budget and for one extent."""
     if not os.path.isdir(spec.path):
-        yield Finding("nvme", Level.FAIL, f"{spec.path} is no directory", "create it, or mount the disk")
+        yield _fail("nvme", f"{spec.path} is no directory", "create it, or mount the disk")
         return
     if not os.access(spec.path, os.R_OK | os.W_OK | os.X_OK):
-        yield Finding("nvme", Level.FAIL, f"{spec.path} is not writable by uid {os.geteuid()}", "chown it")
+        yield _fail("nvme", f"{spec.path} is not writable by uid {os.geteuid()}", "chown it")
         return
     try:
         if spec.mounted:
@@ -171,15 +172,10 @@ def disk(
     kind = mount_of(spec.path, mounts).kind
     if why := misplaced(spec.path, mounts):
         advice = "mount its disk if it is to have one; DIR=SIZE,mounted refuses to start without"
-        yield Finding("nvme", Level.WARN, why, advice)
+        yield _warn("nvme", why, advice)
     trouble = _SHARED_OR_VOLATILE.get(kind.partition(".")[0])
     if trouble:
-        yield Finding(
-            "nvme",
-            Level.WARN,
-            f"{spec.path} ({kind}) {trouble.partition(':')[0]}",
-            trouble.partition(": ")[2],
-        )
+        yield _warn("nvme", f"{spec.path} ({kind}) {trouble.partition(':')[0]}", trouble.partition(": ")[2])
     disk = room(Path(spec.path))
     total, free = disk.total_bytes, disk.free_bytes
     budget = spec.size_bytes or int(total * spec.share)
@@ -191,9 +187,9 @@ def disk(
         yield _failed("nvme", error)
         return
     if budget > free + held_bytes - int(total * DISK_SPARE):
-        yield Finding("nvme", Level.WARN, f"{spec.path}: {sizes}", "free space, or lower the budget")
+        yield _warn("nvme", f"{spec.path}: {sizes}", "free space, or lower the budget")
     else:
-        yield Finding("nvme", Level.OK, f"{spec.path} ({kind}): {sizes}")
+        yield _ok("nvme", f"{spec.path} ({kind}): {sizes}")
 
 
 def state(directory: str) -> Finding:
@@ -202,21 +198,17 @@ def state(directory: str) -> Finding:
     while not os.path.lexists(there):
         there = os.path.dirname(there)
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        return Finding(
-            "state",
-            Level.FAIL,
-            f"{directory} cannot be written by uid {os.geteuid()}",
-            "give another --state-dir",
+        return _fail(
+            "state", f"{directory} cannot be written by uid {os.geteuid()}", "give another --state-dir"
         )
     free = room(Path(there)).free_bytes
     if free < config.STATE_BYTES:
-        return Finding(
+        return _fail(
             "state",
-            Level.FAIL,
             f"{directory}: {free:,} bytes free, {config.STATE_BYTES:,} needed",
             "free room there, or give another --state-dir",
         )
-    return Finding("state", Level.OK, f"{directory}: {free:,} bytes free")
+    return _ok("state", f"{directory}: {free:,} bytes free")
 
 
 def open_files(ram_bytes: int, extent_bytes: int) -> Finding:
@@ -225,8 +217,8 @@ def open_files(ram_bytes: int, extent_bytes: int) -> Finding:
     needed = config.open_files_advised(ram_bytes, extent_bytes)
     text = f"{'unlimited' if hard == resource.RLIM_INFINITY else f'{hard:,}'} allowed, {needed:,} advised"
     if hard != resource.RLIM_INFINITY and hard < needed:
-        return Finding("open files", Level.WARN, text, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")
-    return Finding("open files", Level.OK, text)
+        return _warn("open files", text, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")
+    return _ok("open files", text)
 
 
 def kernel() -> Finding:
@@ -235,36 +227,33 @@ def kernel() -> Finding:
     try:
         fd = os.memfd_create("cachesvc-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        return Finding(
-            "kernel", Level.FAIL, f"Linux {release} makes no sealed memory file: {error.strerror}",
+        return _fail(
+            "kernel",
+            f"Linux {release} makes no sealed memory file: {error.strerror}",
             "allow memfd_create (seccomp, vm.memfd_noexec)",
-        )  # fmt: skip
+        )
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         os.write(fd, b"x")
     except PermissionError:
-        return Finding("kernel", Level.OK, f"Linux {release}, memory files can be sealed")
+        return _ok("kernel", f"Linux {release}, memory files can be sealed")
     except OSError as error:
-        return Finding(
-            "kernel", Level.FAIL, f"Linux {release} seals no memory file: {error.strerror}", "use Linux 5.4+"
-        )
+        return _fail("kernel", f"Linux {release} seals no memory file: {error.strerror}", "use Linux 5.4+")
     finally:
         os.close(fd)
-    return Finding(
-        "kernel", Level.FAIL, f"Linux {release} lets a sealed memory file be written", "use another kernel"
-    )
+    return _fail("kernel", f"Linux {release} lets a sealed memory file be written", "use another kernel")
 
 
 def memory(settings: config.Settings, allowed: int) -> Finding:
     """Compare the RAM budget and the daemon's own memory with the limit of the cgroup or machine, in bytes."""
     line = f"RAM budget {settings.ram_bytes:,} of {allowed:,} bytes"
     if settings.ram_bytes > allowed:
-        return Finding("memory", Level.FAIL, line, "lower --ram, or raise the memory limit")
+        return _fail("memory", line, "lower --ram, or raise the memory limit")
     if advice := config.ram_advice(settings, allowed):
         text, _, advice = advice.rpartition("; ")
-        return Finding("memory", Level.WARN, text, advice)
+        return _warn("memory", text, advice)
     largest = largest_ram_bytes(allowed, settings.own_bytes)
-    return Finding("memory", Level.OK, f"{line}, {largest:,} at most beside the daemon's own processes")
+    return _ok("memory", f"{line}, {largest:,} at most beside the daemon's own processes")
 
 
 def credentials() -> Finding:
@@ -277,21 +266,17 @@ def credentials() -> Finding:
     try:
         found = boto3.Session().get_credentials()
         if found is not None and check_keys(found.get_frozen_credentials()).access_key:
-            return Finding("credentials", Level.OK, f"S3 credentials from {found.method}: found, not tried")
+            return _ok("credentials", f"S3 credentials from {found.method}: found, not tried")
     except InvalidInput as error:
         return _failed("credentials", error)
     except FAILED as error:
-        return Finding(
+        return _fail(
             "credentials",
-            Level.FAIL,
             f"S3 credentials cannot be had: {one_line(error)}",
             f"check {faulty_setting(error)}",
         )
-    return Finding(
-        "credentials",
-        Level.WARN,
-        "no S3 credentials found",
-        "set AWS_PROFILE or AWS_ACCESS_KEY_ID if data is in S3",
+    return _warn(
+        "credentials", "no S3 credentials found", "set AWS_PROFILE or AWS_ACCESS_KEY_ID if data is in S3"
     )
 
 
@@ -299,7 +284,7 @@ def clock(endpoint: str) -> Finding:
     """Compare this machine's clock with the Date header of the S3 endpoint."""
     if not endpoint.startswith(("http://", "https://")):
         place = endpoint.rpartition("@")[2]  # without a password
-        return Finding("clock", Level.FAIL, f"{place!r} is not an endpoint", "write it as https://HOST:PORT")
+        return _fail("clock", f"{place!r} is not an endpoint", "write it as https://HOST:PORT")
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=PROBE_S) as answer:
@@ -308,9 +293,7 @@ def clock(endpoint: str) -> Finding:
         date = error.headers.get("Date", "")  # any answer has the time, a 403 too
     except (OSError, HTTPException, ValueError) as error:  # ValueError: not a valid URL
         reason = getattr(error, "reason", error)
-        return Finding(
-            "clock", Level.FAIL, f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network"
-        )
+        return _fail("clock", f"{endpoint} does not answer: {reason}", "check AWS_ENDPOINT_URL and network")
     return skew(endpoint, date, time.time())
 
 
@@ -318,7 +301,7 @@ def skew(endpoint: str, date: str, now_s: float) -> Finding:
     """Compare a Date header with this machine's time, in seconds since the epoch."""
     parsed = email.utils.parsedate_tz(date)
     if parsed is None:
-        return Finding("clock", Level.WARN, f"{endpoint} names no date", "compare the clock by hand")
+        return _warn("clock", f"{endpoint} names no date", "compare the clock by hand")
     skew_s = now_s - email.utils.mktime_tz(parsed)
     level = Level.FAIL if abs(skew_s) > SKEW_FAIL_S else Level.WARN if abs(skew_s) > SKEW_WARN_S else Level.OK
     text = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} {endpoint}"

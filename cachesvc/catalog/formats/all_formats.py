@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
@@ -21,6 +21,7 @@ from cachesvc.catalog.formats import (
     tokens,
     webdataset,
 )
+from cachesvc.catalog.kinds import PARQUET, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,13 @@ class Format:
     file_is_sample: bool = False
 
 
+def _named(extensions: Collection[str]) -> Callable[[Sequence[ListedObject]], list[ListedObject]]:
+    return lambda entries: [entry for entry in entries if entry.extension in extensions]
+
+
 FORMATS = {
-    "files": Format(files.select, files.compile_files, ("labels_from", "label_kind"), file_is_sample=True),
-    "objects": Format(objects.select, objects.compile_objects, file_is_sample=True),
+    "files": Format(list, files.compile_files, ("labels_from", "label_kind"), file_is_sample=True),
+    "objects": Format(list, objects.compile_objects, file_is_sample=True),
     "images": Format(files.select_images, files.compile_images, file_is_sample=True),
     "webdataset": Format(
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")
@@ -49,15 +54,19 @@ FORMATS = {
         ("seq_len", "overlap"),
         "; give a smaller seq_len or overlap",
     ),
-    "parquet": Format(parquet.select, parquet.compile_parquet),
+    "parquet": Format(_named(PARQUET), parquet.compile_parquet),
     "arrow": Format(arrow.select, arrow.compile_arrow),
     "jsonl": Format(jsonl.select, jsonl.compile_jsonl),
-    "csv": Format(csv_rows.select, csv_rows.compile_csv, ("separator",)),
+    "csv": Format(
+        lambda entries: [each for each in entries if kind_of(each.name) == "csv"],
+        csv_rows.compile_csv,
+        ("separator",),
+    ),
     "text": Format(plain_text.select, plain_text.compile_text),
     "tfrecord": Format(tfrecord.select, tfrecord.compile_tfrecord),
     "documents": Format(plain_text.select, plain_text.compile_documents, file_is_sample=True),
     "records": Format(
-        records.select,
+        _named(("bin", "npy")),
         records.compile_records,
         ("dtype", "record_bytes", "header_bytes"),
         "; give a smaller record_bytes or dtype",

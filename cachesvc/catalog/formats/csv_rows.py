@@ -15,7 +15,7 @@ from itertools import chain
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.described_data import check_one_table, tables_about
 from cachesvc.catalog.formats.text_rows import TextRows, first_lines
-from cachesvc.catalog.kinds import extension_of, kind_of
+from cachesvc.catalog.kinds import extension_of
 from cachesvc.catalog.labels.file_tables import SEPARATORS
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.row_syntax import CSV, MAX_ROW_BYTES, csv_rows
@@ -32,11 +32,6 @@ _NUMBER = re.compile(
 _EXACT = 2**53
 """Float64 holds every integer up to here, and so all of `_EXACT_DIGITS`."""
 _EXACT_DIGITS = 15
-
-
-def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the CSV and TSV files by their names."""
-    return [entry for entry in entries if kind_of(entry.name) == "csv"]
 
 
 def compile_csv(inputs: Inputs) -> Draft:

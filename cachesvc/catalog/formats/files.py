@@ -50,11 +50,6 @@ class Samples:
     notes: tuple[str, ...] = ()
 
 
-def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose every object."""
-    return list(entries)
-
-
 def select_images(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Choose the images that lie in a folder below the URI."""
     return [entry for entry in entries if entry.extension in IMAGE_FOLDER and "/" in entry.path]

@@ -14,7 +14,7 @@ import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Ints, TextColumn, ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, names_of
+from cachesvc.catalog.compiler import Draft, Inputs, names_of
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import NotFound
 
@@ -22,11 +22,6 @@ CUT_BYTES = 8 << 20
 """Bytes of a large file that a read of one of them fetches: one request of a fill."""
 MOST_EXTENTS = 1 << 17
 """Of more files, neighbours share extents. A daemon takes 330 bytes for each extent: 43 MB."""
-
-
-def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose every object."""
-    return list(entries)
 
 
 def compile_objects(inputs: Inputs) -> Draft:

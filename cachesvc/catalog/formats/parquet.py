@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cachesvc.catalog.address_space import AddressSpace
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, Inputs
 from cachesvc.catalog.described_data import check_one_table, tables_about
 from cachesvc.catalog.formats.column_draft import ColumnDraft, readable
-from cachesvc.catalog.kinds import PARQUET
 from cachesvc.catalog.labels.hive_partitions import Partitions
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
@@ -40,11 +39,6 @@ _TAIL_BYTES = 64 << 10
 _THREADS = 32
 _KEPT_BYTES = 64 << 20
 """Footers kept for a second pass, which files with different columns need."""
-
-
-def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the Parquet files by their names."""
-    return [entry for entry in entries if entry.extension in PARQUET]
 
 
 def compile_parquet(inputs: Inputs) -> Draft:

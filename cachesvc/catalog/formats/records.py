@@ -24,7 +24,7 @@ import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace, unit
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, Inputs
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES, ObjectVersion
@@ -229,11 +229,6 @@ def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
         )
     if inputs.options.header_bytes and len(raw) < len(payloads):
         raise InvalidInput(f"{inputs.uri}: header_bytes is for raw .bin files, not for .npy and Megatron's")
-
-
-def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
-    """Choose the objects that hold records."""
-    return [entry for entry in entries if entry.extension in ("bin", "npy")]
 
 
 def compile_records(inputs: Inputs) -> Draft:
