@@ -165,6 +165,12 @@ def test_a_long_plan_is_scheduled_in_steps_and_enters_nothing_before() -> None:
     assert node.plans.plans[2].entered == []
     assert to_the_end(node) == fills
     assert node.policy.reserve.open_bytes == at_once.policy.reserve.open_bytes == 9 * 4 * SIZE
+    for each in (node, at_once):
+        retention = each.plans.plans[2].window.retention
+        assert retention is not None
+        assert [retention.stretch(extent) for extent in dict.fromkeys(event.following)] == [
+            rank // 4 for rank in range(len(many))
+        ]
 
 
 def test_a_plan_that_is_replaced_or_ends_while_it_is_scheduled_leaves_nothing() -> None:
