@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.__main__ import run
 from cachesvc.catalog.options import Options
-from cachesvc.cli.options import Quota
+from cachesvc.cli.options import QUOTA
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
@@ -35,7 +35,7 @@ def test_the_longest_prefix_and_the_users_own_quota_decide() -> None:
     assert quotas.of_dataset("s3://b/small/") == 4 << 30
     assert quotas.of_dataset("s3://c/") is None
     assert [quotas.of_user(uid) for uid in (7, 8, -1)] == [3 << 30, 2 << 30, None]
-    assert Quota().convert("user=1", None, None) == QuotaSpec("user", 1)
+    assert QUOTA.convert("user=1", None, None) == QuotaSpec("user", 1)
 
 
 def test_callers_without_a_token_share_the_smallest_quota_of_a_user() -> None:
