@@ -145,13 +145,13 @@ def test_prefetch_says_what_is_wrong_in_one_line(through: Place, capfd: Any, nam
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("place", ["through", "around"])
+@pytest.mark.parametrize("way", ["through", "around"])
 def test_a_trainer_gets_the_same_typed_error_with_and_without_a_daemon(
-    request: pytest.FixtureRequest, place: str, name: str
+    request: pytest.FixtureRequest, way: str, name: str
 ) -> None:
-    if (place, name) == ("around", "outside the allowlist"):
+    if (way, name) == ("around", "outside the allowlist"):
         return
-    case, bucket = CASES[name], request.getfixturevalue(place).bucket
+    case, bucket = CASES[name], request.getfixturevalue(way).bucket
     with pytest.raises(case.error, match=case.says) as caught:
         open_dataset(case.uri.format(bucket=bucket), **case.opening)
     assert "\n" not in str(caught.value)
