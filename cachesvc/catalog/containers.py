@@ -129,7 +129,12 @@ def _is_tfrecord(head: bytes, size_bytes: int) -> bool:
     """Tell whether it begins with a record: its length, 8 bytes, and their masked CRC-32C."""
     length, masked = struct.unpack_from("<QI", head)
     crc = _crc32c(head[:8])
-    return 16 + length <= size_bytes and bool(masked == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    return 16 + length <= size_bytes and bool(masked == masked_crc(crc))
+
+
+def masked_crc(crc: int) -> int:
+    """Return a checksum as TFRecord stores it."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _crc32c(data: bytes) -> int:

@@ -99,72 +99,68 @@ def setting(name: str, **attributes: Any) -> Callable[[_F], _F]:
     return click.option(name, envvar=f"CACHESVC_{variable}", **attributes)
 
 
-def as_json(verb: _F) -> _F:
-    """Add `--json`, passed as `json`."""
-    return click.option("--json", is_flag=True, help="Print JSON, one object a line.")(verb)
+def _together(*added: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Several options, in the order in which the help lists them."""
+
+    def add(verb: _F) -> _F:
+        for option in reversed(added):
+            verb = option(verb)
+        return verb
+
+    return add
 
 
-def daemon(verb: _F) -> _F:
-    """Add `--socket` and `--json`, for verbs that call the daemon."""
-    socket = setting(
+daemon = _together(
+    setting(
         "--socket",
         metavar="DIR",
         help="Directory of the daemon's sockets.  [default: $CACHESVC_SOCKET, /run/cachesvc,"
         " $XDG_RUNTIME_DIR/cachesvc]",
-    )
-    return socket(as_json(verb))
-
-
-def split(verb: _F) -> _F:
-    """Add `--split`."""
-    return click.option(
-        "--split",
+    ),
+    click.option("--json", is_flag=True, help="Print JSON, one object a line."),
+)
+"""The options of verbs that call the daemon."""
+split = click.option(
+    "--split",
+    default="",
+    help="train, validation, test or another split that the names of files and folders tell; all for all of them.",
+)
+dataset = _together(
+    click.option(
+        "--format",
         default="",
-        help="train, validation, test or another split that the names of files and folders tell; all for all of them.",
-    )(verb)
-
-
-def dataset(verb: _F) -> _F:
-    """Add the options of a dataset; they are passed as the fields of `catalog.options.Options`."""
-    for option in (
-        click.option(
-            "--labels",
-            default="",
-            help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon; or "
-            "names of columns as JSON.",
-        ),
-        click.option(
-            "--on-error",
-            type=click.Choice(["raise", "skip"]),
-            default="raise",
-            help="skip leaves out damaged tars.",
-        ),
-        click.option(
-            "--fields",
-            metavar="NAME,...",
-            default="",
-            help="Fetch these fields alone (parquet), as open_dataset(fields=) does.",
-        ),
-        split,
-        click.option(
-            "--separator", default="", help="The character between the cells of CSV; inferred unless given."
-        ),
-        click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
-        click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
-        click.option(
-            "--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."
-        ),
-        click.option("--seq-len", type=click.IntRange(0), default=0, help="Tokens of one sample (tokens)."),
-        click.option("--dtype", default="", help="numpy dtype of tokens or record elements."),
-        click.option(
-            "--format",
-            default="",
-            help="files, objects, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, documents, "
-            "tfrecord, records or tokens; inferred unless given.",
-        ),
-    ):
-        verb = option(verb)
-    return verb
+        help="files, objects, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, documents, "
+        "tfrecord, records or tokens; inferred unless given.",
+    ),
+    click.option("--dtype", default="", help="numpy dtype of tokens or record elements."),
+    click.option("--seq-len", type=click.IntRange(0), default=0, help="Tokens of one sample (tokens)."),
+    click.option("--overlap", type=click.IntRange(0), default=0, help="Tokens shared with the next sample."),
+    click.option("--record-bytes", type=SIZE, default=0, help="Bytes of one record (records)."),
+    click.option("--header-bytes", type=SIZE, default=0, help="Bytes before the items of each .bin."),
+    click.option(
+        "--separator", default="", help="The character between the cells of CSV; inferred unless given."
+    ),
+    split,
+    click.option(
+        "--fields",
+        metavar="NAME,...",
+        default="",
+        help="Fetch these fields alone (parquet), as open_dataset(fields=) does.",
+    ),
+    click.option(
+        "--on-error",
+        type=click.Choice(["raise", "skip"]),
+        default="raise",
+        help="skip leaves out damaged tars.",
+    ),
+    click.option(
+        "--labels",
+        default="",
+        help="folder, none, or a CSV, TSV or JSONL file beside the data; class or float, alone or after a colon; or "
+        "names of columns as JSON.",
+    ),
+)
+"""The options of a dataset, which are passed as the fields of `catalog.options.Options`."""
 
 
 def dataset_options(given: dict[str, Any]) -> Options:
@@ -185,7 +181,7 @@ def is_dataset_id(text: str) -> bool:
     return len(text) == ID_DIGITS or not os.path.exists(text)
 
 
-_NODE_SETTINGS = (
+node_settings = _together(
     setting("--ram", type=SIZE, help="RAM budget.  [default: 10 % of this cgroup's]"),
     setting(
         "--nvme",
@@ -206,7 +202,8 @@ _NODE_SETTINGS = (
     setting("--state-dir", metavar="DIR", help="Catalogs and metadata."),
     setting("--fillers", type=click.IntRange(1, 64), help="Filler processes."),
 )
-_CLUSTER = (
+"""The options for a node's memory, disks and sources, each with a CACHESVC_* variable."""
+cluster_settings = _together(
     setting(
         "--cluster",
         metavar="MEMBERS",
@@ -242,17 +239,4 @@ _CLUSTER = (
         "--tls-name", metavar="NAME", help="Name in the one certificate that all nodes of the cluster use."
     ),
 )
-
-
-def cluster_settings(verb: _F) -> _F:
-    """Add the options of a cluster, each with a CACHESVC_* variable."""
-    for option in reversed(_CLUSTER):
-        verb = option(verb)
-    return verb
-
-
-def node_settings(verb: _F) -> _F:
-    """Add the options for a node's memory, disks and sources, each with a CACHESVC_* variable."""
-    for option in reversed(_NODE_SETTINGS):
-        verb = option(verb)
-    return verb
+"""The options of a cluster, each with a CACHESVC_* variable."""

@@ -33,13 +33,8 @@ WAIT_S = 0.5
 """The interval in which a node that waits for another one's fill looks whether that one still means to fill."""
 PREFETCH_JOB = 1 << 20
 MAX_EVENTS = 50_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSpec:
-    """The network between nodes: the bytes per second that each can send, and as many that it can receive."""
-
-    bytes_per_s: float = 1.25e9
+LINK_BYTES_PER_S = 1.25e9
+"""What each node can send to others, and as much that it can receive."""
 
 
 @dataclass(slots=True)
@@ -60,7 +55,11 @@ class Simulation:
     not claim the dataset."""
 
     def __init__(
-        self, spec: NodeSpec, workload: Workload, link: LinkSpec = LinkSpec(), idle_nodes: int = 0
+        self,
+        spec: NodeSpec,
+        workload: Workload,
+        link_bytes_per_s: float = LINK_BYTES_PER_S,
+        idle_nodes: int = 0,
     ) -> None:
         self.clock = Clock()
         self.workload = workload
@@ -78,7 +77,7 @@ class Simulation:
             ranks = range(at * each + 1, min((at + 1) * each, workload.ranks) + 1)
             parts = spec, workload, self.clock, self.epochs, self.fetch, self.evicted
             node = SimulatedNode(member.name, *parts, ranks)
-            links = SimulatedLink(link.bytes_per_s), SimulatedLink(link.bytes_per_s)
+            links = SimulatedLink(link_bytes_per_s), SimulatedLink(link_bytes_per_s)
             self.peers[member.name] = _Peer(
                 node, View(member.name, members), ExtentDirectory(), *links, {}, {}
             )

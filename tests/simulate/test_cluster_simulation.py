@@ -13,7 +13,7 @@ from cachesvc.__main__ import run
 from cachesvc.simulate.measure import Result
 from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
 from cachesvc.simulate.simulated_source import SourceSpec
-from cachesvc.simulate.simulation import LinkSpec, Simulation
+from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
 
 
@@ -101,7 +101,7 @@ def test_what_a_node_reads_from_a_peer_takes_the_time_of_their_links() -> None:
     spec = NodeSpec(tiers_of(2 * work.size_bytes))
     ends = []
     for rate in (1e9, 1e8):
-        simulation = Simulation(spec, work, LinkSpec(rate))
+        simulation = Simulation(spec, work, rate)
         simulation.prefetch()
         ends.append(simulation.clock.now)
     assert ends[1] >= 50 * work.shard_bytes / 1e8 > ends[0], (

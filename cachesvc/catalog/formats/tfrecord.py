@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.containers import compression_of
+from cachesvc.catalog.containers import compression_of, masked_crc
 from cachesvc.catalog.formats.text_rows import TextRows
 from cachesvc.catalog.kinds import ASIDE, kind_of
 from cachesvc.catalog.labels.row_tags import MAX_TAG_BYTES
@@ -84,18 +84,13 @@ def _crc32c(uri: str) -> _Crc:
     return value
 
 
-def _masked(crc: int) -> int:
-    """Return a checksum as TFRecord stores it."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def _records(uri: str, windows: Iterator[bytes], crc: _Crc) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of each record. Raises CorruptData."""
     read, at, number = _Forward(uri, windows), 0, 1
     while not read.ended():
         head = read.take(_HEAD.size, number)
         length, stated = _HEAD.unpack(head)
-        if _masked(crc(bytes(head[:8]))) != stated:
+        if masked_crc(crc(bytes(head[:8]))) != stated:
             packed = compression_of(bytes(head)) if number == 1 else ""
             if packed:
                 raise InvalidInput(
@@ -110,7 +105,7 @@ def _records(uri: str, windows: Iterator[bytes], crc: _Crc) -> Iterator[tuple[in
             )
         body = bytes(read.take(length, number))
         (stated,) = _TAIL.unpack(read.take(_TAIL.size, number))
-        if _masked(crc(body)) != stated:
+        if masked_crc(crc(body)) != stated:
             raise CorruptData(
                 f"{uri} record {number} at byte {at:,}: its bytes do not match their checksum; write the file anew"
             )
