@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -16,13 +17,16 @@ BAR = 40
 DAY_S = 86_400
 """Limit of a step and of a first byte; it keeps sums of them finite."""
 MAX_NODES = 256
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _given(name: str, kind: click.ParamType[Any], default: float, text: str) -> Callable[[_F], _F]:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
 @click.command()
-@click.option(
-    "--shards", type=click.IntRange(1), default=2000, show_default=True, help="Extents of the dataset."
-)
-@click.option("--samples", type=click.IntRange(1), default=16, show_default=True, help="Samples of a shard.")
+@_given("--shards", click.IntRange(1), 2000, "Extents of the dataset.")
+@_given("--samples", click.IntRange(1), 16, "Samples of a shard.")
 @click.option(
     "--shard-bytes", type=options.SIZE, default=EXTENT_BYTES, help="Bytes of a shard.  [default: 64MiB]"
 )
@@ -41,44 +45,18 @@ MAX_NODES = 256
 @click.option(
     "--policy", "names", multiple=True, help="keep, lru, random or belady; repeatable.  [default: all]"
 )
-@click.option("--epochs", type=click.IntRange(2), default=8, show_default=True, help="The first one is cold.")
-@click.option(
-    "--batch", type=click.IntRange(1), default=16, show_default=True, help="Samples of a global batch."
-)
-@click.option(
-    "--window", type=click.IntRange(0), default=4, show_default=True, help="Shuffled together; 0: all."
-)
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Readers of a node.")
-@click.option(
-    "--nodes", type=click.IntRange(1, MAX_NODES), default=1, show_default=True, help="Nodes of one cluster."
-)
-@click.option(
-    "--step-s",
-    type=options.Number(0, DAY_S, min_open=True),
-    default=0.05,
-    show_default=True,
-    help="Compute a step.",
-)
-@click.option(
-    "--latency-s",
-    type=options.Number(0, DAY_S),
-    default=0.02,
-    show_default=True,
-    help="The source's first byte.",
-)
+@_given("--epochs", click.IntRange(2), 8, "The first one is cold.")
+@_given("--batch", click.IntRange(1), 16, "Samples of a global batch.")
+@_given("--window", click.IntRange(0), 4, "Shuffled together; 0: all.")
+@_given("--ranks", click.IntRange(1), 1, "Readers of a node.")
+@_given("--nodes", click.IntRange(1, MAX_NODES), 1, "Nodes of one cluster.")
+@_given("--step-s", options.Number(0, DAY_S, min_open=True), 0.05, "Compute a step.")
+@_given("--latency-s", options.Number(0, DAY_S), 0.02, "The source's first byte.")
 @click.option(
     "--source-rate", type=options.SIZE, default=2 * 10**9, help="Bytes/s of the source.  [default: 2GB]"
 )
-@click.option(
-    "--faults",
-    type=options.Number(0, 0.5),
-    default=0.0,
-    show_default=True,
-    help="Part of fetches that fail.",
-)
-@click.option(
-    "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Same seed, same run."
-)
+@_given("--faults", options.Number(0, 0.5), 0.0, "Part of fetches that fail.")
+@_given("--seed", click.IntRange(0, 2**64 - 1), 0, "Same seed, same run.")
 @click.option("--json", is_flag=True, help="One JSON object a policy and cache size.")
 def simulate(**given: Any) -> int:
     """Run epochs on simulated nodes.
