@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cachesvc.core.commands import StartFill
-from cachesvc.core.events import Filled, JobEnded, Passed, Pinned, PlanEnded, Planned
+from cachesvc.core.events import JobEnded, Passed, Pinned, PlanEnded, Planned
 from cachesvc.core.lookahead.plans import MAX_BROKEN
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.node import Node
+from tests.support.core.instant import carry_out
 from tests.support.core.node import A, B, C, D, declare, node_of, read, tell
 
 DATASET = DatasetId("d")
@@ -65,11 +65,7 @@ def test_ranks_of_a_job_share_an_epoch_whenever_each_begins_and_ends() -> None:
 def test_an_extent_that_one_rank_fetched_before_another_began_is_no_hit_of_that() -> None:
     node = node_of(ram=8)
     tell(node, declare(A, B, C, D, job=100), Pinned(DATASET))
-    todo = tell(node, declare(A, B, C, D, job=1), plan(A, B, C, D, number=1, launch=7), now=1.0)
-    while todo:
-        command = todo.pop(0)
-        if isinstance(command, StartFill):
-            todo += tell(node, Filled(command.extent, command.tier), now=1.1)
+    carry_out(node, declare(A, B, C, D, job=1), plan(A, B, C, D, number=1, launch=7), now=1.0)
     begin(node, A, B, C, D, number=2, launch=7, now=1.2)
     tell(node, Passed(1, DONE), Passed(2, DONE), now=1.5)
     assert epochs_of(node) == [(0, 8, 0)], "each by both of them"

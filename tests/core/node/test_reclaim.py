@@ -7,8 +7,6 @@ from cachesvc.core.events import (
     DatasetDeclared,
     Demanded,
     Event,
-    Evicted,
-    Filled,
     HoldReported,
     Pinned,
     ReaderGone,
@@ -18,6 +16,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierNa
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.reclaim import INTERVAL_S, REPLY_S, ROUND_EXTENTS, UNANSWERED_LIMIT
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from tests.support.core.instant import carry_out
 
 SIZE = 10
 FIRST, SECOND = DatasetId("first"), DatasetId("second")
@@ -42,12 +41,7 @@ class Cache:
 
     def send(self, event: Event) -> list[Command]:
         """Send an event; the commands that follow, including those of fills and evictions."""
-        found = self.node.handle(event, self.now)
-        for command in tuple(found):
-            if isinstance(command, StartFill):
-                found += self.send(Filled(command.extent, command.tier))
-            elif isinstance(command, Evict):
-                found += self.send(Evicted(command.extent, command.tier))
+        found = carry_out(self.node, event, now=self.now)
         self.node.check()
         return found
 

@@ -6,10 +6,11 @@ import random
 import time
 
 from cachesvc.core.commands import Evict, Grant, StartFill
-from cachesvc.core.events import DatasetDeclared, Demanded, Event, Evicted, Filled, Passed, Planned, Released
+from cachesvc.core.events import DatasetDeclared, Demanded, Event, Passed, Planned, Released
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from tests.support.core.instant import carry_out
 
 SIZE = 64
 DATASET = DatasetId("d")
@@ -22,18 +23,9 @@ def _extents(count: int) -> list[ExtentId]:
 
 def _run(node: Node, event: Event) -> int:
     """Carry out every command at once; the bytes that were fetched from the source."""
-    fetched = 0
-    todo = [event]
-    while todo:
-        for command in node.handle(todo.pop(0), 0.0):
-            if isinstance(command, StartFill):
-                fetched += SIZE if command.from_tier is None else 0
-                todo.append(Filled(command.extent, command.tier))
-            elif isinstance(command, Evict):
-                todo.append(Evicted(command.extent, command.tier))
-            else:
-                assert isinstance(command, Grant), command
-    return fetched
+    commands = carry_out(node, event)
+    assert all(isinstance(each, (StartFill, Evict, Grant)) for each in commands), commands
+    return SIZE * sum(isinstance(each, StartFill) and each.from_tier is None for each in commands)
 
 
 def _epoch(node: Node, order: list[ExtentId], planned: bool) -> float:

@@ -18,6 +18,7 @@ from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.simulated_source import SimulatedSource, SourceSpec
+from tests.support.core.instant import carry_out
 
 SIZE = 10
 
@@ -53,16 +54,7 @@ def test_owners_take_turns_and_each_is_served_in_its_own_order(moves: list[int |
 
 def fills_in_order(node: Node, start: list[Event]) -> list[int]:
     """The job of each fill (the first byte of its extent), as every fill is done at once."""
-    order: list[int] = []
-    waiting = [command for event in start for command in node.handle(event, 0.0)]
-    while waiting:
-        command = waiting.pop(0)
-        if isinstance(command, StartFill):
-            order.append(command.extent[0])
-            waiting += node.handle(Filled(command.extent, command.tier), 0.0)
-        if len(waiting) % 20 == 0:
-            node.check()
-    return order
+    return [each.extent[0] for each in carry_out(node, *start) if isinstance(each, StartFill)]
 
 
 def jobs(counts: list[int]) -> list[tuple[tuple[ExtentId, int], ...]]:
@@ -128,20 +120,10 @@ def test_an_extent_that_two_jobs_wait_for_is_filled_once_when_the_first_has_its_
     start: list[Event] = [DatasetDeclared(1, DatasetId("d"), extents)]
     start += [Demanded(ReaderId(1), k, extent, job=1) for k, (extent, _) in enumerate(extents)]
     start += [Demanded(ReaderId(2), k, extents[k][0], job=2) for k in shared]
-    granted: list[tuple[int, ExtentId]] = []
-    filled: list[ExtentId] = []
-    waiting = [command for event in start for command in node.handle(event, 0.0)]
-    while waiting:
-        command = waiting.pop(0)
-        if isinstance(command, Grant):
-            granted.append((command.reader, command.extent))
-        if isinstance(command, StartFill):
-            filled.append(command.extent)
-            waiting += node.handle(Filled(command.extent, command.tier), 0.0)
-        if len(waiting) % 10 == 0:
-            node.check()
+    commands = carry_out(node, *start)
+    filled = [each.extent for each in commands if isinstance(each, StartFill)]
     assert sorted(filled) == sorted(extent for extent, _ in extents), "each once"
-    assert Counter(who for who, _ in granted) == {1: len(extents), 2: count}
+    assert Counter(each.reader for each in commands if isinstance(each, Grant)) == {1: len(extents), 2: count}
     last = max(at for at, extent in enumerate(filled) if extent in {extents[k][0] for k in shared})
     assert last < slots + 1 + 2 * (count + 1)
 

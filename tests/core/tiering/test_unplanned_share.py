@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
 import pytest
 
-from cachesvc.core.commands import Evict, StartFill
+from cachesvc.core.commands import StartFill
 from cachesvc.core.events import (
     DatasetDeclared,
     Demanded,
     Event,
-    Evicted,
-    Filled,
     HoldReported,
     JobEnded,
     Passed,
@@ -28,6 +26,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.stream_window import WINDOW_EXTENTS
+from tests.support.core.instant import carry_out
 
 SIZE = 10
 CAPACITY = 100
@@ -45,15 +44,9 @@ class Served:
         self._now = 0.0
 
     def tell(self, *events: Event) -> None:
-        todo = deque(events)
-        while todo:
-            self._now += 0.001
-            for command in self.node.handle(todo.popleft(), self._now):
-                if isinstance(command, StartFill):
-                    self.fills[command.extent] += 1
-                    todo.append(Filled(command.extent, command.tier))
-                elif isinstance(command, Evict):
-                    todo.append(Evicted(command.extent, command.tier))
+        self._now += 0.001
+        commands = carry_out(self.node, *events, now=self._now)
+        self.fills.update(each.extent for each in commands if isinstance(each, StartFill))
 
     def declare(self, reader: ReaderId, extents: Iterable[ExtentId]) -> None:
         rows = tuple((extent, SIZE) for extent in extents)

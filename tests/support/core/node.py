@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from cachesvc.core.commands import Command, Evict, Grant, StartFill
+from cachesvc.core.commands import Command, Grant
 from cachesvc.core.events import (
     Committed,
     DatasetDeclared,
     Demanded,
     Event,
-    Evicted,
     Filled,
     Planned,
     Released,
@@ -16,6 +15,7 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from tests.support.core.instant import carry_out
 
 NVME, NVME1 = TierName("nvme0"), TierName("nvme1")
 A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
@@ -57,15 +57,8 @@ def read(node: Node, *extents: ExtentId) -> list[Stay]:
     """Read extents one by one, filling absent ones; return for each how long the reader may hold it."""
     stays = []
     for extent in extents:
-        todo: list[Command] = tell(node, Demanded(ONE, 0, extent, True, SIZE))
-        while todo:
-            command = todo.pop(0)
-            if isinstance(command, StartFill):
-                todo += fill(node, command.extent, tier=command.tier)
-            elif isinstance(command, Evict):
-                todo += tell(node, Evicted(command.extent, command.tier))
-            elif isinstance(command, Grant):
-                stays.append(command.stay)
+        commands = carry_out(node, Demanded(ONE, 0, extent, True, SIZE))
+        stays += [each.stay for each in commands if isinstance(each, Grant)]
         tell(node, Released(ONE, extent))
     return stays
 
