@@ -41,15 +41,20 @@ _log = logging.getLogger(__name__)
 
 
 def build(
-    survey: Survey, into: str, sources: _Sources, data: ExtentBytes, progress: Callable[[int, int], None]
+    survey: Survey,
+    into: str,
+    sources: _Sources,
+    data: ExtentBytes,
+    progress: Callable[[int, int], None],
+    most_beside: int = MAX_EXTENTS,
 ) -> tuple[str, ...]:
     """Write the catalog at `into` (temporary name, fsync, rename) and return its notes, for people.
 
     `progress(done, total)` is in bytes of the data: formats count what they index, objects or bytes, and the same share of
-    the bytes counts as done. Raises NotFound for data without a whole sample, and the
-    errors of the format's compiler and of the source.
+    the bytes counts as done. A catalog left beside the data is taken where it has at most `most_beside` extents. Raises
+    NotFound for data without a whole sample, and the errors of the format's compiler and of the source.
     """
-    if survey.beside is not None and _adopt(survey, survey.beside, into, sources):
+    if survey.beside is not None and _adopt(survey, survey.beside, into, sources, most_beside):
         return ()
 
     def fetch(version: ObjectVersion, offset: int, length: int) -> bytes:
@@ -200,7 +205,7 @@ class DirectBytes:
         return whole
 
 
-def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) -> bool:
+def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources, most_extents: int) -> bool:
     """Copy the catalog left beside the data to `into` if it is whole, of this version, and names these objects only:
     anyone who may write there may have forged it.
 
@@ -218,8 +223,8 @@ def _adopt(survey: Survey, beside: ObjectVersion, into: str, sources: _Sources) 
             catalog.object(index) != entry.object for index, entry in enumerate(survey.entries)
         ):
             raise CorruptData("its objects are not those of the listing")
-        if len(catalog.extent_sizes) > MAX_EXTENTS:
-            raise CorruptData(f"it has more than {MAX_EXTENTS:,} extents")
+        if len(catalog.extent_sizes) > most_extents:
+            raise CorruptData(f"it has more than {most_extents:,} extents")
         check_catalog(catalog)
         os.replace(temporary, into)
     except (CacheError, OSError) as error:  # OSError: no room for it, though perhaps for a built one

@@ -81,7 +81,7 @@ def test_a_huge_sparse_file_is_refused_at_once_and_the_daemon_goes_on(tmp_path: 
 
 
 def test_a_catalog_beside_the_data_with_too_many_extents_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = sparse(tmp_path / "d/0.bin", 5 * PAGE)
     options = with_extents(FORMATS["0.bin"], PAGE)
@@ -91,11 +91,7 @@ def test_a_catalog_beside_the_data_with_too_many_extents_is_not_used(
     source = Folder()
     found = survey([str(data)], options, lambda uri: source)
     assert found.id == built.id
-    for module in ("build", "address_space"):
-        monkeypatch.setattr(f"cachesvc.catalog.{module}.MAX_EXTENTS", 4)
-    with pytest.raises(InvalidInput, match="4 extents"):
-        build(
-            found, str(tmp_path / "c"), lambda uri: source, DirectBytes(lambda uri: source), lambda *_: None
-        )
+    data_of = DirectBytes(lambda uri: source)
+    build(found, str(tmp_path / "c"), lambda uri: source, data_of, lambda *_: None, most_beside=4)
     assert "is not used: it has more than 4 extents" in caplog.text
     assert len(Catalog.open(str(kept)).extent_sizes) == 5, "what an older release built is opened"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,9 @@ from cachesvc.__main__ import run
 from cachesvc.config import CONTROL_SOCKET
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
-from tests.support.shared_daemon import for_one_test
 
 EXTENT = 1 << 20
 RECORDS = ["--format", "records", "--record-bytes", "4096"]
-
-
-@pytest.fixture
-def pets(tmp_path: Path) -> Path:
-    """Write six labelled files in two folders."""
-    for number in range(6):
-        folder = tmp_path / "pets" / ("cat" if number % 2 else "dog")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.jpg").write_bytes(os.urandom(1000))
-    return tmp_path / "pets"
 
 
 @pytest.fixture
@@ -46,21 +34,6 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("CACHESVC_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon with room to keep four extents, and some for streaming."""
-    root = tmp_path_factory.getbasetemp()
-    options = ["--ram", "6MiB", "--allow", str(root), "--extent-bytes", str(EXTENT), "--fillers", "1"]
-    with Daemon(tmp_path_factory.mktemp("node"), options) as found:
-        yield found
-
-
-@pytest.fixture
-def daemon(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    monkeypatch.setenv("CACHESVC_SOCKET", shared.socket_dir)
-    yield from for_one_test(shared)
 
 
 def rows(text: str) -> list[dict[str, Any]]:
