@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.claims import Claims
-from cachesvc.core.node.readers import Readers
+from cachesvc.core.node.readers import ALL_USERS, Readers
 from cachesvc.core.records.copy_phases import Phase
-from cachesvc.core.records.pre_restart_holds import ALL_USERS
 from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, EvictionList, Role, TierState
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import SMALL_FILLS
