@@ -55,16 +55,14 @@ class Planned:
     same number.
 
     `following` is the order of the extents in the next epoch, where that is known: what is kept of a dataset that does not
-    fit is chosen to be spread evenly over it. `passed` is the step before which a daemon that this one took over from saw
-    everything consumed. Plans of one `launch`, the ranks of a training job, share their epochs, and so do all plans with
-    0, which name none. The room to look ahead is shared out by `user` (a uid; -1: none).
+    fit is chosen to be spread evenly over it. Plans of one `launch`, the ranks of a training job, share their epochs, and
+    so do all plans with 0, which name none. The room to look ahead is shared out by `user` (a uid; -1: none).
     """
 
     plan: int
     job: int
     rows: tuple[tuple[ExtentId, int, int], ...]
     following: Sequence[ExtentId] = ()
-    passed: int = 0
     launch: int = 0
     user: int = -1
 
@@ -138,15 +136,14 @@ class HoldReported:
     """A reader reports that it still maps an extent from before the daemon's restart. Its bytes count against the RAM
     budget, once for each extent. `size_bytes` 0 (a file): only its release is expected.
 
-    `most_bytes` limits what is believed of all readers of this `user` (a uid; -1: none) together. None: another daemon has
-    believed it before a takeover.
+    `most_bytes` limits what is believed of all readers of this `user` (a uid; -1: none) together.
     """
 
     reader: ReaderId
     extent: ExtentId
     size_bytes: int
     user: int = -1
-    most_bytes: int | None = None
+    most_bytes: int = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,10 @@ class _Table:
         """Return the outermost table."""
         return cls(data, struct.unpack_from("<I", data)[0])
 
-    def number(self, slot: int, kind: str, default: int = 0) -> int:
-        """Return a number, of a `struct` type."""
+    def number(self, slot: int, kind: str) -> int:
+        """Return a number, of a `struct` type; 0 where it is absent."""
         at = self._place(slot)
-        return self._unpack(f"<{kind}", at) if at else default
+        return self._unpack(f"<{kind}", at) if at else 0
 
     def table(self, slot: int) -> _Table | None:
         """Return a table, None where it is absent."""

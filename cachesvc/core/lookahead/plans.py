@@ -56,8 +56,7 @@ class Plans:
         """Plans that have ended, while their entered rows are given up."""
 
     def begin(self, event: Planned) -> None:
-        """Begin a plan, in place of an older one of the same number. Rows that were consumed before it began here are not
-        counted in its epoch."""
+        """Begin a plan, in place of an older one of the same number."""
         number, entries = event.plan, event.rows
         self.end(number)
         shared = self._windows.join(number, entries, event.user)
@@ -65,9 +64,6 @@ class Plans:
         self._launches[event.launch or number] += 1
         if (home := self._home(event)) is not None:
             plan.tally, plan.counted_before = self._join_epoch(event, home)
-        plan.passed = event.passed
-        for _ in plan.skip_passed():
-            pass
         if entries and (self._policy.reserve.streams or self._policy.reserve.ahead_of_nvme):
             self._begin_pacing(plan, event.following)
 

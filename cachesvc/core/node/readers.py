@@ -218,7 +218,7 @@ class Readers:
             return
         hold = Hold(event.size_bytes, event.user)
         self._end_hold(reader, extent)
-        if event.most_bytes is not None and not self._believed(extent, hold, event.most_bytes):
+        if not self._believed(extent, hold, event.most_bytes):
             hold = Hold(0, event.user)
         reader.held[extent] = hold
         self.holds.begin(extent, hold)

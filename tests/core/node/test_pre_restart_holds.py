@@ -28,7 +28,7 @@ from tests.support.core.node import (
 
 def test_bytes_held_from_before_a_restart_count_until_released() -> None:
     node = node_of(ram=2)
-    tell(node, HoldReported(ONE, A, 3 * SIZE))
+    tell(node, HoldReported(ONE, A, 2 * SIZE))
     assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [Refuse(TWO, 1, B)]
     tell(node, Released(ONE, A))
     assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, RAM)]
