@@ -223,8 +223,8 @@ class NodeMachine(RuleBasedStateMachine):
         if not any(lease[:2] == (reader, extent) for lease in self.leases):
             self.send(Released(reader, extent))
 
-    @rule(extent=extents, in_ram=st.booleans(), most_bytes=st.integers(0, 4))
-    def hold_and_let_go(self, extent: ExtentId, in_ram: bool, most_bytes: int = 4) -> None:
+    @rule(extent=extents, in_ram=st.booleans(), most_bytes=st.just(1 << 20) | st.integers(0, 4))
+    def hold_and_let_go(self, extent: ExtentId, in_ram: bool, most_bytes: int = 1 << 20) -> None:
         if self.held:
             self.send(ReaderGone(ReaderId(99)))
         else:
