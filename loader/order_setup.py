@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import default_collate
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
@@ -105,7 +104,7 @@ def feed_of(
         spec = resumed(state, spec, _given_names(given))
     share = share_of(spec.global_batch, batch_size, topology)
     collate = SingleSample(given.collate_fn) if single else given.collate_fn
-    feed = Feed(given.dataset, spec, share, collate, collate is default_collate)
+    feed = Feed(given.dataset, spec, share, collate)
     feed.order(epoch)
     return feed
 

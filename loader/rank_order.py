@@ -102,7 +102,7 @@ class RankOrder:
         if repeats:
             return feed, range(first, first + epochs - done)
         whole = replace(feed.spec, last="short")
-        return Feed(feed.dataset, whole, feed.share, feed.collate, False), range(first, first + 1)
+        return Feed(feed.dataset, whole, feed.share, feed.collate), range(first, first + 1)
 
     def _epoch(self, feed: Feed, epoch: int, repeats: bool) -> Iterator[list[int]]:
         key_transforms(self._core.leaves, self._arguments.seed, epoch)

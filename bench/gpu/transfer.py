@@ -13,6 +13,7 @@ from bench.gpu.checks import EVERYTHING
 from bench.gpu.data import RECORD_BYTES, SEQ_LEN, Data
 from bench.gpu.rates import bus_bytes_per_s, rate, synchronize, timed
 from loader import DataLoader, Dataset
+from loader.datasets.samples.records import gathered_records
 from loader.gpu.record_gather import HostRecords
 
 SIZES = (256, 1024, 4096, 16_384, 65_536)
@@ -68,7 +69,8 @@ def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str
 
 def _kernel(dataset: Dataset, size_bytes: int) -> dict[int, float]:
     """Gathers of random records whose slots are on the device already, in GB/s by batch size."""
-    samples, reader = dataset.sample_reader, dataset.opened.reader()
+    samples, reader = gathered_records(dataset.sample_reader), dataset.opened.reader()
+    assert samples is not None
     form = samples.record_form
     assert form is not None
     records = HostRecords(form, *reader.space, torch.device("cuda", 0))

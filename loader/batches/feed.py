@@ -22,18 +22,17 @@ from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.batches.fetch_samples import sample_fetcher
-from loader.batches.gather import LocatedBatches, gather_method
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import ImageMode
-from loader.datasets.extent_layout import extent_layout, plans_for
+from loader.datasets.extent_layout import RecordSource, extent_layout, plans_for, record_source
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
-from loader.datasets.record_source import RecordSource, record_source
+from loader.datasets.plain_values import Empty
+from loader.datasets.samples.protocol import Gather
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.job.rank_share import RankShare
 from loader.process.latest import Latest
-from loader.reading.address_range import Bytes
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader, Ints
 from loader.reading.wait_clock import READING
@@ -44,6 +43,26 @@ per process; in slabs of 64 a position costs 5 us."""
 NOT_READ = (0.0,) * len(READING)
 
 
+class _LocatedBatches:
+    """The batches of consecutive turns, whose samples are located at once: a batch only indexes arrays."""
+
+    def __init__(self, method: Gather, reader: ExtentReader, ids: Ints) -> None:
+        """`ids`: samples of the catalog, [turns, batch size]."""
+        *columns, first, last = method.locate(reader, ids.reshape(-1))
+        self._make = method.make
+        self._one_extent = last is first
+        """Each sample lies in a single extent."""
+        arrays = [*columns, first] if self._one_extent else [*columns, first, last]
+        self._arrays = [each.reshape(ids.shape) for each in arrays]
+
+    def batch(self, reader: ExtentReader, row: int, empty: Empty | None) -> Any:
+        """Make the batch of a row."""
+        located = [each[row] for each in self._arrays]
+        if self._one_extent:
+            located.append(located[-1])
+        return self._make(reader, tuple(located), empty)
+
+
 class _Slab:
     """Consecutive turns, one per row, with the places of their samples."""
 
@@ -52,7 +71,7 @@ class _Slab:
     def __init__(self, first: int, rows: Ints, valid: Ints | None) -> None:
         self.first, self.last = first, first + len(rows)
         self.rows, self.valid = rows, valid
-        self.located: LocatedBatches | None = None
+        self.located: _LocatedBatches | None = None
 
 
 class Feed(TorchDataset[Any]):
@@ -64,11 +83,8 @@ class Feed(TorchDataset[Any]):
         spec: OrderSpec,
         share: RankShare,
         collate: Callable[[list[Any]], Any],
-        default_collation: bool,
     ) -> None:
-        """`default_collation`: records go out as they were gathered, without a call of `collate`."""
         self.dataset, self.spec, self.share, self.collate = dataset, spec, share, collate
-        self._default_collation = default_collation
         self.turn_stride = 1
         """Distance between consecutive turns made in this process: the number of workers."""
         self._prepare()
@@ -81,12 +97,10 @@ class Feed(TorchDataset[Any]):
         self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
         self._specs = [] if core is None else [leaf.sample_spec for leaf in core.leaves]
         self._samples = self._view.sample_reader if self._view is not None else None
-        self._gather = (
-            gather_method(self._samples, self.collate, self._default_collation) if self._samples else None
-        )
+        self._gather = self._samples.gather(self.collate) if self._samples is not None else None
         self._samples_of = sample_fetcher(self.dataset)
         self._layout = extent_layout(self.dataset, self.spec.shuffle)
-        self.empty: Callable[[int], Bytes] | None = None
+        self.empty: Empty | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self.on_device: Callable[[EpochOrder, int], Any | None] | None = None
         """Returns the batch of a turn, made by a device, or None where the processor is to make it."""
@@ -96,16 +110,16 @@ class Feed(TorchDataset[Any]):
         """The epoch whose plan this worker has submitted."""
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride
+        return self.dataset, self.spec, self.share, self.collate, self.turn_stride
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dataset, self.spec, self.share, self.collate, self._default_collation, self.turn_stride = state
+        self.dataset, self.spec, self.share, self.collate, self.turn_stride = state
         self._prepare()
 
     @property
     def records(self) -> RecordSource | None:
         """The places of this order's records, if batches are records that need no Python call per sample; else None."""
-        view = self._view if self._default_collation else None
+        view = self._view if self.collate is default_collate else None
         return record_source(view, self._layout) if view is not None else None
 
     @property
@@ -289,7 +303,7 @@ class Feed(TorchDataset[Any]):
     def fetch(self, epoch: int, indices: Ints) -> Any:
         """Make a batch of these indices."""
         name = partial(self._name_in, indices)
-        if self._composite is not None and self._default_collation:
+        if self._composite is not None and self.collate is default_collate:
             return self._composite.default_batch(indices, self.spec, epoch, name)
         if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
@@ -315,7 +329,7 @@ class Feed(TorchDataset[Any]):
 
     def collated(self, samples: list[Any]) -> Any:
         """Collate samples that `take` returned."""
-        if self._composite is not None and self._default_collation:
+        if self._composite is not None and self.collate is default_collate:
             return self._composite.collate(samples)
         return self.collate(samples)
 
@@ -354,9 +368,8 @@ class Feed(TorchDataset[Any]):
         found = order.slots(first, last, share.low, share.high)
         slab = _Slab(first * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
         if self._gather is not None and self._view is not None:
-            slab.located = LocatedBatches(
-                self._gather, self._view.opened.reader(), self._view.ids_of(slab.rows)
-            )
+            reader = self._view.opened.reader()
+            slab.located = _LocatedBatches(self._gather, reader, self._view.ids_of(slab.rows))
         return slab
 
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:

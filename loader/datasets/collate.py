@@ -25,12 +25,11 @@ from torch.utils.data._utils.collate import (
 )
 
 from cachesvc.core.errors import InvalidInput
-from loader.datasets.columns.plain_values import collates_as_torch, is_plain, plain_batch
 from loader.datasets.decoding.encoded_images import EncodedImage, stack_encoded
+from loader.datasets.plain_values import Empty, collates_as_torch, is_plain, plain_batch
 from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_by_place
 from loader.reading.address_range import Bytes
 
-Empty = Callable[[int], Bytes]
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
 _NUMBERS = "biufc"
 LARGE_BYTES = 16 << 10

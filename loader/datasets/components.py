@@ -116,7 +116,9 @@ class DatasetComponent:
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""
         leaf = self.leaf
-        return leaf.sample_reader.take(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
+        return list(
+            leaf.sample_reader.iter_samples(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
+        )
 
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
         """Collate as torch does by default."""

@@ -24,8 +24,8 @@ from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
 from loader.datasets.dtypes import DType, dtype_name
 from loader.datasets.generators import RngKey
-from loader.datasets.sample_spec import SampleSpec
-from loader.datasets.samples import SampleReader
+from loader.datasets.samples.kinds import sample_reader
+from loader.datasets.samples.sample_form import SampleSpec
 from loader.datasets.targets import Targets
 from loader.job.topology import rank_hint
 from loader.reading.connect import connect
@@ -162,7 +162,7 @@ class Dataset(TorchDataset[Any]):
     def __init__(self, opened: OpenedDataset, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
         self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
         self._catalog = opened.catalog
-        self.sample_reader = SampleReader(opened.catalog, sample_spec)
+        self.sample_reader = sample_reader(opened.catalog, sample_spec)
         self._seed: int | None = None
         """The seed of the generators; None until a loader of ours, or `set_epoch`, sets their key."""
         self._epoch: list[int] | torch.Tensor = [0]
@@ -193,7 +193,7 @@ class Dataset(TorchDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._catalog = self.opened.catalog
-        self.sample_reader = SampleReader(self._catalog, self._sample_spec)
+        self.sample_reader = sample_reader(self._catalog, self._sample_spec)
         if isinstance(self._epoch, list):
             self._epoch = [*self._epoch]
 

@@ -1,20 +1,24 @@
 """Maps the samples of a dataset to extents, also through Subset, ConcatDataset, StackDataset and users' own
-datasets."""
+datasets, and records to their slots, for a device that gathers them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import StackDataset, Subset
 
+from cachesvc.catalog.layout import Fixed
 from cachesvc.core.arguments import places_of
 from cachesvc.core.order.epoch_order import EpochOrder, Plan
 from loader.datasets.components import view_layout
 from loader.datasets.dataset import Dataset
+from loader.datasets.samples.records import RecordForm, gathered_records
 from loader.datasets.wrapped import MAX_DEPTH, as_view, parts_of
 from loader.reading.opened_dataset import OpenedDataset
-from loader.reading.reader import Ints
+from loader.reading.reader import ExtentReader, Ints
 
 
 class LayoutPart(NamedTuple):
@@ -157,3 +161,43 @@ def _without_duplicates(plan: Plan) -> Plan:
     new = np.ones(len(order), np.bool_)
     new[1:] = (np.diff(extent) != 0) | (np.diff(first_step) != 0) | (np.diff(last_step) != 0)
     return Plan(extent[new], first_step[new], last_step[new])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """Sample n of the order is the record in slot n + `run_shift[r]` of the reader, where r is the last with
+    `run_first[r]` <= n.
+
+    `extents_known`: the extents of the order are those of the reader. `ends_in` returns, for each extent, the extent in
+    which the last record that begins there ends.
+    """
+
+    reader: Callable[[], ExtentReader]
+    form: RecordForm
+    run_first: Ints
+    run_shift: Ints
+    extents_known: bool
+    ends_in: Callable[[ExtentReader], Ints]
+
+
+def record_source(view: Dataset, order: ExtentLayout) -> RecordSource | None:
+    """Return where the records of an order over a view lie; None where batches need Python or a check of values."""
+    layout, records = view.catalog.layout, gathered_records(view.sample_reader)
+    form = None if records is None else records.record_form
+    if records is None or form is None or not isinstance(layout, Fixed):
+        return None
+    first, shift = layout.runs_first, layout.runs_slot - layout.runs_first
+    ids = view.ids if order.index_of is None else view.ids_of(order.index_of)
+    if ids is not None:
+        shift = layout.slots(ids) - np.arange(len(ids))
+        first = np.flatnonzero(np.diff(shift, prepend=shift[:1] - 1))
+        shift = shift[first]
+
+    def ends_in(reader: ExtentReader) -> Ints:
+        extent_first = view.catalog.extent_first
+        found = np.arange(len(extent_first) - 1)
+        held = np.flatnonzero(np.diff(extent_first))
+        found[held] = records.locate(reader, extent_first[held + 1] - 1)[2]
+        return found
+
+    return RecordSource(view.opened.reader, form, first, shift, bool(order.parts), ends_in)

@@ -14,7 +14,7 @@ from cachesvc.core.errors import InvalidInput
 from loader.datasets.dataset import Dataset, open_dataset
 from loader.datasets.decoding.images import ImageMode
 from loader.datasets.generators import rng_parameter
-from loader.datasets.samples import SampleReader
+from loader.datasets.samples.kinds import sample_reader
 from loader.reading.reader import Ints
 
 Transform = Callable[..., Any] | None
@@ -136,7 +136,7 @@ class ImageFolder(Dataset):
 
     def _apply(self, pair: _PairTransform) -> None:
         self._sample_spec = replace(self._sample_spec, transform=pair)
-        self.sample_reader = SampleReader(self.catalog, self._sample_spec)
+        self.sample_reader = sample_reader(self.catalog, self._sample_spec)
 
 
 class _PairTransform:

@@ -27,6 +27,7 @@ from cachesvc.core.order.permute import mix as mix_seed
 from loader.datasets.components import Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.packing import Packed
+from loader.datasets.samples.records import gathered_records
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
@@ -182,20 +183,20 @@ class Mixture(TorchDataset[Any]):
         self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place
     ) -> Any:
         """Make a batch under default collation; records of one size take no Python call per sample."""
-        if not all(
-            isinstance(part, DatasetComponent) and part.leaf.sample_reader.gathers_batches
-            for part in self._parts
-        ):
-            return self.collate(self.read(spots, spec, epoch), name)
-        batch = None
+        batch, samples = None, None
         for rows, part, _, _, inner in self._groups(spots, spec):
-            reader, samples = part.leaf.opened.reader(), part.leaf.sample_reader
+            samples = (
+                gathered_records(part.leaf.sample_reader) if isinstance(part, DatasetComponent) else None
+            )
+            if samples is None:
+                return self.collate(self.read(spots, spec, epoch), name)
+            reader = part.leaf.opened.reader()
             records = samples.tensor(reader, samples.locate(reader, part.leaf.ids_of(inner))).numpy()
             if batch is None:
                 batch = np.empty((len(spots), *records.shape[1:]), records.dtype)
             batch[rows] = records  # numpy assigns rows 30 times as fast as torch
-        assert batch is not None, "no batch is empty"
-        return self.leaves[0].sample_reader.batch_of_rows(batch)
+        assert samples is not None, "no batch is empty"
+        return samples.batch_of_rows(batch)
 
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
         """Collate samples as the first component does."""

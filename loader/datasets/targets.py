@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from cachesvc.catalog.layout import Fixed
 from cachesvc.core.errors import InvalidInput
-from loader.reading.address_range import Bytes
+from loader.datasets.plain_values import Empty, number_tensor
 
 Targets = Literal["shifted", "unshifted"]
 TARGETS = get_args(Targets)
@@ -46,23 +45,15 @@ def check_rows(targets: Targets, layout: object, gathered: bool, is_tokens: bool
 
 
 def split_targets(
-    rows: Rows, targets: Targets, out: np.dtype[Any], empty: Callable[[int], Bytes] | None = None
+    rows: Rows, targets: Targets, out: np.dtype[Any], empty: Empty | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and targets of rows [n, tokens], each contiguous, in new memory or in memory that `empty`
     returns for a size in bytes. Shifted: each target is the token after its input. Unshifted: the same tokens."""
     parts = (rows[:, :-1], rows[:, 1:]) if targets == "shifted" else (rows, rows)
-    first, second = (_converted(part, out, empty) for part in parts)
+    first, second = (number_tensor(part, empty, out) for part in parts)
     return first, second
 
 
 def target_sample(targets: Targets, inputs: Any, labels: Any) -> Any:
     """Return (inputs, targets) of a sample or batch, or a dict as Hugging Face's models take it."""
     return (inputs, labels) if targets == "shifted" else {"input_ids": inputs, "labels": labels}
-
-
-def _converted(rows: Rows, out: np.dtype[Any], empty: Callable[[int], Bytes] | None) -> torch.Tensor:
-    if empty is None:
-        return torch.from_numpy(rows.astype(out, order="C"))
-    room = empty(rows.size * out.itemsize).view(out).reshape(rows.shape)
-    np.copyto(room, rows, casting="unsafe")
-    return torch.from_numpy(room)

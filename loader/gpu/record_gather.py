@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from cachesvc.core.order.epoch_order import EpochOrder
-from loader.datasets.record_form import RecordForm
-from loader.datasets.record_source import RecordSource
+from loader.datasets.extent_layout import RecordSource
+from loader.datasets.samples.records import RecordForm
 from loader.datasets.targets import target_sample
 from loader.gpu.device_order import DeviceOrder, shifted, upload
 from loader.gpu.host_view import host_rows
@@ -188,7 +188,7 @@ class RecordGather:
 
 
 def _batch_of(form: RecordForm, records: torch.Tensor) -> Any:
-    """Return a batch of gathered records, as `SampleReader.gather_batch` does."""
+    """Return a batch of gathered records, as `RecordSamples.make` does."""
     rows = records.view(form.stored).view(len(records), *form.shape)
     if form.targets is None:
         return rows if form.out is None else rows.to(form.out)

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Jagged, jagged, mix
-from loader.datasets.sample_spec import SampleSpec
-from loader.datasets.samples import SampleReader
+from loader.datasets.samples.kinds import sample_reader
+from loader.datasets.samples.sample_form import SampleSpec
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader
 from tests.support import datasets
@@ -56,7 +56,8 @@ def test_ranges_are_joined_from_extents_of_any_kind(blobs: Blobs, origin: str, l
     catalog = opened.catalog
     grants = MemoryGrants(catalog.extent, origin, room)
     reader = ExtentReader(catalog, grants, limit)
-    samples = SampleReader(catalog, SampleSpec(decode=None))
+    samples = sample_reader(catalog, SampleSpec(decode=None)).gather(jagged)
+    assert samples is not None
     memory = np.full(1 << 21, 7, np.uint8)
     rng = np.random.default_rng(3)
     read = 0
@@ -64,7 +65,7 @@ def test_ranges_are_joined_from_extents_of_any_kind(blobs: Blobs, origin: str, l
         ids = rng.integers(0, catalog.samples, count)
         expected = [files[catalog.key(int(n))] for n in ids]
         for empty in (None, lambda size: memory[:size]):
-            assert parts(samples.jagged(reader, samples.ranges(reader, ids), empty)) == expected
+            assert parts(samples.make(reader, samples.locate(reader, ids), empty)) == expected
             read += sum(map(len, expected))
     assert sum(reader.origin_bytes().values()) == reader.origin_bytes()[origin] == read
     reader.close()
@@ -103,8 +104,8 @@ def test_one_named_field_is_joined_and_an_absent_one_is_empty(
     dataset = in_memory(link, fields=("jpg",), decode=None)
     joined = [samples[dataset.catalog.key(n)].get("jpg", b"") for n in range(20)]
     assert dataset[1] == (joined[1],)
-    assert dataset.sample_reader.stays_bytes
-    assert not in_memory(link, fields=("jpg", "cls"), decode=None).sample_reader.stays_bytes
+    assert dataset.sample_reader.gather(jagged) is not None
+    assert in_memory(link, fields=("jpg", "cls"), decode=None).sample_reader.gather(jagged) is None
     twice: ConcatDataset[Any] = ConcatDataset([dataset, dataset])
     loaders = [DataLoader(given, 6, collate_fn=jagged, **workers) for given in (dataset, twice)]
     loaders += [TorchDataLoader(dataset, 6, collate_fn=jagged, **workers)]  # type: ignore[list-item]

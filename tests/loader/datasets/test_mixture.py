@@ -17,7 +17,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, Packed, mix, open_dataset, pack
-from loader.datasets.sample_spec import SampleSpec
+from loader.datasets.samples.sample_form import SampleSpec
 from loader.reading.direct.direct_access import Access
 from loader.reading.opened_dataset import OpenedDataset
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import DataLoader as TorchLoader
 
 from cachesvc.core.errors import InvalidInput
@@ -82,7 +82,7 @@ def test_batches_are_contiguous_inputs_and_targets(
     home: Path, stream: np.ndarray, targets: Any, way: str
 ) -> None:
     data = open_tokens(home, targets)
-    assert data.sample_reader.gathers_batches, "no Python per sample"
+    assert data.sample_reader.gather(default_collate) is not None, "no Python per sample"
     count = len(data)
     loader = WAYS[way](data)
     first, at = 0, None

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from loader import DataLoader
 from loader.datasets.dataset import Dataset
-from loader.datasets.record_form import RecordForm
+from loader.datasets.samples.records import RecordForm
 from loader.gpu import record_gather
 from loader.gpu.host_view import host_rows
 from loader.gpu.record_gather import HostRecords, RecordGather

@@ -21,7 +21,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.uri import canonical
 from loader.datasets.dataset import Dataset
-from loader.datasets.sample_spec import SampleSpec
+from loader.datasets.samples.sample_form import SampleSpec
 from loader.reading.direct.direct_access import Access
 from loader.reading.opened_dataset import OpenedDataset
 from tests.support import datasets

@@ -15,6 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from loader.reading.address_range import Bytes
 
 Empty = Callable[[int], Bytes]
+"""Returns memory of a size in bytes for a batch."""
 _DTYPES = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(np.bool_)}
 """Types that torch gives Python's numbers."""
 _TORCHS = dict(default_collate_fn_map)

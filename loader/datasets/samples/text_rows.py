@@ -1,4 +1,5 @@
-"""Makes samples of rows: JSON, CSV, plain lines and Examples of TFRecord, as the catalog's `row_syntax` parses them."""
+"""Rows of text and of TFRecord, parsed to samples: JSON, CSV, plain lines and Examples, as the catalog's `row_syntax` has
+them."""
 
 from __future__ import annotations
 
@@ -7,15 +8,64 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from torch.utils.data import default_collate
 
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Rows
+from cachesvc.catalog.layout import Field, Rows
+from cachesvc.catalog.parsing.tf_example import BYTES, features_of
 from cachesvc.catalog.row_syntax import CSV, EXAMPLE, JSON, RECORD, TEXT, CsvHeader, csv_rows, json_value
 from cachesvc.core.errors import CorruptData
-from loader.datasets.decoding.examples import ExampleDecoder
-from loader.reading.reader import Ints
+from loader.datasets.generators import RngKey
+from loader.datasets.plain_values import Empty, plain_column
+from loader.datasets.samples.column_batches import ColumnBatches
+from loader.datasets.samples.fields import StoredFields
+from loader.datasets.samples.sample_form import SampleForm
+from loader.reading.reader import ExtentReader, Ints
 
+_LIST = "[]"
+"""Ends the encoding of a feature that has several values."""
 _NUMBERS: dict[str, Callable[[str], int | float]] = {"int": int, "float": float}
+
+
+class TextRowSamples:
+    """Samples of rows of one catalog."""
+
+    def __init__(self, form: SampleForm) -> None:
+        self._form, spec = form, form.spec
+        self._rows = StoredFields(form.catalog, [0])
+        self._parser = RowParser(form.catalog, None if spec.fields is None else form.stored)
+        several = len(form.names) > 1 if spec.fields is None else not spec.bare
+        self._has_columns = form.is_plain and spec.decode == "auto" and several and self._parser.has_columns
+
+    @property
+    def sample_kind(self) -> str:
+        """See `SampleReader`. JSON rows may have any keys."""
+        return self._form.kind if self._form.spec.bare else self._parser.sample_kind
+
+    def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
+        """See `SampleReader`."""
+        parsed = self._parser.parse(samples, self._read(reader, samples))
+        if self._form.spec.fields is None:
+            return self._form.finished(parsed, samples, rng_key)
+        return self._form.samples(parsed, samples, rng_key)
+
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """See `SampleReader`."""
+        self._rows.expect(reader, samples)
+
+    def gather(self, collate: Callable[..., Any]) -> ColumnBatches | None:
+        """See `SampleReader`."""
+        if not self._has_columns or collate is not default_collate:
+            return None
+        return ColumnBatches(self._form, self._columns, self.iter_samples)
+
+    def _read(self, reader: ExtentReader, samples: Ints) -> list[bytes]:
+        return [row or b"" for (row,) in self._rows.read(reader, samples)]
+
+    def _columns(self, reader: ExtentReader, samples: Ints, empty: Empty | None) -> list[Any] | None:
+        parsed = self._parser.columns(samples, self._read(reader, samples))
+        found = [plain_column(each, empty) for each in parsed]
+        return None if any(each is None for each in found) else found
 
 
 class RowParser:
@@ -162,3 +212,35 @@ class RowParser:
     def _malformed(self, sample: int, why: str) -> CorruptData:
         uri, line = self._catalog.line_of(sample)
         return CorruptData(f"{uri} line {line} {why}; repair it, or leave it out by on_error='skip'")
+
+
+class ExampleDecoder:
+    """Decodes the Examples of one catalog: to dicts of all features, or to tuples of the named ones.
+
+    Values are bytes, int and float; several are list[bytes], int64[n] and float32[n]. A feature that a sample lacks is
+    None, or empty.
+    """
+
+    def __init__(self, fields: Sequence[Field], names: Sequence[str] | None) -> None:
+        encodings = {field.name: field.encoding for field in fields}
+        self._as_dict = names is None
+        self._fields = [(name, encodings[name]) for name in (encodings if names is None else names)]
+
+    def decode(self, record: bytes) -> dict[str, Any] | tuple[Any, ...]:
+        """Return one sample. Raises ValueError for a record that is no Example, or has other types than the catalog."""
+        features = features_of(record)
+        values = (_value(name, encoding, *features.get(name, ("", ()))) for name, encoding in self._fields)
+        if self._as_dict:
+            return {name: value for (name, _), value in zip(self._fields, values, strict=True)}
+        return tuple(values)
+
+
+def _value(name: str, encoding: str, kind: str, values: Any) -> Any:
+    wanted = encoding.removesuffix(_LIST)
+    if kind not in ("", wanted):
+        raise ValueError(f"feature {name!r} is {kind}, and {wanted} in the catalog")
+    if encoding != wanted:
+        return list(values) if wanted == BYTES else np.array(values, wanted)
+    if len(values) > 1:
+        raise ValueError(f"feature {name!r} has {len(values)} values, and one in the catalog")
+    return values[0] if values else None

@@ -14,7 +14,7 @@ import numpy as np
 
 from cachesvc.catalog.row_syntax import json_value
 from cachesvc.sources.columnar.column import Column
-from loader.datasets.columns.column_reader import Values
+from loader.datasets.samples.column_reader import Values
 from loader.reading.reader import Ints
 
 _EPOCH = date(1970, 1, 1).toordinal()

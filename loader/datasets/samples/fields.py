@@ -1,0 +1,125 @@
+"""Fields of files and of members of tars, each at a place of its own, and whatever else stays bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Fixed
+from loader.datasets.decoding.decode import are_images, decode_field, decoder, is_image
+from loader.datasets.decoding.encoded_images import EncodedImage
+from loader.datasets.decoding.images import Converter
+from loader.datasets.generators import RngKey
+from loader.datasets.jagged import Jagged, jagged, offsets_of
+from loader.datasets.plain_values import Empty
+from loader.datasets.samples.sample_form import SampleForm
+from loader.reading.reader import ExtentReader, Ints
+
+Row = Sequence[bytes | None]
+"""The bytes of the stored fields of a sample; None for a field that it lacks."""
+
+
+class StoredFields:
+    """Reads the bytes of fields of which the catalog has the places."""
+
+    def __init__(self, catalog: Catalog, columns: Sequence[int]) -> None:
+        """`columns`: the numbers of the fields that are read."""
+        self._catalog, self._columns = catalog, list(columns)
+
+    def places(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Return the addresses and lengths of fields, int64[n, fields]."""
+        addresses, lengths = self._catalog.locate(samples)
+        if self._columns == list(range(addresses.shape[1])):
+            return addresses, lengths
+        return addresses[:, self._columns], lengths[:, self._columns]
+
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """Start reading samples that come next."""
+        addresses, lengths = self.places(samples)
+        reader.expect(addresses.ravel(), lengths.ravel())
+
+    def read(self, reader: ExtentReader, samples: Ints) -> Sequence[Row]:
+        """Read the fields of each sample, all in one pass."""
+        addresses, lengths = self.places(samples)
+        flat, width = reader.read(addresses.ravel(), lengths.ravel()), len(self._columns)
+        if not width:
+            return [()] * len(samples)
+        return [flat[at : at + width] for at in range(0, len(flat), width)]
+
+
+class FieldValues:
+    """Makes samples of the bytes of fields, each decoded by its own encoding."""
+
+    def __init__(self, form: SampleForm) -> None:
+        """Raises InvalidInput for fields that cannot be decoded."""
+        self._form, spec, catalog = form, form.spec, form.catalog
+        several = are_images(field.encoding for field in catalog.fields)
+        self._decoders = None
+        if spec.decode in ("auto", "cuda") and not isinstance(catalog.layout, Fixed):
+            self._decoders = [
+                EncodedImage
+                if spec.decode == "cuda" and is_image(field.encoding)
+                else decoder(field.name, field.encoding, Converter(field.name, spec.image_mode, several))
+                for field in (catalog.fields[column] for column in form.columns)
+            ]
+
+    def samples(self, rows: Sequence[Row], samples: Ints, rng_key: RngKey) -> Iterator[Any]:
+        """Make samples of rows, each decoded on demand."""
+        form = self._form
+        if self._decoders is None and form.is_single and form.stored:
+            return form.finished((row[0] for row in rows), samples, rng_key)
+        pairs = zip(rows, samples.tolist(), strict=True)
+        found = (form.sample(self._decoded(row, sample), sample, row) for row, sample in pairs)
+        return form.finished(found, samples, rng_key)
+
+    def _decoded(self, row: Row, sample: int) -> Sequence[Any]:
+        if self._decoders is None:
+            return row
+        return tuple(
+            decode_field(decode, value, lambda: self._form.name_of(sample))
+            for decode, value in zip(self._decoders, row, strict=True)
+        )
+
+
+class FieldSamples:
+    """Samples of fields that lie anywhere."""
+
+    def __init__(self, form: SampleForm) -> None:
+        """Raises InvalidInput for fields that cannot be decoded."""
+        self._form, self._values = form, FieldValues(form)
+        self._fields = StoredFields(form.catalog, form.columns)
+
+    @property
+    def sample_kind(self) -> str:
+        """See `SampleReader`."""
+        return self._form.kind
+
+    def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
+        """See `SampleReader`."""
+        return self._values.samples(self._fields.read(reader, samples), samples, rng_key)
+
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """See `SampleReader`."""
+        self._fields.expect(reader, samples)
+
+    def gather(self, collate: Callable[..., Any]) -> FieldSamples | None:
+        """See `SampleReader`. Samples that stay bytes are joined, alone or in tuples of one."""
+        form = self._form
+        stays_bytes = form.is_plain and form.spec.decode is None and len(form.names) == 1
+        return self if stays_bytes and collate is jagged else None
+
+    def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, ...]:
+        """Return the begin and end of samples, and the extents in which they lie."""
+        addresses, lengths = (places[:, 0] for places in self._fields.places(samples))
+        lengths = np.maximum(lengths, 0)  # absent fields are empty
+        return addresses, addresses + lengths, *reader.spans(addresses, lengths)
+
+    def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Jagged:
+        """Return located samples back to back."""
+        begin, end, first, last = located
+        values = torch.from_numpy(reader.join(begin, end, first, last, empty))
+        return Jagged(values, torch.from_numpy(offsets_of(end - begin)))

@@ -1,0 +1,170 @@
+"""The form of a sample that the user asked for, and samples of that form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import InvalidInput
+from loader.datasets.collate import default_collate_into
+from loader.datasets.decoding.images import IMAGE_MODES, ImageMode
+from loader.datasets.generators import RngKey, RngParameter, call_user, rng_parameter
+from loader.datasets.plain_values import Empty, shaped_batch
+from loader.datasets.samples.catalog_values import LABEL, describe_classes, value_of, values_of
+from loader.datasets.targets import Targets, check_targets
+from loader.reading.reader import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """The form of a sample that the user asked for; see `open_dataset`. Raises InvalidInput for bad arguments."""
+
+    fields: tuple[str, ...] | None = None
+    decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto"
+    transform: Callable[..., Any] | None = None
+    out: str | None = None
+    image_mode: ImageMode = "RGB"
+    targets: Targets | None = None
+    bare: bool = False
+    """A sample is the value of its only field, not a tuple of one."""
+
+    def __post_init__(self) -> None:
+        check_targets(self.targets)
+        if not (self.decode in (None, "auto", "cuda") or callable(self.decode)):
+            raise InvalidInput(
+                f"decode={self.decode!r} is neither 'auto', 'cuda', None (bytes) nor a function of the sample"
+            )
+        if self.decode == "cuda" and self.transform is not None:
+            raise InvalidInput(
+                "decode='cuda' decodes whole batches on the device: transform those there, and leave transform= out"
+            )
+        if not (self.transform is None or callable(self.transform)):
+            raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
+        if self.image_mode not in IMAGE_MODES:
+            choices = ", ".join(map(repr, IMAGE_MODES))
+            raise InvalidInput(
+                f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
+            )
+        if self.image_mode != "RGB" and self.decode not in ("auto", "cuda"):
+            raise InvalidInput(
+                f"image_mode={self.image_mode!r} is for decode='auto' or 'cuda', not decode={self.decode!r}"
+            )
+
+
+class SampleForm:
+    """Makes samples of the values of their fields.
+
+    `names`: the fields of a sample. Those that are `stored` are read, and `columns` are their numbers among the data's
+    fields; the catalog has the values of the others. `label` returns the label that stands beside a sample's only field.
+    """
+
+    def __init__(self, catalog: Catalog, spec: SampleSpec, fields: Sequence[str]) -> None:
+        """`fields`: those of the data. Raises InvalidInput for names that do not exist."""
+        self.catalog, self.spec = catalog, spec
+        self.names = [*(fields if spec.fields is None else spec.fields)]
+        self._held = values_of(catalog, spec.fields, fields)
+        self.stored = [name for name in self.names if name not in self._held]
+        self.columns = [fields.index(name) for name in self.stored]
+        alone = spec.fields is None and len(fields) == 1
+        self.label = value_of(catalog, LABEL) if alone and catalog.labels is not None else None
+        self.is_single = spec.bare or (alone and self.label is None)
+        """A sample is the value of its only field."""
+        self._functions = [
+            (each, rng_parameter(each)) for each in (spec.decode, spec.transform) if callable(each)
+        ]
+        self.is_plain = not self._held and self.label is None and not self._functions
+        """Samples have stored values alone, and no function of the user's changes them."""
+
+    @property
+    def values(self) -> list[str]:
+        """The names of all values of a sample."""
+        return self.names if self.label is None else [*self.names, LABEL]
+
+    @property
+    def kind(self) -> str:
+        """The kind of a sample, in words."""
+        is_tuple = self.spec.fields or self.label is not None
+        form = "one value" if self.is_single else "a tuple" if is_tuple else "a dict"
+        classes = self.classes if LABEL in self.values else ""
+        return f"{form} of {', '.join(self.values)}{classes}{'' if self.spec.decode else ' in bytes'}"
+
+    @property
+    def classes(self) -> str:
+        """The classes of labels, in words."""
+        labels = self.catalog.labels
+        if labels is not None and labels.ndim == 2:
+            return f" of {labels.shape[1]:,} numbers{describe_classes(self.catalog.classes)}"
+        is_number = labels is not None and labels.dtype.kind == "f"
+        return " as a number" if is_number else describe_classes(self.catalog.classes)
+
+    def name_of(self, sample: int) -> str:
+        """Name a sample in errors."""
+        return f"{self.catalog.key(sample)} in {self.catalog.uri}"
+
+    def sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any] | None = None) -> Any:
+        """Return a tuple if fields were named, the value of a field that was named alone, (value, label) for one
+        field with labels, the value for one field, otherwise a dict by field.
+
+        `values`: those of the stored fields. Fields for which `stored` has None are left out of the dict; a value may be
+        None, as JSON's null.
+        """
+        if self.spec.fields is not None:
+            given, held = iter(values), self._held
+            named = tuple(held[name](sample) if name in held else next(given) for name in self.names)
+            return named[0] if self.spec.bare else named
+        if self.label is not None:
+            return values[0], self.label(sample)
+        if len(values) == 1:
+            return values[0]
+        if stored is None:
+            return dict(zip(self.names, values, strict=True))
+        fields = zip(self.names, values, stored, strict=True)
+        return {name: value for name, value, each in fields if each is not None}
+
+    def samples(self, rows: Iterable[tuple[Any, ...]], samples: Ints, rng_key: RngKey) -> Iterator[Any]:
+        """Make samples of rows, each the values of all stored fields."""
+        found: Iterable[Any]
+        if self.is_single and self.stored:
+            found = (row[0] for row in rows)
+        elif self.spec.fields is not None and not self._held:
+            found = rows
+        else:
+            found = (self.sample(row, sample) for row, sample in zip(rows, samples.tolist(), strict=True))
+        return self.finished(found, samples, rng_key)
+
+    def finished(self, rows: Iterable[Any], samples: Ints, rng_key: RngKey) -> Iterator[Any]:
+        """Call the user's functions with samples: `decode`, then `transform`."""
+        for function, parameter in self._functions:
+            rows = self._called(function, parameter, rows, samples, rng_key)
+        return iter(rows)
+
+    def batch(
+        self,
+        columns: Sequence[Any] | None,
+        rows: Callable[[], Iterable[Any]],
+        samples: Ints,
+        empty: Empty | None,
+    ) -> Any:
+        """Make a batch of columns as torch's default collation makes it of samples; of `rows` where there are none."""
+        if columns is not None:
+            return shaped_batch(self.names, columns, self.spec.fields is not None and not self.spec.bare)
+        return self.collated(rows(), samples, empty)
+
+    def collated(self, values: Iterable[Any], samples: Ints, empty: Empty | None) -> Any:
+        """Collate one value of each sample, as torch does by default."""
+        return default_collate_into(
+            empty, values, len(samples), lambda place: self.catalog.key(int(samples[place]))
+        )
+
+    def _called(
+        self,
+        function: Callable[..., Any],
+        parameter: RngParameter,
+        rows: Iterable[Any],
+        samples: Ints,
+        rng_key: RngKey,
+    ) -> Iterator[Any]:
+        pairs = zip(rows, samples.tolist(), strict=True)
+        return (call_user(self.catalog, function, parameter, row, sample, rng_key) for row, sample in pairs)
