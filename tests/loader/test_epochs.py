@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, mix, pack
 from loader.job.checkpoint import SINCE_VERSION_4
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory, numbered_records
 
 COUNT = 200
 WORKERS: list[dict[str, Any]] = [
@@ -28,10 +27,7 @@ WORKERS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Record n holds n."""
-    root = tmp_path_factory.mktemp("epochs")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
+    return numbered_records(tmp_path_factory.mktemp("epochs"), COUNT)
 
 
 def loader(link: MemoryLink, batch_size: int = 10, **given: Any) -> DataLoader[Any]:
@@ -107,10 +103,6 @@ def test_a_skip_after_a_loop_was_left_continues_in_its_epoch(link: MemoryLink) -
     list(islice(run, 3))
     run.skip(2)
     assert rows(run) == epoch[5:]
-
-
-def drawing(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    return torch.tensor([int(record[0]), int(rng.integers(1 << 40))])
 
 
 def test_a_validation_that_is_left_early_keeps_its_order_and_draws_anew(link: MemoryLink) -> None:

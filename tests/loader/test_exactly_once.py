@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from torch.utils.data import Subset
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader
 from loader.datasets.dataset import Dataset
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import Holding, MemoryLink, in_memory, numbers_in, wide_records
 
 COUNT = 203
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
-    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
-
-
-def rows(batch: torch.Tensor) -> list[int]:
-    """The records of a batch, read from its bytes."""
-    return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
+    return wide_records(tmp_path_factory.mktemp("records"), COUNT)
 
 
 def seen(loader: DataLoader) -> list[list[int]]:
     """The real samples of each batch of one iteration."""
-    return [rows(batch)[: loader.valid] for batch in loader]
+    return [numbers_in(batch)[: loader.valid] for batch in loader]
 
 
 def ranks(link: MemoryLink, world: int, **settings: object) -> list[DataLoader]:
@@ -43,21 +32,6 @@ def ranks(link: MemoryLink, world: int, **settings: object) -> list[DataLoader]:
         DataLoader(in_memory(link), shuffle=True, rank=rank, world_size=world, window=16384, **settings)  # type: ignore[arg-type]
         for rank in range(world)
     ]
-
-
-@pytest.mark.parametrize(("world", "last"), list(product((1, 2, 3), ("drop", "pad", None))))
-def test_every_sample_is_seen_once_and_ranks_take_equal_steps(
-    link: MemoryLink, world: int, last: str | None
-) -> None:
-    loaders = ranks(link, world, batch_size=8, last=last)
-    for _ in range(2):
-        ledgers = [seen(loader) for loader in loaders]
-        assert {len(ledger) for ledger in ledgers} == {len(loaders[0])}
-        flat = sorted(n for ledger in ledgers for batch in ledger for n in batch)
-        assert len(flat) == len(set(flat))
-        kept = COUNT - COUNT % (8 * world) if last == "drop" else COUNT
-        assert len(flat) == kept
-    assert loaders[0].epoch == 2
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -81,11 +55,6 @@ def test_persistent_workers_follow_the_epochs(link: MemoryLink) -> None:
     assert seen(kept) == seen(alone)
 
 
-def test_unshuffled_is_the_plain_sequence(link: MemoryLink) -> None:
-    loader = DataLoader(in_memory(link), batch_size=10)
-    assert [n for batch in seen(loader) for n in batch] == list(range(COUNT))
-
-
 @pytest.mark.parametrize("last", ["pad", "short"])
 def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
     link: MemoryLink, last: str
@@ -103,7 +72,9 @@ def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
             got: list[Any] = [next(iterator, None) for iterator in iterators]
             if got[0] is None:
                 break
-            steps.append({n for b, loader in zip(got, loaders, strict=True) for n in rows(b)[: loader.valid]})
+            steps.append(
+                {n for b, loader in zip(got, loaders, strict=True) for n in numbers_in(b)[: loader.valid]}
+            )
         states.append(loaders[0].state_dict())
         assert all(loader.state_dict() == states[-1] for loader in loaders)
         return steps
@@ -149,7 +120,7 @@ def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_b
             num_workers=workers,
             worker_type="thread",
         )
-        found = [(rows(batch), loader.valid, loader.indices.tolist()) for batch in loader]
+        found = [(numbers_in(batch), loader.valid, loader.indices.tolist()) for batch in loader]
         assert all(numbers == indices for numbers, _, indices in found)
         shapes.append([len(numbers) for numbers, _, _ in found])
         handed += sum(shapes[-1])
@@ -165,7 +136,7 @@ def test_without_drop_last_an_epoch_is_padded_to_a_multiple_of_ranks_and_micro_b
 def test_gathered_results_are_cut_to_the_length_of_the_dataset(link: MemoryLink) -> None:
     loaders = [DataLoader(in_memory(link), 9, rank=rank, world_size=4) for rank in range(4)]
     steps = zip(*loaders, strict=True)
-    gathered = [number for batches in steps for batch in batches for number in rows(batch)]
+    gathered = [number for batches in steps for batch in batches for number in numbers_in(batch)]
     assert gathered[:COUNT] == list(range(COUNT))
 
 
@@ -174,37 +145,6 @@ def test_micro_batches_make_up_the_global_batch(link: MemoryLink) -> None:
     [large] = ranks(link, 1, batch_size=16)
     assert small.accumulate == 4
     assert [n for b in seen(small) for n in b] == [n for b in seen(large) for n in b]
-
-
-def test_set_epoch_begins_an_epoch_again_and_skip_leaves_batches_out(link: MemoryLink) -> None:
-    [loader] = ranks(link, 1, batch_size=16)
-    whole = seen(loader)
-    loader.set_epoch(0)
-    for _ in zip(loader, range(3), strict=False):
-        pass
-    assert loader.epoch == 0
-    loader.set_epoch(0)
-    assert seen(loader) == whole
-    loader.set_epoch(0)
-    loader.skip(5)
-    assert seen(loader) == whole[5:]
-    assert loader.epoch == 1
-
-
-def test_epochs_run_on_in_one_iteration_in_different_orders(link: MemoryLink) -> None:
-    [loader] = ranks(link, 1, batch_size=COUNT, epochs=2)
-    first, second = seen(loader)
-    assert sorted(first) == sorted(second) == list(range(COUNT))
-    assert first != second
-
-
-def test_a_state_saved_at_the_last_batch_continues_with_the_next_epoch(link: MemoryLink) -> None:
-    [loader] = ranks(link, 1, batch_size=32)
-    states = [loader.state_dict() for _ in loader]
-    [again] = ranks(link, 1, batch_size=32)
-    again.load_state_dict(states[-1])
-    assert again.epoch == 1
-    assert seen(again) == seen(loader)
 
 
 @pytest.mark.parametrize(
@@ -235,22 +175,9 @@ def test_subsets_are_ordered_and_sharded_too(link: MemoryLink) -> None:
     assert seen(plain) == [wanted]
 
 
-class Doubled(torch.utils.data.Dataset[torch.Tensor]):
-    """A user's dataset that holds ours."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.dataset[index]
-
-
 def test_a_users_wrapper_is_ordered_sharded_and_resumed(link: MemoryLink) -> None:
     [plain] = ranks(link, 1, batch_size=20)
-    loader = DataLoader(Doubled(in_memory(link)), batch_size=20, shuffle=True, window=16384)
+    loader = DataLoader(Holding(in_memory(link)), batch_size=20, shuffle=True, window=16384)
     assert seen(loader) == seen(plain)
     assert loader.state_dict()["epoch"] == 1
 

@@ -25,13 +25,6 @@ from testbed import WAIT_S
 from tests.support.training.loader_fakes import MemoryLink, float_records, in_memory
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     return float_records(tmp_path_factory.mktemp("records"))

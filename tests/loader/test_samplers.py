@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
@@ -20,8 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Dataset, mix, pack
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory, numbered_records
 
 COUNT = 103
 pytestmark = pytest.mark.filterwarnings("error:set_epoch")
@@ -29,10 +27,7 @@ pytestmark = pytest.mark.filterwarnings("error:set_epoch")
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Record n holds n."""
-    root = tmp_path_factory.mktemp("samplers")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
+    return numbered_records(tmp_path_factory.mktemp("samplers"), COUNT)
 
 
 def rows(batches: Any) -> list[list[int]]:
@@ -135,25 +130,6 @@ def test_either_sampler_sets_the_epoch_of_the_loader(link: MemoryLink) -> None:
                 told.set_epoch(wrong)
 
 
-def test_a_sampler_counts_iterations_of_this_process_from_the_loaded_epoch(
-    link: MemoryLink,
-) -> None:
-    """Fabric counts epochs from 0 in every process."""
-    straight, broken, resumed = (ranks(link, 2)[0] for _ in range(3))
-    wanted = []
-    for count in range(3):
-        straight.sampler.set_epoch(count)
-        wanted.append(rows(straight))
-    broken.set_epoch(1)
-    list(itertools.islice(broken, 4))
-    resumed.load_state_dict(broken.state_dict())
-    for count in range(2):
-        resumed.sampler.set_epoch(count)
-        assert rows(resumed) == wanted[1 + count][0 if count else 4 :]
-    resumed.sampler.set_epoch(0)
-    assert resumed.epoch == 1
-
-
 def test_types_show_that_a_loader_is_sharded_and_whether_it_shuffles(link: MemoryLink) -> None:
     for shuffle, kind, other in (
         (True, RandomSampler, SequentialSampler),
@@ -213,10 +189,6 @@ def test_no_index_names_a_sample_of_a_mixture_or_a_pack_to_another_loader(
             iter(sampler)
 
 
-def drawing(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    return torch.tensor([int(record[0]), int(rng.integers(0, 1 << 40))])
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_transforms_draw_the_same_in_a_loader_that_is_built_from_it(link: MemoryLink, workers: int) -> None:
     loader = DataLoader(in_memory(link, transform=drawing), 8, shuffle=True, seed=5, num_workers=workers)
@@ -243,14 +215,6 @@ def test_a_sampler_outlives_its_loader_and_keeps_none_alive(link: MemoryLink) ->
         other = list(each)
         each.set_epoch(1)
         assert list(each) == wanted != other
-
-
-def test_a_copied_loader_has_samplers_of_its_own(link: MemoryLink) -> None:
-    first = ranks(link, 2)[1]
-    for second in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
-        second.sampler.set_epoch(6)
-        assert (first.epoch, second.epoch) == (0, 6)
-        assert list(second.batch_sampler) == rows(second)
 
 
 def test_a_batch_sampler_rebuilt_to_predict_has_each_sample_once(link: MemoryLink) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
     TensorDataset,
-    get_worker_info,
 )
 
 from cachesvc.core.errors import (
@@ -28,14 +25,7 @@ from cachesvc.core.errors import (
     StateMismatch,
 )
 from loader import DataLoader, mix
-from tests.support.training.loader_fakes import MemoryLink, float_records, in_memory
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
-    return tmp_path
+from tests.support.training.loader_fakes import Holding, MemoryLink, float_records, in_memory
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +85,6 @@ def test_set_epoch_reaches_a_users_own_sampler(link: MemoryLink) -> None:
     assert sampler.epoch == 5
 
 
-def test_plain_torch_reads_our_datasets_in_workers(link: MemoryLink) -> None:
-    batches = list(torch.utils.data.DataLoader(in_memory(link), batch_size=30, num_workers=2))
-    assert torch.equal(torch.cat(batches), torch.arange(400.0).reshape(100, 4))
-
-
-def test_collate_fn_gets_the_samples(link: MemoryLink) -> None:
-    loader = DataLoader(in_memory(link), batch_size=40, collate_fn=len)
-    assert list(loader) == [40, 40, 20]
-
-
 def test_every_argument_is_an_attribute(link: MemoryLink) -> None:
     given: dict[str, Any] = {
         "seed": 3,
@@ -126,20 +106,6 @@ def test_concatenations_are_sharded_as_one_dataset(link: MemoryLink) -> None:
     loaders = [DataLoader(both, batch_size=10, shuffle=True, rank=r, world_size=2) for r in range(2)]
     found = torch.cat([batch for loader in loaders for batch in loader])
     assert torch.equal(found[:, 0].sort().values, torch.arange(0.0, 400, 4).repeat_interleave(2))
-
-
-def announce(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    assert info.id == worker
-    torch.set_num_threads(1)
-
-
-def test_worker_init_runs_and_pinning_without_a_device_does_nothing(link: MemoryLink) -> None:
-    loader = DataLoader(
-        in_memory(link), batch_size=50, num_workers=2, worker_init_fn=announce, pin_memory=True
-    )
-    assert torch.equal(torch.cat(list(loader)), torch.arange(400.0).reshape(100, 4))
 
 
 def explode(sample: torch.Tensor) -> torch.Tensor:
@@ -189,13 +155,6 @@ def test_augmentation_is_the_same_at_any_worker_count_and_differs_by_epoch(link:
     assert not torch.equal(alone[0].sort().values, alone[1].sort().values)
 
 
-def test_global_generators_are_not_used(link: MemoryLink) -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    list(DataLoader(in_memory(link), batch_size=50, shuffle=True, num_workers=1))
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def torchs_noise(sample: torch.Tensor) -> torch.Tensor:
     return torch.rand(1)  # torchvision's transforms draw so
 
@@ -208,12 +167,6 @@ def test_workers_of_different_ranks_draw_differently_from_torchs_generator(link:
 
     assert noise(0) == noise(0)
     assert not set(noise(0)) & set(noise(1))
-
-
-@pytest.mark.parametrize("arguments", [{"on_error": "ignore"}, {"epochs": 0}])
-def test_arguments_that_make_no_sense_are_refused(link: MemoryLink, arguments: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput):
-        DataLoader(in_memory(link), **arguments)
 
 
 def test_last_and_drop_last_must_agree(link: MemoryLink) -> None:
@@ -249,19 +202,10 @@ def test_dp_dims_takes_a_name_or_a_list(link: MemoryLink, dims: Any) -> None:
     assert [int(batch[0, 0]) // 4 for batch in loader] == [25, 75]
 
 
-class OneByOne(Dataset[Any]):
+class OneByOne(Holding):
     """A user's dataset that does not support reads of several samples at once."""
 
     __getitems__ = None
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
 
 
 def test_a_dataset_without_getitems_is_read_one_by_one(link: MemoryLink) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -23,17 +22,14 @@ from torch.utils.data import (
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, in_memory, numbered_records
 
 COUNT = 60
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
+    return numbered_records(tmp_path_factory.mktemp("records"), COUNT)
 
 
 class Numbers(Dataset[int]):

@@ -18,7 +18,7 @@ from loader import DataLoader, Dataset, mix, open_dataset, pack
 from loader.datasets.dataset import NOTES_LOGGED
 from testbed.node import Daemon
 from tests.support import datasets
-from tests.support.training.loader_fakes import compiled, in_memory
+from tests.support.training.loader_fakes import in_memory, numbered_records
 
 RECORDS = 12
 RECORD: dict[str, Any] = {"format": "records", "record_bytes": 4096}
@@ -166,9 +166,7 @@ def test_data_left_out_is_logged_briefly_at_each_opening(
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    root = tmp_path_factory.mktemp("numbers")
-    datasets.array_file(root / "r.bin", np.arange(RECORDS, dtype="<i8").reshape(RECORDS, 1))
-    return in_memory(compiled(root / "r.bin", root, format="records", dtype="(1,)i8"))
+    return in_memory(numbered_records(tmp_path_factory.mktemp("numbers"), RECORDS))
 
 
 @pytest.mark.parametrize(
@@ -229,13 +227,10 @@ def test_an_index_is_a_whole_number_as_for_lists(numbers: Dataset) -> None:
     ]
     mixed, packs = mix({numbers: 1.0}), pack(numbers, 2)
     assert int(mixed[np.int64(0)]) == int(mixed[-RECORDS]) == 0
-    for indexed, count in ((numbers, RECORDS), (mixed, RECORDS), (packs, RECORDS // 2)):
+    for indexed in (numbers, mixed, packs):
         for wrong in (1.5, np.float64(1), "1", None, slice(0, 2)):
             with pytest.raises(TypeError, match=r"take\(n\).*select\(ids\)"):
                 indexed[wrong]  # type: ignore[index]
-        for beyond in (count, -count - 1):
-            with pytest.raises(IndexError, match=f"{beyond} of {count}"):
-                indexed[beyond]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from cachesvc.catalog.catalog import Catalog
-from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import CorruptData, DaemonUnavailable, NotFound
 from cachesvc.core.order.substitutes import NEAR_TRIES, OTHER_TRIES, substitutes
 from loader import DataLoader, mix, open_dataset
 from loader.batches.bad_samples import MAX_KEPT, MAX_LOGGED, BadSample, BadSampleLog, BatchRepair
-from loader.reading.direct.direct_access import Access
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
 COUNT = 103
 BAD = frozenset({0, 7, 8, 50, 102})
@@ -127,30 +123,6 @@ def test_bad_samples_are_errors_by_default(link: MemoryLink) -> None:
         real_samples(ranks(link, 1, batch_size=8)[0])
 
 
-class MissingObjectGrants(MemoryGrants):
-    """Grants without one object, which the source has lost, or without the daemon."""
-
-    def __init__(self, catalog: Catalog, hole: int, error: Exception) -> None:
-        super().__init__(catalog.extent)
-        self._hole, self._error = hole, error
-
-    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        if self._hole in extents:
-            raise self._error
-        return super().acquire(extents, timeout_s)
-
-
-@dataclass(frozen=True)
-class MissingObjectLink(MemoryLink):
-    """Opens a dataset through MissingObjectGrants."""
-
-    hole: int = 1
-    error: Exception = NotFound("b/1.npy is gone; put it back")  # noqa: RUF009
-
-    def access(self, catalog: Catalog) -> Access:
-        return Access(MissingObjectGrants(catalog, self.hole, self.error), lambda plan, part: None)
-
-
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     """Four files of 20 records, one extent each."""
@@ -163,7 +135,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 @pytest.mark.parametrize(("on_error", "workers"), list(product(("skip", "substitute"), (0, 1))))
 def test_samples_of_an_object_that_is_gone_are_bad(parts: MemoryLink, on_error: Any, workers: int) -> None:
-    dataset = in_memory(MissingObjectLink(parts.id, parts.path))
+    dataset = in_memory(replace(parts, lost={1: NotFound("b/1.npy is gone; put it back")}))
     loader = DataLoader(dataset, batch_size=8, shuffle=True, on_error=on_error, num_workers=workers)
     gone = set(range(20, 40))
     found = []
@@ -177,7 +149,7 @@ def test_samples_of_an_object_that_is_gone_are_bad(parts: MemoryLink, on_error: 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unavailable_source_makes_no_bad_samples(parts: MemoryLink, workers: int) -> None:
-    away = MissingObjectLink(parts.id, parts.path, error=DaemonUnavailable("nobody is there; start it"))
+    away = replace(parts, lost={1: DaemonUnavailable("nobody is there; start it")})
     loader = DataLoader(in_memory(away), batch_size=8, on_error="skip", num_workers=workers)
     with pytest.raises(DaemonUnavailable, match=r"^nobody is there; start it$"):
         list(loader)

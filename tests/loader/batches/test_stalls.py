@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -18,21 +18,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.catalog.catalog import Catalog
-from cachesvc.client.protocol import Granted, Refused
 from cachesvc.core.errors import NotFound
 from cachesvc.core.stalls import CAUSES, StallReport
 from loader import DataLoader, open_dataset
 from loader.batches.maker import BatchReport, MadeBatch, ReportTotals, move_batch
 from loader.batches.stats import Stats
-from loader.reading.direct.direct_access import Access
 from loader.reading.reader import ORIGINS
 from loader.reading.wait_clock import TRANSFER
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS, free_ports
 from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
 
 COUNT, BATCH = 64, 8
 SLOW_S = 0.1
@@ -62,38 +59,9 @@ def measured(make: Callable[[], DataLoader], cause: str) -> Stats:
     return stats
 
 
-class SlowGrants(MemoryGrants):
-    """Grants of a source that is slow for each extent."""
-
-    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        time.sleep(SLOW_S * len(extents))
-        return super().acquire(extents, timeout_s)
-
-
-@dataclass(frozen=True)
-class SlowLink(MemoryLink):
-    """Opens a dataset through SlowGrants."""
-
-    def access(self, catalog: Catalog) -> Access:
-        return Access(SlowGrants(catalog.extent), lambda plan, part: None)
-
-
-class MissingObjectGrants(MemoryGrants):
-    """Grants of a source that searches for a missing object for a while."""
-
-    def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
-        if min(extents) == 0:
-            time.sleep(SLOW_S)
-            raise NotFound("gone")
-        return super().acquire(extents, timeout_s)
-
-
-@dataclass(frozen=True)
-class MissingObjectLink(MemoryLink):
-    """Opens a dataset through MissingObjectGrants."""
-
-    def access(self, catalog: Catalog) -> Access:
-        return Access(MissingObjectGrants(catalog.extent), lambda plan, part: None)
+def slow(link: MemoryLink) -> MemoryLink:
+    """A source that is slow for each extent."""
+    return replace(link, delays_s=dict.fromkeys(range(COUNT), SLOW_S))
 
 
 def busy(record: torch.Tensor) -> torch.Tensor:
@@ -107,7 +75,7 @@ def busy(record: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_source_is_named(link: MemoryLink, workers: int) -> None:
     def make() -> DataLoader:
-        return DataLoader(in_memory(SlowLink(link.id, link.path)), batch_size=BATCH, num_workers=workers)
+        return DataLoader(in_memory(slow(link)), batch_size=BATCH, num_workers=workers)
 
     stats = measured(make, "source")
     assert stats.wait_by_cause_s["source"] > SLOW_S
@@ -115,12 +83,12 @@ def test_a_slow_source_is_named(link: MemoryLink, workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_waiting_for_a_missing_object_counts_as_source(link: MemoryLink, workers: int) -> None:
-    lost = MissingObjectLink(link.id, link.path)
+    lost = replace(link, lost={0: NotFound("gone")}, delays_s={0: SLOW_S})
     measured(lambda: DataLoader(in_memory(lost), BATCH, num_workers=workers, on_error="skip"), "source")
 
 
 def test_waiting_for_an_extent_that_another_thread_fetches_counts_as_source(link: MemoryLink) -> None:
-    dataset, both = in_memory(SlowLink(link.id, link.path)), Barrier(2)
+    dataset, both = in_memory(slow(link)), Barrier(2)
 
     def read(_: int) -> float:
         both.wait()
@@ -221,7 +189,7 @@ def test_log_stats_logs_one_line_per_epoch(link: MemoryLink, caplog: pytest.LogC
 
 
 def test_causes_sum_to_the_wait_beside_other_reads(link: MemoryLink) -> None:
-    dataset = in_memory(SlowLink(link.id, link.path))
+    dataset = in_memory(slow(link))
     loader = DataLoader(dataset.take(BATCH), batch_size=BATCH)
     for _ in loader:
         assert len(dataset[COUNT - 1]) == 1024

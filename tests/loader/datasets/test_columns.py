@@ -1,168 +1,22 @@
-"""Rows of Parquet and Arrow come once each, equal to what pyarrow reads, at any number of ranks and workers."""
+"""Batches and values of columns, of Parquet and Arrow: what torch makes of rows, and what Python does not hold."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-import struct
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, timezone
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import default_collate
 
-from cachesvc.__main__ import run
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import DataLoader, open_dataset
-from testbed.node import Daemon
-from testbed.servers import SeaweedFS
-
-ROWS = 1000
-
-
-def table(rows: int = ROWS) -> pa.Table:
-    """Make rows of every kind, with nulls at each level."""
-    chats = [
-        [{"role": ("user", "bot")[k % 2], "content": f"é{n}"} for k in range(n % 4)] for n in range(rows)
-    ]
-    return pa.table(
-        {
-            "n": range(rows),
-            "text": [f"text {n}" if n % 7 else None for n in range(rows)],
-            "messages": chats,
-            "tags": [[f"t{n}", None][: n % 3] if n % 5 else None for n in range(rows)],
-            "nested": pa.array([[[n, None], []], None][n % 2] for n in range(rows)),
-            "ids": pa.array([list(range(n % 5)) for n in range(rows)], pa.list_(pa.int32())),
-            "map": pa.array([[("a", n), ("b", None)] for n in range(rows)], pa.map_(pa.string(), pa.int64())),
-            "when": pa.array(
-                [datetime(2020, 1, 1, 0, 0, n % 60, n) for n in range(rows)], pa.timestamp("us", "UTC")
-            ),
-            "day": pa.array([date(1960 + n % 90, 1, 1) if n % 3 else None for n in range(rows)]),
-            "price": pa.array([Decimal(n) / 100 for n in range(rows)], pa.decimal128(38, 2)),
-            "kind": pa.array([("x", "y", None)[n % 3] for n in range(rows)]).dictionary_encode(),
-            "raw": [struct.pack("<q", n) for n in range(rows)],
-        }
-    )
-
-
-def _parquet(folder: Path, rows: pa.Table) -> None:
-    pq.write_table(rows, folder / "0.parquet", row_group_size=90)
-
-
-def _stream(folder: Path, rows: pa.Table) -> None:
-    with pa.OSFile(str(folder / "0.arrow"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as out:
-        out.write_table(rows, max_chunksize=90)
-
-
-def _file(folder: Path, rows: pa.Table) -> None:
-    with pa.OSFile(str(folder / "0.arrow"), "wb") as file, pa.ipc.new_file(file, rows.schema) as out:
-        out.write_table(rows, max_chunksize=90)
-
-
-def _packed(folder: Path, rows: pa.Table) -> None:
-    feather.write_feather(rows, folder / "0.feather", compression="lz4", chunksize=90)
-
-
-WRITERS: dict[str, Callable[[Path, pa.Table], None]] = {
-    "parquet": _parquet,
-    "arrow stream": _stream,
-    "arrow file": _file,
-    "feather, lz4": _packed,
-}
-
-
-@pytest.fixture(autouse=True)
-def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-
-
-@pytest.fixture(params=WRITERS)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    (tmp_path / "d").mkdir()
-    WRITERS[request.param](tmp_path / "d", table())
-    return tmp_path / "d"
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, datetime):
-        return value.astimezone(timezone.utc)
-    return {key: plain(each) for key, each in value.items()} if isinstance(value, dict) else value
-
-
-def digests(rows: Iterable[dict[str, Any]]) -> Counter[str]:
-    """Count rows by their SHA-256."""
-    return Counter(hashlib.sha256(repr(sorted(plain(row).items())).encode()).hexdigest() for row in rows)
-
-
-EXPECTED = digests(table().to_pylist())
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_row_comes_once(folder: Path, workers: int) -> None:
-    dataset = open_dataset(folder, extent_bytes=1 << 14)
-    found: Counter[str] = Counter()
-    for rank in (0, 1):
-        batches = DataLoader(
-            dataset, 16, shuffle=True, num_workers=workers, collate_fn=list, rank=rank, world_size=2
-        )
-        found += digests(row for batch in batches for row in batch)
-    assert found == EXPECTED
-
-
-def test_every_row_comes_once_over_a_resume(folder: Path) -> None:
-    def batches() -> DataLoader:
-        return DataLoader(open_dataset(folder, extent_bytes=1 << 14), 64, shuffle=True, collate_fn=list)
-
-    found, first = Counter[str](), batches()
-    for number, batch in enumerate(first):
-        found += digests(batch)
-        if number == 6:
-            break
-    rest = batches()
-    rest.load_state_dict(first.state_dict())
-    for batch in rest:
-        found += digests(batch)
-    assert found == EXPECTED
-
-
-@pytest.fixture(scope="module")
-def node(s3_server: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon for s3://columns/."""
-    root = tmp_path_factory.mktemp("node")
-    s3_server.create_bucket("columns")
-    (root / "nvme").mkdir()
-    flags = ["--ram", "16MiB", "--nvme", f"{root / 'nvme'}=8MiB", "--extent-bytes", "16KiB"]
-    with Daemon(root, [*flags, "--allow", "s3://columns/"], s3_server.env()) as daemon:
-        yield daemon
-
-
-@pytest.mark.parametrize("kind", ["arrow stream", "feather, lz4"])
-def test_rows_through_a_daemon_and_s3(
-    kind: str, tmp_path: Path, s3_server: SeaweedFS, node: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    WRITERS[kind](tmp_path, table())
-    (path,) = (each for each in tmp_path.iterdir() if each.is_file())
-    uri = f"s3://columns/{path.suffix[1:]}/"
-    s3_server.client().put_object(
-        Bucket="columns", Key=f"{path.suffix[1:]}/{path.name}", Body=path.read_bytes()
-    )
-    monkeypatch.setenv("CACHESVC", "require")
-    monkeypatch.setenv("CACHESVC_SOCKET", node.socket_dir)
-    assert run(["prefetch", uri]) == 0
-    batches = DataLoader(open_dataset(uri), 50, shuffle=True, num_workers=2, collate_fn=list)
-    assert digests(row for batch in batches for row in batch) == EXPECTED
 
 
 def same(one: Any, other: Any) -> None:

@@ -47,11 +47,6 @@ KINDS: Mapping[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_come_in_the_order_of_fields(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "data")

@@ -6,29 +6,20 @@ import copy
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 from torch.utils.data import DataLoader as TorchLoader
 
 from loader import DataLoader, Dataset
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory, numbered_records
 
 COUNT, EPOCHS = 24, 3
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Record n holds n."""
-    root = tmp_path_factory.mktemp("generators")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
-
-
-def drawing(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    return torch.tensor([int(record[0]), int(rng.integers(1 << 40))])
+    return numbered_records(tmp_path_factory.mktemp("generators"), COUNT)
 
 
 def draws(batches: Any, each_epoch: Any = lambda epoch: None) -> list[dict[int, int]]:
@@ -72,7 +63,7 @@ def test_the_numbers_follow_torchs_generator_and_leave_it_alone_where_none_are_d
     assert len({number for _, number in first}) == 3
     before = torch.random.get_rng_state()
     in_memory(link)[4]
-    next(iter(DataLoader(data, 8, shuffle=True)))
+    next(iter(DataLoader(data, 8, shuffle=True, num_workers=1)))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -29,12 +29,6 @@ CLASSES = ["B", "a b", "b", "é"]
 BESIDE = {"top.jpg": b"x", "b/0.txt": b"x", "b/notes.md": b"x", "b/Thumbs.db": b"x", "b/x.gif": b"x"}
 
 
-@pytest.fixture(autouse=True)
-def _direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     write_files(tmp_path / "d", BESIDE)

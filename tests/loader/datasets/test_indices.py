@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset
 
 from loader import DataLoader, Dataset, mix, pack
-from tests.support import datasets
-from tests.support.training.loader_fakes import compiled, in_memory
+from tests.support.training.loader_fakes import in_memory, numbered_records
 
 COUNT = 50
 WAYS: dict[str, Callable[[Any, Sequence[int]], list[int]]] = {
@@ -32,10 +31,8 @@ def flat(batches: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Record n holds n; the last extent is padded."""
-    root = tmp_path_factory.mktemp("indices")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return in_memory(compiled(root / "r.bin", root, format="records", dtype="(1,)i8"))
+    """The last extent is padded."""
+    return in_memory(numbered_records(tmp_path_factory.mktemp("indices"), COUNT))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -17,12 +17,6 @@ from loader import DataLoader, open_dataset
 MIXED: list[Any] = [{"a": 1, "b": [1, "x"]}, [1, 2], "text", None, 2**70, 0.5, {}, "null"]
 
 
-@pytest.fixture(autouse=True)
-def _no_daemon(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setenv("CACHESVC", "off")
-
-
 @pytest.mark.parametrize(
     "rows", [[[1, 2], [3]], ["a", "b"], [1, 2.5], [{}, {}], [None, None], MIXED], ids=str
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CacheError, InvalidInput
-from cachesvc.core.order.epoch_order import Plan
-from loader import DataLoader, Dataset, Packed, mix, open_dataset, pack
-from loader.datasets.samples.sample_form import SampleSpec
-from loader.reading.direct.direct_access import Access
-from loader.reading.opened_dataset import OpenedDataset
-from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled
+from loader import DataLoader, Packed, mix, open_dataset, pack
+from tests.support.training.loader_fakes import PlannedLink, compiled, in_memory
 from tests.support.training.mixtures import (
     SIZES,
     dataset_in,
@@ -179,36 +173,10 @@ def test_labels_of_different_classes_cannot_be_mixed(tmp_path: Path) -> None:
     assert {pets.classes[label] for label in pairs[1].tolist()} == {"cat", "dog"}
 
 
-@dataclass
-class PlannedLink:
-    """Records the plans that a dataset's connection submits."""
-
-    link: MemoryLink
-    plans: list[Plan] = field(default_factory=list)
-    grants: list[MemoryGrants] = field(default_factory=list)
-    kept: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> Any:
-        return self.link.id
-
-    @property
-    def daemon(self) -> str:
-        return ""
-
-    def catalog(self) -> Catalog:
-        return self.link.catalog()
-
-    def access(self, catalog: Catalog) -> Access:
-        self.grants.append(MemoryGrants(catalog.extent))
-        return Access(self.grants[-1], lambda plan, part: self.plans.append(plan))
-
-
 def test_each_connection_gets_one_plan_in_steps_of_the_mixture(root: Path) -> None:
-    links = [
-        PlannedLink(compiled(root / f"n{n}.npy", root, extent_bytes=4096, format="records")) for n in (0, 1)
-    ]
-    left, right = (Dataset(OpenedDataset(link), SampleSpec()) for link in links)  # type: ignore[arg-type]
+    made = [compiled(root / f"n{n}.npy", root, extent_bytes=4096, format="records") for n in (0, 1)]
+    links = [PlannedLink(link.id, link.path) for link in made]
+    left, right = map(in_memory, links)
     parts = left.split({"a": 0.5, "b": 0.5})
     mixture = mix({parts["a"]: 1, parts["b"]: 1, right: 2}, size="last")
     loader = DataLoader(mixture, batch_size=4, shuffle=True, window=8192)

@@ -17,13 +17,6 @@ from loader import DataLoader, open_dataset, pack
 from tests.support import datasets
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
-    return tmp_path
-
-
 def test_a_folder_of_classes_gives_values_and_class_indices(home: Path) -> None:
     datasets.write_files(
         home / "d", {f"{c}/{n}.dat": f"{c}{n}".encode() for c in ("cat", "dog") for n in range(3)}

@@ -23,13 +23,6 @@ TARGETS: Any = ("shifted", "unshifted")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
-@pytest.fixture
 def stream(home: Path) -> np.ndarray:
     return datasets.tokens(home / "t.bin", COUNT).astype(np.int64)
 

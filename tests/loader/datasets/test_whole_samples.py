@@ -23,12 +23,6 @@ def strict(image: Any) -> Any:
     raise TypeError(f"pic should be PIL Image or ndarray. Got {type(image)}")
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC", "off")
-
-
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
     """Two classes of pictures, as text."""

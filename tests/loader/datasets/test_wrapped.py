@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,12 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset, TensorDataset, random_split
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, mix, pack
 from loader.datasets.extent_layout import extent_layout
-from loader.reading.direct.direct_access import Access
 from testbed import WAIT_S
 from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import Holding, MemoryLink, PlannedLink, compiled, drawing, in_memory
 
 COUNT = 40
 
@@ -42,23 +38,6 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> list[MemoryLink]:
     return [compiled(root / f"{n}.bin", root, format="records", dtype="(1,)i8") for n in range(3)]
 
 
-def with_noise(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    return torch.tensor([int(record[0]), int(rng.integers(0, 1 << 40))])
-
-
-class HoldsDataset(TorchDataset[Any]):
-    """A user's dataset around another."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
-
 class Rows(IterableDataset[int]):
     """A user's iterable dataset."""
 
@@ -69,9 +48,9 @@ class Rows(IterableDataset[int]):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_transforms_of_every_part_are_keyed_by_epoch_and_seed(links: list[MemoryLink], workers: int) -> None:
     def draws(seed: int) -> list[dict[int, int]]:
-        parts = [in_memory(link, transform=with_noise) for link in links]
+        parts = [in_memory(link, transform=drawing) for link in links]
         both: ConcatDataset[Any] = ConcatDataset(
-            [parts[0], HoldsDataset(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)]
+            [parts[0], Holding(Subset(parts[1], range(COUNT))), parts[2].take(COUNT)]
         )
         loader = DataLoader(both, batch_size=30, shuffle=True, seed=seed, epochs=2, num_workers=workers)
         pairs = torch.cat(list(loader)).reshape(2, 3 * COUNT, 2).tolist()
@@ -84,7 +63,7 @@ def test_transforms_of_every_part_are_keyed_by_epoch_and_seed(links: list[Memory
     assert not [n for n in first if first[n] in (second[n], other[n])]
 
 
-class ReadInTurns(HoldsDataset):
+class ReadInTurns(Holding):
     """A dataset that two threads read in turns."""
 
     def __init__(self, dataset: Any, meeting: threading.Barrier) -> None:
@@ -101,7 +80,7 @@ def test_loaders_that_share_a_dataset_use_their_own_seeds(links: list[MemoryLink
         loader = DataLoader(dataset, batch_size=COUNT, seed=seed, num_workers=1, worker_type="thread")
         return next(iter(loader)).tolist()
 
-    data = in_memory(links[0], transform=with_noise)
+    data = in_memory(links[0], transform=drawing)
     shared = ReadInTurns(data, threading.Barrier(2))
     with ThreadPoolExecutor(2) as both:
         found = list(both.map(first, (shared, shared), (1, 2)))
@@ -140,7 +119,7 @@ def test_a_wrapped_plain_dataset_keeps_its_identity(links: list[MemoryLink]) -> 
     part = Subset(dataset, range(1, COUNT))
     for given, identity in [
         (dataset, dataset.version),
-        (HoldsDataset(dataset), dataset.version),
+        (Holding(dataset), dataset.version),
         (part, dataset.select(range(1, COUNT)).identity),
     ]:
         assert DataLoader(given, batch_size=8).state_dict()["dataset"] == identity
@@ -190,7 +169,7 @@ HELD: dict[str, Callable[[Any], Any]] = {
     "random_split": lambda made: random_split(made, [0.5, 0.5])[0],
     "ConcatDataset": lambda made: ConcatDataset([TensorDataset(torch.arange(3)), made]),
     "StackDataset": lambda made: StackDataset(made, made),
-    "Holds": HoldsDataset,
+    "Holds": Holding,
 }
 
 
@@ -269,7 +248,7 @@ HIDDEN: list[Callable[[Dataset], Any]] = [
 def test_a_hidden_dataset_runs_as_in_torch_with_transforms_keyed_by_epoch(
     links: list[MemoryLink], hide: Callable[[Dataset], Any], workers: int
 ) -> None:
-    loader = DataLoader(hide(in_memory(links[0], transform=with_noise)), COUNT, num_workers=workers)
+    loader = DataLoader(hide(in_memory(links[0], transform=drawing)), COUNT, num_workers=workers)
     [first], [second] = list(loader), list(loader)
     assert first[:, 0].tolist() == second[:, 0].tolist() == list(range(COUNT))
     assert not (first[:, 1] == second[:, 1]).any()
@@ -291,7 +270,7 @@ class Streams(IterableDataset[Any]):
 def test_each_process_sees_all_of_an_iterable_dataset_over_ours_and_a_warning_says_so(
     links: list[MemoryLink], name: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams = Streams(in_memory(links[0], transform=with_noise), name)
+    streams = Streams(in_memory(links[0], transform=drawing), name)
 
     def read(**given: Any) -> torch.Tensor:
         (batch,) = DataLoader(streams, COUNT, num_workers=workers, **given)
@@ -346,7 +325,7 @@ def test_a_stack_is_sharded_and_resumed(links: list[MemoryLink], stacked: str) -
     ranks."""
 
     def pairs(rank: int, world: int, state: Any = None, most: int | None = None) -> tuple[list[Any], Any]:
-        made = STACKED[stacked](in_memory(links[0], transform=with_noise), in_memory(links[1]))
+        made = STACKED[stacked](in_memory(links[0], transform=drawing), in_memory(links[1]))
         loader = DataLoader(made, 8 // world, shuffle=True, drop_last=True, rank=rank, world_size=world)
         if state is not None:
             loader.load_state_dict(state)
@@ -365,14 +344,6 @@ def test_a_stack_is_sharded_and_resumed(links: list[MemoryLink], stacked: str) -
     assert pairs(0, 1, state)[0] == whole[2:]
 
 
-@dataclass(frozen=True)
-class PlannedLink(MemoryLink):
-    """Keeps plans by the dataset's id."""
-
-    def access(self, catalog: Catalog) -> Access:
-        return Access(MemoryGrants(catalog.extent), lambda plan, part: PLANS.update({self.id: plan}))
-
-
 class OtherDataset(TorchDataset[Any]):
     """A dataset without any of `open_dataset`."""
 
@@ -383,16 +354,15 @@ class OtherDataset(TorchDataset[Any]):
         return ()
 
 
-PLANS: dict[str, Plan] = {}
 PARTED: dict[str, Callable[[Dataset, Dataset], Any]] = {
     "behind": lambda a, b: ConcatDataset([a, Subset(b, range(COUNT - 1, 3, -1))]),
-    "behind others": lambda a, b: ConcatDataset([OtherDataset(), a, HoldsDataset(b)]),
+    "behind others": lambda a, b: ConcatDataset([OtherDataset(), a, Holding(b)]),
     "some of both": lambda a, b: random_split(
         ConcatDataset([a, b]), [50, 30], torch.Generator().manual_seed(0)
     )[0],
     "beside": lambda a, b: StackDataset(a.take(31), b.select(range(5, 36))),
     "some beside": lambda a, b: StackDataset(Subset(a, range(30, 9, -1)), Subset(b, range(30, 9, -1))),
-    "held": lambda a, b: HoldsDataset(HoldsDataset(ConcatDataset([a, b]))),
+    "held": lambda a, b: Holding(Holding(ConcatDataset([a, b]))),
     "behind and beside": lambda a, b: StackDataset(
         ConcatDataset([a.take(4), b.take(6)]),
         ConcatDataset([a, b]).datasets[1].take(10),  # type: ignore[attr-defined]
@@ -406,13 +376,13 @@ def test_extents_of_parts_are_planned_in_the_order_of_reads(
     tmp_path: Path, parted: str, shuffle: bool
 ) -> None:
     """Each extent that a step reads is planned for that step, and no window holds all extents."""
-    PLANS.clear()
-    both = []
+    links = []
     for number in range(2):
         path = tmp_path / f"{number}.bin"
         datasets.array_file(path, np.repeat(np.arange(COUNT, dtype="<i8") + 1000 * number, 128))
         link = compiled(path, tmp_path, format="records", dtype="(128,)i8", extent_bytes=4096 << number)
-        both.append(in_memory(PlannedLink(link.id, link.path)))
+        links.append(PlannedLink(link.id, link.path))
+    both = [in_memory(link) for link in links]
     loader = DataLoader(
         PARTED[parted](*both), batch_size=3, shuffle=shuffle, window=12288, drop_last=True, collate_fn=list
     )
@@ -423,15 +393,16 @@ def test_extents_of_parts_are_planned_in_the_order_of_reads(
             each for sample in batch for each in (sample if isinstance(sample, tuple) else [sample])
         ):
             number, index = divmod(int(record[0]), 1000)
-            plan = PLANS.get(both[number].version)
-            if plan is None:
+            plans = links[number].plans
+            if not plans:
                 assert not planned
                 continue
             extent = int(np.searchsorted(both[number].catalog.extent_first, index, "right")) - 1
+            plan = plans[-1]
             now = (plan.first_step <= step) & (step <= plan.last_step)
             assert extent in plan.extent[now] or (not planned and number)
             assert now.sum() <= 6
-    for plan in PLANS.values():
+    for plan in (link.plans[-1] for link in links if link.plans):
         rows = [*zip(plan.extent.tolist(), plan.first_step.tolist(), plan.last_step.tolist(), strict=True)]
         # "behind and beside" has one part twice
         assert len(set(rows)) == len(rows) or parted == "behind and beside"
@@ -454,7 +425,7 @@ def test_other_datasets_in_a_stack_may_use_any_index(links: list[MemoryLink]) ->
 @pytest.mark.parametrize("parted", [*PARTED, *STACKED])
 def test_samples_of_parts_equal_torchs(links: list[MemoryLink], parted: str, workers: int) -> None:
     """The samples are equal although parts are read in one pass."""
-    one, other = (in_memory(link, transform=with_noise) for link in links[:2])
+    one, other = (in_memory(link, transform=drawing) for link in links[:2])
     dataset = (PARTED | STACKED)[parted](one, other)
     loader = DataLoader(
         dataset, 7, shuffle=True, seed=3, collate_fn=list, num_workers=workers, worker_type="thread"
@@ -474,20 +445,20 @@ def test_a_stack_is_ordered_by_the_part_with_most_extents(tmp_path: Path, links:
 
 
 def by_name(record: torch.Tensor, *, rng: np.random.Generator) -> torch.Tensor:
-    return with_noise(record, rng)
+    return drawing(record, rng)
 
 
 def in_third_place(record: torch.Tensor, factor: int, rng: np.random.Generator) -> torch.Tensor:
-    return factor * with_noise(record, rng)
+    return factor * drawing(record, rng)
 
 
 def second(record: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-    return with_noise(record, generator)
+    return drawing(record, generator)
 
 
-@wraps(with_noise)
+@wraps(drawing)
 def wrapped(*given: Any) -> torch.Tensor:
-    return with_noise(*given)
+    return drawing(*given)
 
 
 def with_its_own(record: torch.Tensor, rng: int) -> torch.Tensor:
@@ -503,7 +474,7 @@ def test_a_transform_may_take_its_generator_in_several_ways(links: list[MemoryLi
         return [each.tolist() for each in data]
 
     for transform in (by_name, partial(in_third_place, factor=1), second, wrapped):
-        assert drawn(transform) == drawn(with_noise)
+        assert drawn(transform) == drawn(drawing)
     own = in_memory(link, transform=partial(with_its_own, rng=2))
     assert torch.equal(own[5], 2 * in_memory(link)[5])
 
@@ -528,8 +499,8 @@ def change_parts(dataset: Any, count: int) -> None:
 CHANGED: list[tuple[Callable[[list[Dataset]], Any], Callable[[Any, int], None]]] = [
     (lambda given: Subset(given[0], range(7)), change_indices),
     (lambda given: Subset(given[0], list(range(7))), change_in_place),
-    (lambda given: Subset(HoldsDataset(given[0]), range(7)), change_indices),
-    (lambda given: HoldsDataset(Subset(given[0], range(7))), change_inner),
+    (lambda given: Subset(Holding(given[0]), range(7)), change_indices),
+    (lambda given: Holding(Subset(given[0], range(7))), change_inner),
     (ConcatDataset, change_parts),
 ]
 

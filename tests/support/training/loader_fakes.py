@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
@@ -38,10 +42,19 @@ def extent_bytes(extent: Extent) -> bytes:
 
 
 class MemoryGrants:
-    """Grants extents in memfds, as a daemon's RAM tier does; at most `room` leased at once."""
+    """Grants extents in memfds, as a daemon's RAM tier does; at most `room` leased at once. Some extents may be `lost`, and
+    some take a while."""
 
-    def __init__(self, extent_of: Callable[[int], Extent], origin: str = "ram", room: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        extent_of: Callable[[int], Extent],
+        origin: str = "ram",
+        room: int = 1 << 30,
+        lost: Mapping[int, Exception] = {},
+        delays_s: Mapping[int, float] = {},
+    ) -> None:
         self._extent_of, self._origin, self._room = extent_of, origin, room
+        self._lost, self._delays_s = lost, delays_s
         self.leases: dict[int, int] = {}
         self._lock = threading.Lock()
         self.calls = 0
@@ -55,6 +68,10 @@ class MemoryGrants:
             raise CacheError(CLOSED)
         if not self.alive:
             raise DaemonUnavailable("the fake daemon is down; start it again")
+        time.sleep(sum(self._delays_s.get(index, 0.0) for index in extents))
+        for index in extents:
+            if index in self._lost:
+                raise self._lost[index]
         wanted = {index: self._extent_of(index) for index in extents}
         with self._lock:
             return self._answers(wanted)
@@ -95,16 +112,31 @@ class MemoryLink:
     room: int = 1 << 30
     daemon: str = ""
     kept: tuple[str, ...] = ()
+    lost: Mapping[int, Exception] = field(default_factory=dict)
+    delays_s: Mapping[int, float] = field(default_factory=dict)
 
     def catalog(self) -> Catalog:
         return Catalog.open(self.path)
 
     def access(self, catalog: Catalog) -> Access:
-        return Access(MemoryGrants(catalog.extent, self.origin, self.room), _nothing)
+        grants = MemoryGrants(catalog.extent, self.origin, self.room, self.lost, self.delays_s)
+        return Access(grants, _nothing)
 
 
 def _nothing(plan: Plan, part: float) -> None:
     """Memory is filled on demand."""
+
+
+@dataclass(frozen=True)
+class PlannedLink(MemoryLink):
+    """Records the plans that a dataset's connection submits."""
+
+    plans: list[Plan] = field(default_factory=list)
+    grants: list[MemoryGrants] = field(default_factory=list)
+
+    def access(self, catalog: Catalog) -> Access:
+        self.grants.append(MemoryGrants(catalog.extent))
+        return Access(self.grants[-1], lambda plan, part: self.plans.append(plan))
 
 
 def compiled(uri: Path, into: Path, **options: object) -> MemoryLink:
@@ -126,3 +158,39 @@ def float_records(root: Path) -> MemoryLink:
     """A dataset of 100 records of four floats: record n holds 4n to 4n + 3."""
     datasets.array_file(root / "r.bin", np.arange(100 * 4, dtype="<f4").reshape(100, 4))
     return compiled(root / "r.bin", root, format="records", dtype="(4,)f4")
+
+
+def numbered_records(root: Path, count: int) -> MemoryLink:
+    """A dataset of which record n holds n."""
+    datasets.array_file(root / "r.bin", np.arange(count, dtype="<i8").reshape(count, 1))
+    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
+
+
+def wide_records(root: Path, count: int) -> MemoryLink:
+    """A dataset of records of 2 KiB, four to an extent; see `numbers_in`."""
+    datasets.array_file(root / "r.bin", np.arange(count * 512, dtype="<u4").reshape(count, 512))
+    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+
+
+def numbers_in(batch: torch.Tensor) -> list[int]:
+    """The numbers of the `wide_records` in a batch, read from their bytes."""
+    found: list[int] = (batch.numpy().view("<u4")[:, 0] // 512).tolist()
+    return found
+
+
+def drawing(record: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """A transform that draws a number for a record."""
+    return torch.tensor([int(record[0]), int(rng.integers(1 << 40))])
+
+
+class Holding(TorchDataset[Any]):
+    """A user's dataset around another."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]

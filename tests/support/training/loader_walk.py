@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 from cachesvc.core.errors import SourceUnavailable
 from loader import DataLoader, mix, pack
 from loader.datasets.dataset import Dataset
-from tests.support.training.loader_fakes import MemoryLink, in_memory
+from tests.support.training.loader_fakes import Holding, MemoryLink, in_memory
 
 COUNT, WIDTH = 26, 256
 FAULTS: dict[int, str] = {}
@@ -51,19 +51,6 @@ def number_of(value: Any) -> int:
     return value // 1000 if isinstance(value, int) else -1
 
 
-class Doubled(torch.utils.data.Dataset[Any]):
-    """A user's dataset around one of `open_dataset`."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index]
-
-
 def mixture(data: Dataset) -> Any:
     one, other = data.take(12), data.select(range(9, COUNT))
     mixed = mix({one: 8, other: 12}, by="choose")
@@ -78,7 +65,7 @@ KINDS: dict[str, Callable[[Dataset], Any]] = {
     "subset": lambda data: Subset(data, [7, -1, *range(20), 7]),
     "both": lambda data: ConcatDataset([data.take(11), Subset(data, range(8, 21))]),
     "part of both": lambda data: Subset(ConcatDataset([data, data.take(3)]), [*range(28, 4, -1)]),
-    "held": lambda data: Doubled(data.take(24)),
+    "held": lambda data: Holding(data.take(24)),
     "mixture": mixture,
     "records": lambda data: data,
     "mixed records": mixture,

@@ -20,12 +20,6 @@ from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
 @pytest.mark.parametrize("encoding", ["pkl", "pickle", "pt"])
 def test_pickles_are_refused(encoding: str) -> None:
     with pytest.raises(InvalidInput, match="pickle"):

@@ -57,12 +57,6 @@ def stored(mode: str, size: tuple[int, int] = (8, 6)) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture(autouse=True)
-def direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.filterwarnings("ignore:an image of field")
 @pytest.mark.parametrize("mode", MODES)
 def test_an_image_of_any_mode_equals_image_folders(mode: str) -> None:

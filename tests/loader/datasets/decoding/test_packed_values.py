@@ -51,12 +51,6 @@ MEMBERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def test_members_decode_as_webdataset_decodes_them(tmp_path: Path) -> None:
     write_files(tmp_path, {"0.tar": tar_bytes({"k": MEMBERS})})
     (sample,) = open_dataset(tmp_path)

@@ -12,14 +12,9 @@ from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support.formats.row_ledger import FORMATS, ledger, ours, rows
 
-KEPT = Path(__file__).parents[1] / "support" / "formats" / "rows"
+KEPT = Path(__file__).parents[2] / "support" / "formats" / "rows"
 BUCKET = "row-formats"
 OWN = ("jsonl", "csv", "parquet", "arrow")
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def folder_of(format: str, scratch: Path) -> Path:
@@ -44,10 +39,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> It
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_are_read_exactly_once_directly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, workers: int
-) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
+def test_rows_are_read_exactly_once_directly(tmp_path: Path, format: str, workers: int) -> None:
     assert ours(folder_of(format, tmp_path), workers) == ledger(rows())
 
 
