@@ -16,6 +16,9 @@ from loader.datasets.dataset import Dataset
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
+IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
+"""The order in which mixtures and packs are indexed."""
+
 
 class Component(Protocol):
     """A dataset that is one run of spots per epoch. A spot is a number that names one sample of the component. `spec`

@@ -24,7 +24,7 @@ from cachesvc.core.order.mixture import (
     split_spots,
 )
 from cachesvc.core.order.permute import mix as mix_seed
-from loader.datasets.components import Component, DatasetComponent, refuse_subsets
+from loader.datasets.components import IN_ORDER, Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.packing import Packed
 from loader.datasets.samples.records import gathered_records
@@ -34,8 +34,6 @@ from loader.reading.reader import Ints
 By = Literal["proportion", "repeat", "choose"]
 MAX_IDENTITY_CHARS = 4096
 """Characters that the weights may take in an identity that a state saves."""
-IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
-"""The order in which a mixture is indexed."""
 
 
 class _Phase(NamedTuple):

@@ -18,7 +18,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.packing import PackRun
 from cachesvc.core.order.recent import Latest
-from loader.datasets.components import component_spec, refuse_subsets, view_layout
+from loader.datasets.components import IN_ORDER, component_spec, refuse_subsets, view_layout
 from loader.datasets.dataset import Dataset
 from loader.datasets.documents import (
     Documents,
@@ -34,7 +34,6 @@ from loader.datasets.tokenized import Tokenize, TokenizedRows
 from loader.reading.reader import Ints
 
 _RUNS_KEPT = 4
-_IN_ORDER = OrderSpec(seed=0, global_batch=1, shuffle=False)
 
 
 def pack(
@@ -132,7 +131,7 @@ class Packed(TorchDataset[Any]):
         return self._documents.tokens // self._length
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.read(np.asarray([place_of(index, len(self), "pack")], np.int64), _IN_ORDER, 0)[0]
+        return self.read(np.asarray([place_of(index, len(self), "pack")], np.int64), IN_ORDER, 0)[0]
 
     def __repr__(self) -> str:
         return f"Packed({self.leaf!r}, {len(self):,} packs of {self.seq_len})"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch.utils.data import Subset
@@ -12,7 +10,14 @@ from torch.utils.data import Subset
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader
 from loader.datasets.dataset import Dataset
-from tests.support.training.loader_fakes import Holding, MemoryLink, in_memory, numbers_in, wide_records
+from tests.support.training.loader_fakes import (
+    Holding,
+    MemoryLink,
+    in_memory,
+    in_step,
+    numbers_in,
+    wide_records,
+)
 
 COUNT = 203
 
@@ -63,21 +68,9 @@ def test_the_global_batches_are_the_same_at_any_scale_and_resume_in_mid_epoch(
         world: int, size: int, state: object = None, stop: int = 99, **more: object
     ) -> list[set[int]]:
         loaders = ranks(link, world, batch_size=size, last=last, **more)
-        if state is not None:
-            for loader in loaders:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-        steps: list[set[int]] = []
-        iterators = [iter(loader) for loader in loaders]
-        for _ in range(stop):
-            got: list[Any] = [next(iterator, None) for iterator in iterators]
-            if got[0] is None:
-                break
-            steps.append(
-                {n for b, loader in zip(got, loaders, strict=True) for n in numbers_in(b)[: loader.valid]}
-            )
-        states.append(loaders[0].state_dict())
-        assert all(loader.state_dict() == states[-1] for loader in loaders)
-        return steps
+        steps, after = in_step(loaders, state, stop)
+        states.append(after)
+        return [{n for batch, valid in step for n in numbers_in(batch)[:valid]} for step in steps]
 
     states: list[dict[str, object]] = []
     whole = globally(1, 24)

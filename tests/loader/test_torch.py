@@ -14,13 +14,11 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DistributedSampler,
-    IterableDataset,
     SequentialSampler,
     TensorDataset,
 )
 
 from cachesvc.core.errors import (
-    CorruptData,
     InvalidInput,
     StateMismatch,
 )
@@ -49,17 +47,6 @@ def test_other_datasets_behave_as_in_torch() -> None:
         loader.load_state_dict({"version": 2})
     with pytest.raises(StateMismatch, match="TensorDataset is not a map-style dataset of open_dataset"):
         loader.skip(1)
-
-
-class Counting(IterableDataset[int]):
-    """An iterable dataset of a user."""
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(range(5))
-
-
-def test_iterable_datasets_behave_as_in_torch() -> None:
-    assert [b.tolist() for b in DataLoader(Counting(), batch_size=2)] == [[0, 1], [2, 3], [4]]
 
 
 def test_a_users_own_sampler_is_used(link: MemoryLink) -> None:
@@ -106,16 +93,6 @@ def test_concatenations_are_sharded_as_one_dataset(link: MemoryLink) -> None:
     loaders = [DataLoader(both, batch_size=10, shuffle=True, rank=r, world_size=2) for r in range(2)]
     found = torch.cat([batch for loader in loaders for batch in loader])
     assert torch.equal(found[:, 0].sort().values, torch.arange(0.0, 400, 4).repeat_interleave(2))
-
-
-def explode(sample: torch.Tensor) -> torch.Tensor:
-    raise CorruptData("sample 0 is broken; mend it")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_errors_in_workers_keep_their_type(link: MemoryLink, workers: int) -> None:
-    with pytest.raises(CorruptData, match="mend"):
-        list(DataLoader(in_memory(link, transform=explode), num_workers=workers))
 
 
 def spoilt(sample: Any) -> Any:

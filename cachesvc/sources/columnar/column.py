@@ -37,7 +37,7 @@ class Column:
     """A column, or a part of one.
 
     `kind`: a key of `BUFFERS`. `means`: how Python shows a value, "" for numbers, structs and lists; see `to_python` of
-    `loader/datasets/columns`. `dtype`: of the values of "fixed" ("V16" for 16 bytes), of the offsets of "text" and
+    `loader/datasets/samples`. `dtype`: of the values of "fixed" ("V16" for 16 bytes), of the offsets of "text" and
     "list", of the codes of "coded". `size`: the items of each list of "fixed list"; the buffers of bytes that follow those
     of a "view", a text whose short values lie in its views. `children`: the items of a list, the
     fields of a struct, the values of "coded".

@@ -27,13 +27,12 @@ def array_of(raw: bytes) -> Any:
     return np.ndarray(shape, dtype, raw, file.tell(), order="F" if fortran else "C").copy("K")
 
 
-def arrays_of(raw: bytes) -> dict[str, Any]:
-    """Return the arrays of a `.npz` file by name, as WebDataset does. Raises ValueError for more than
-    `MAX_UNPACKED_BYTES`."""
+def arrays_of(raw: bytes, limit_bytes: int = MAX_UNPACKED_BYTES) -> dict[str, Any]:
+    """Return the arrays of a `.npz` file by name, as WebDataset does. Raises ValueError for more than `limit_bytes`."""
     found: dict[str, Any] = {}
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         infos = archive.infolist()
-        _check_size(sum(info.file_size for info in infos))
+        _check_size(sum(info.file_size for info in infos), limit_bytes)
         for info in infos:
             with archive.open(info) as member:
                 body = member.read(info.file_size + 1)
@@ -42,20 +41,22 @@ def arrays_of(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def gunzipped(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return a decoder of the same values in gzip."""
+def gunzipped(
+    decode: Callable[[bytes], Any], limit_bytes: int = MAX_UNPACKED_BYTES
+) -> Callable[[bytes], Any]:
+    """Return a decoder of the same values in gzip, which raises ValueError for more than `limit_bytes`."""
 
     def unpacked(raw: bytes) -> Any:
         parts, size = [], 0
         for part in decompressed(_LOCAL, "gzip", [raw]):
             parts.append(part)
             size += len(part)
-            _check_size(size)
+            _check_size(size, limit_bytes)
         return decode(b"".join(parts))
 
     return unpacked
 
 
-def _check_size(size_bytes: int) -> None:
-    if size_bytes > MAX_UNPACKED_BYTES:
-        raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES >> 20:,} MiB")
+def _check_size(size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise ValueError(f"it unpacks to more than {limit_bytes >> 20:,} MiB")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loader.datasets.generators import RngKey
-from loader.datasets.plain_values import Empty, collates_as_torch
+from loader.datasets.plain_values import Empty, collates_as_torch, shaped_batch
 from loader.datasets.samples.sample_form import SampleForm
 from loader.reading.reader import ExtentReader, Ints
 
@@ -28,6 +28,8 @@ class ColumnBatches:
 
     def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Any:
         """Make a batch; in rows where the user has registered functions of collation."""
-        ids = located[0]
+        ids, form = located[0], self.form
         columns = self.columns(reader, ids, empty) if collates_as_torch() else None
-        return self.form.batch(columns, lambda: self.samples(reader, ids, _NO_KEY), ids, empty)
+        if columns is None:
+            return form.collated(self.samples(reader, ids, _NO_KEY), ids, empty)
+        return shaped_batch(form.names, columns, form.spec.fields is not None and not form.spec.bare)

@@ -11,7 +11,7 @@ from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import IMAGE_MODES, ImageMode
 from loader.datasets.generators import RngKey, RngParameter, call_user, rng_parameter
-from loader.datasets.plain_values import Empty, shaped_batch
+from loader.datasets.plain_values import Empty
 from loader.datasets.samples.catalog_values import LABEL, describe_classes, value_of, values_of
 from loader.datasets.targets import Targets, check_targets
 from loader.reading.reader import Ints
@@ -139,18 +139,6 @@ class SampleForm:
         for function, parameter in self._functions:
             rows = self._called(function, parameter, rows, samples, rng_key)
         return iter(rows)
-
-    def batch(
-        self,
-        columns: Sequence[Any] | None,
-        rows: Callable[[], Iterable[Any]],
-        samples: Ints,
-        empty: Empty | None,
-    ) -> Any:
-        """Make a batch of columns as torch's default collation makes it of samples; of `rows` where there are none."""
-        if columns is not None:
-            return shaped_batch(self.names, columns, self.spec.fields is not None and not self.spec.bare)
-        return self.collated(rows(), samples, empty)
 
     def collated(self, values: Iterable[Any], samples: Ints, empty: Empty | None) -> Any:
         """Collate one value of each sample, as torch does by default."""

@@ -19,18 +19,11 @@ from tests.support.training.mixtures import (
     SIZES,
     dataset_in,
     draws,
-    mixture_data,
     notes,
     numbers,
     text,
     three_packed,
 )
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of `mixture_data`."""
-    return mixture_data(tmp_path_factory.mktemp("mixtures"))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -18,18 +18,11 @@ from loader import DataLoader, Mixture, mix, pack
 from tests.support.training.mixtures import (
     SIZES,
     draws,
-    mixture_data,
     notes,
     numbers,
     text,
     three_packed,
 )
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of `mixture_data`."""
-    return mixture_data(tmp_path_factory.mktemp("mixtures"))
 
 
 def test_the_order_of_mixtures_and_packs_is_one_fixed_function_forever(root: Path) -> None:

@@ -14,22 +14,16 @@ import pytest
 import torch
 
 from loader import DataLoader, Mixture, pack
+from tests.support.training.loader_fakes import in_step
 from tests.support.training.mixtures import (
     SEQ,
     dataset_in,
-    mixture_data,
     notes,
     text,
     three_packed,
 )
 
 GLOBAL = 16
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of `mixture_data`."""
-    return mixture_data(tmp_path_factory.mktemp("mixtures"))
 
 
 def digests(
@@ -51,23 +45,14 @@ def digests(
         )
         for rank in range(world)
     ]
-    if state is not None:
-        for loader in loaders:
-            loader.load_state_dict(json.loads(json.dumps(state)))
+    steps, after = in_step(loaders, state, stop)
     found: list[str] = []
-    iterators = [iter(loader) for loader in loaders]
-    while len(found) < stop:
-        batches: list[Any] = [next(iterator, None) for iterator in iterators]
-        if batches[0] is None:
-            break
+    for step in steps:
         digest = hashlib.sha256()
         for name in ("tokens", "cu_seqlens"):
-            real = zip(batches, (loader.valid for loader in loaders), strict=True)
-            digest.update(b"".join(row for batch, valid in real for row in per_sample(batch, name)[:valid]))
+            digest.update(b"".join(row for batch, valid in step for row in per_sample(batch, name)[:valid]))
         found.append(digest.hexdigest())
-    states = [loader.state_dict() for loader in loaders]
-    assert all(one == states[0] for one in states)
-    return found, states[0]
+    return found, after
 
 
 def per_sample(batch: dict[str, Any], name: str) -> list[bytes]:

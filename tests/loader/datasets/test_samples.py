@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 from cachesvc.core.errors import (
     InvalidInput,
-    NotFound,
 )
 from loader import DataLoader, open_dataset, pack
 from tests.support import datasets
@@ -97,18 +95,3 @@ def test_an_out_that_no_tensor_has_is_refused_at_opening(home: Path, out: str) -
     datasets.tokens(home / "d/0.bin", 2000)
     with pytest.raises(InvalidInput, match="out="):
         open_dataset(home / "d", format="tokens", dtype="uint16", seq_len=64, out=out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"uri": "absent"}, NotFound),
-        ({"uri": "d", "format": "nonsense"}, InvalidInput),
-        ({"uri": "d", "fields": ("nose",)}, InvalidInput),
-    ],
-)
-def test_wrong_input_is_one_typed_line(home: Path, arguments: dict[str, Any], error: type[Exception]) -> None:
-    datasets.write_files(home / "d", {"a.txt": b"x"})
-    with pytest.raises(error) as raised:
-        open_dataset(home / arguments.pop("uri"), **arguments)
-    assert "\n" not in str(raised.value)

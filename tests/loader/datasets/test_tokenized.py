@@ -19,6 +19,7 @@ import torch
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, Dataset, pack
 from tests.support.datasets import write_files
+from tests.support.training.loader_fakes import in_step
 from tests.support.training.mixtures import dataset_in
 
 SEQ, GLOBAL = 32, 8
@@ -84,22 +85,15 @@ def run(root: Path, world: int, stop: int, state: object = None, **more: Any) ->
         )
         for rank in range(world)
     ]
-    if state is not None:
-        for loader in loaders:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-    found = list[Batch]()
-    iterators = [iter(loader) for loader in loaders]
-    for _ in range(stop):
-        batches: list[Any] = [next(iterator) for iterator in iterators]
-        found.append(
-            (
-                [row for batch in batches for row in batch["tokens"].tolist()],
-                [length for batch in batches for length in batch["cu_seqlens"].diff().tolist()],
-            )
+    steps, after = in_step(loaders, state, stop)
+    found = [
+        (
+            [row for batch, _ in step for row in batch["tokens"].tolist()],
+            [length for batch, _ in step for length in batch["cu_seqlens"].diff().tolist()],
         )
-    states = [loader.state_dict() for loader in loaders]
-    assert all(one == states[0] for one in states)
-    return found, states[0]
+        for step in steps
+    ]
+    return found, after
 
 
 def tokens_in(batches: Sequence[Batch]) -> Counter[int]:

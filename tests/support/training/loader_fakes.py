@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -194,3 +195,23 @@ class Holding(TorchDataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
+
+
+Step = list[tuple[Any, int]]
+"""One batch of each rank, with the number of its real samples."""
+
+
+def in_step(loaders: Sequence[Any], state: object = None, stop: int = 1 << 30) -> tuple[list[Step], Any]:
+    """Load a state into the loaders of all ranks, if one is given, and take at most `stop` batches of each, in step. Return
+    them, and the state after them, which is the same on all ranks."""
+    for loader in loaders if state is not None else ():
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    steps, iterators = list[Step](), [iter(loader) for loader in loaders]
+    while len(steps) < stop:
+        batches = [next(iterator, None) for iterator in iterators]
+        if batches[0] is None:
+            break
+        steps.append([(batch, loader.valid) for batch, loader in zip(batches, loaders, strict=True)])
+    states = [loader.state_dict() for loader in loaders]
+    assert all(each == states[0] for each in states)
+    return steps, states[0]

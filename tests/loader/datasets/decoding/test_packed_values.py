@@ -9,6 +9,7 @@ import tracemalloc
 import zipfile
 import zlib
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from PIL import Image
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import open_dataset
-from loader.datasets.decoding import packed_values
 from loader.datasets.decoding.decode import decode_field, decoder
+from loader.datasets.decoding.packed_values import arrays_of, gunzipped
 from tests.support.datasets import tar_bytes, write_files
 
 
@@ -94,16 +95,17 @@ def bomb() -> bytes:
     return b"".join([*parts, packer.flush()])
 
 
-def test_bombs_are_refused_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_values, "MAX_UNPACKED_BYTES", 8 << 20)
+def test_bombs_are_refused_in_bounded_memory() -> None:
+    limit_bytes = 8 << 20
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("x.npy", bytes(64 << 20))
-    for encoding, raw in (("json.gz", bomb()), ("npz", zipped.getvalue())):
+    unpacked, arrays = gunzipped(bytes, limit_bytes), partial(arrays_of, limit_bytes=limit_bytes)
+    for decode, raw in ((unpacked, bomb()), (arrays, zipped.getvalue())):
         tracemalloc.start()
         try:
             with pytest.raises(CorruptData, match="unpacks to more than 8 MiB"):
-                decode_field(decoder("x", encoding), raw, lambda: "k")
+                decode_field(decode, raw, lambda: "k")
             assert tracemalloc.get_traced_memory()[1] < 200 << 20
         finally:
             tracemalloc.stop()
