@@ -37,9 +37,8 @@ from loader.job.rank_failures import PEER_FAILURE_S
 from loader.job.topology import Topology
 from loader.job_membership import JobMembership
 from loader.order_setup import OrderArguments, Window, feed_of
-from loader.rank_order import RankOrder
 from loader.reading.reader import Ints
-from loader.samplers import samplers_of
+from loader.samplers import RankOrder, samplers_of
 from loader.saved_state import check_data, check_micro_batches, check_place, state_of, turn_of
 from loader.workers.engines import WorkerSettings, WorkerType, check_device, worker_settings
 from loader.workers.epoch_loop import BatchSource, EpochLoop, batch_outside_iterations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -80,16 +81,10 @@ class OrderArguments:
         return resolve(self.rank, self.world_size, self.mesh, self.dp_dims) if self.shard else ALONE
 
 
-class SingleSample:
-    """Collates batches of one into samples, as torch does without a batch size: `convert` gets the sample alone."""
-
-    def __init__(self, convert: Callable[[Any], Any]) -> None:
-        self._convert = convert
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """The converted sample."""
-        (sample,) = samples
-        return self._convert(sample)
+def _single(convert: Callable[[Any], Any], samples: list[Any]) -> Any:
+    """Collate a batch of one into a sample, as torch does without a batch size: `convert` gets the sample alone."""
+    (sample,) = samples
+    return convert(sample)
 
 
 def feed_of(
@@ -103,7 +98,7 @@ def feed_of(
     if state is not None:
         spec = resumed(state, spec, _given_names(given))
     share = share_of(spec.global_batch, batch_size, topology)
-    collate = SingleSample(given.collate_fn) if single else given.collate_fn
+    collate = partial(_single, given.collate_fn) if single else given.collate_fn
     feed = Feed(given.dataset, spec, share, collate)
     feed.order(epoch)
     return feed

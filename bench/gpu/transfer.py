@@ -13,7 +13,7 @@ from bench.gpu.checks import EVERYTHING
 from bench.gpu.data import RECORD_BYTES, SEQ_LEN, Data
 from bench.gpu.rates import bus_bytes_per_s, rate, synchronize, timed
 from loader import DataLoader, Dataset
-from loader.datasets.samples.records import gathered_records
+from loader.datasets.samples.kinds import gathered_records
 from loader.gpu.record_gather import HostRecords
 
 SIZES = (256, 1024, 4096, 16_384, 65_536)

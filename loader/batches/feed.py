@@ -28,7 +28,7 @@ from loader.datasets.extent_layout import RecordSource, extent_layout, plans_for
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.plain_values import Empty
-from loader.datasets.samples.protocol import Gather
+from loader.datasets.samples.kinds import Gather
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
 from loader.job.rank_share import RankShare

@@ -15,7 +15,8 @@ from cachesvc.core.arguments import places_of
 from cachesvc.core.order.epoch_order import EpochOrder, Plan
 from loader.datasets.components import view_layout
 from loader.datasets.dataset import Dataset
-from loader.datasets.samples.records import RecordForm, gathered_records
+from loader.datasets.samples.kinds import gathered_records
+from loader.datasets.samples.records import RecordForm
 from loader.datasets.wrapped import MAX_DEPTH, as_view, parts_of
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader, Ints

@@ -27,7 +27,7 @@ from cachesvc.core.order.permute import mix as mix_seed
 from loader.datasets.components import IN_ORDER, Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.packing import Packed
-from loader.datasets.samples.records import gathered_records
+from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 

@@ -76,13 +76,6 @@ def test_an_iteration_of_which_no_batch_was_taken_is_no_epoch(link: MemoryLink) 
     assert run.state_dict()["epoch"] == 2
 
 
-def test_set_epoch_overrides_after_a_loop_was_left(link: MemoryLink) -> None:
-    epochs, run = whole(link, 3), loader(link)
-    for epoch in (0, 0, 2, 1):
-        run.set_epoch(epoch)
-        assert rows(islice(run, 4)) == epochs[epoch][:4]
-
-
 def test_a_state_saved_after_a_loop_was_left_continues_there(link: MemoryLink) -> None:
     epochs, saved = whole(link, 2), loader(link)
     for _ in range(2):

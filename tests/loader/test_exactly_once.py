@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch.utils.data import Subset
 
-from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
 from loader.datasets.dataset import Dataset
 from tests.support.training.loader_fakes import (
-    Holding,
     MemoryLink,
     in_memory,
     in_step,
@@ -46,18 +44,6 @@ def test_workers_see_what_the_trainer_alone_would(link: MemoryLink, context: str
     [shared] = ranks(link, 1, batch_size=16, num_workers=workers, multiprocessing_context=context)
     assert seen(shared) == seen(alone)
     assert sum(shared.stats().bytes_by_origin.values()) == COUNT * 2048
-
-
-def test_persistent_workers_follow_the_epochs(link: MemoryLink) -> None:
-    [alone] = ranks(link, 1, batch_size=32)
-    [kept] = ranks(
-        link, 1, batch_size=32, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
-    )
-    assert [seen(kept), seen(kept)] == [seen(alone), seen(alone)]
-    for _ in kept:
-        break  # left with batches in flight: the next epoch begins
-    alone.set_epoch(3)
-    assert seen(kept) == seen(alone)
 
 
 @pytest.mark.parametrize("last", ["pad", "short"])
@@ -140,39 +126,12 @@ def test_micro_batches_make_up_the_global_batch(link: MemoryLink) -> None:
     assert [n for b in seen(small) for n in b] == [n for b in seen(large) for n in b]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [({"seed": 7}, "seed"), ({"dataset": "00"}, "version"), ({"version": 9}, "9"), ({"step": "x"}, "step")],
-)
-def test_a_foreign_state_is_refused(link: MemoryLink, change: dict[str, object], says: str) -> None:
-    [loader] = ranks(link, 1, batch_size=32)
-    with pytest.raises(StateMismatch, match=says):
-        loader.load_state_dict(loader.state_dict() | change)
-
-
 def test_a_global_batch_that_does_not_divide_is_refused(link: MemoryLink) -> None:
     with pytest.raises(InvalidInput, match="10"):
         len(ranks(link, 3, batch_size=4, global_batch_size=10)[0])
     state = ranks(link, 2, batch_size=7)[0].state_dict()
     with pytest.raises(InvalidInput, match="14"):
         ranks(link, 3, batch_size=7)[0].load_state_dict(state)
-
-
-def test_subsets_are_ordered_and_sharded_too(link: MemoryLink) -> None:
-    wanted = [200, 3, 77, 5, 6, 150, 9]
-    for dataset in (Subset(in_memory(link), wanted), in_memory(link).select(wanted)):
-        loaders = [DataLoader(dataset, batch_size=2, shuffle=True, rank=r, world_size=2) for r in range(2)]
-        found = [n for loader in loaders for batch in seen(loader) for n in batch]
-        assert sorted(found) == sorted(wanted)
-    plain = DataLoader(Subset(in_memory(link), wanted), batch_size=7)
-    assert seen(plain) == [wanted]
-
-
-def test_a_users_wrapper_is_ordered_sharded_and_resumed(link: MemoryLink) -> None:
-    [plain] = ranks(link, 1, batch_size=20)
-    loader = DataLoader(Holding(in_memory(link)), batch_size=20, shuffle=True, window=16384)
-    assert seen(loader) == seen(plain)
-    assert loader.state_dict()["epoch"] == 1
 
 
 def test_split_parts_are_disjoint_and_repeatable(link: MemoryLink, tmp_path: Path) -> None:

@@ -230,21 +230,6 @@ def test_an_iteration_from_which_nothing_was_taken_keeps_the_place(link: MemoryL
     assert len(rest(run)) == 6
 
 
-@pytest.mark.parametrize("kept", [0, 4])
-def test_a_skip_of_no_batches_changes_nothing(link: MemoryLink, kept: int) -> None:
-    run = small(link, batch_size=10)
-    whole = rest(small(link, batch_size=10))
-    run.skip(kept)
-    run.skip(0)
-    assert rest(run) == whole[kept:]
-    run.set_epoch(0)
-    batches = iter(run)
-    assert len(list(islice(batches, 5))) == 5
-    run.skip(0)
-    run.set_epoch(0)
-    assert rest(run) == whole
-
-
 @pytest.mark.parametrize(
     "wrong", [{"epoch": -3}, {"micro": -1}, {"step": -(10**9)}, {"global_batch": 10**30}, {"epoch": 2**63}]
 )
@@ -375,14 +360,6 @@ def test_a_copy_of_a_loader_continues_independently(
     assert (first.epoch, second.epoch, third.epoch) == (1, 1, 7)
     first.batch_sampler.sampler.set_epoch(4)  # type: ignore[union-attr]
     assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)
-
-
-def test_a_shallow_copy_in_mid_epoch_begins_the_next_and_disturbs_nothing(link: MemoryLink) -> None:
-    first = loader(link)
-    reading = iter(first)
-    begun = rows(islice(reading, 2))
-    assert rows(islice(copy.copy(first), 1)) != begun[:1]  # the next epoch's
-    assert begun + rows(reading) == rows(loader(link))
 
 
 def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: MemoryLink) -> None:

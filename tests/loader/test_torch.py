@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DistributedSampler,
     SequentialSampler,
     TensorDataset,
@@ -86,13 +85,6 @@ def test_every_argument_is_an_attribute(link: MemoryLink) -> None:
     loader = DataLoader(in_memory(link), **given)
     assert {name: getattr(loader, name) for name in given} == given
     assert isinstance(loader, torch.utils.data.DataLoader)
-
-
-def test_concatenations_are_sharded_as_one_dataset(link: MemoryLink) -> None:
-    both: ConcatDataset[Any] = ConcatDataset([in_memory(link), in_memory(link)])
-    loaders = [DataLoader(both, batch_size=10, shuffle=True, rank=r, world_size=2) for r in range(2)]
-    found = torch.cat([batch for loader in loaders for batch in loader])
-    assert torch.equal(found[:, 0].sort().values, torch.arange(0.0, 400, 4).repeat_interleave(2))
 
 
 def spoilt(sample: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from itertools import pairwise
@@ -12,9 +14,9 @@ import numpy as np
 
 from cachesvc.catalog.layout import LITDATA
 from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.sources.decompression import decompressed
 from loader.datasets.decoding.images import Converter, image_decoder, is_read, pillow
 from loader.datasets.decoding.litdata_values import value_decoder
-from loader.datasets.decoding.packed_values import array_of, arrays_of, gunzipped
 
 Decoder = Callable[[bytes], Any]
 MEND = "repair the file, leave the sample out by DataLoader(on_error='skip'), or the field by fields="
@@ -30,6 +32,9 @@ _ARRAY_TYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2"} | {
     bits + kind: f"<{letter}{bits // 8}" for bits in (32, 64) for kind, letter in enumerate("uif")
 }
 """MDS's numbers of array types."""
+MAX_UNPACKED_BYTES = 1 << 30
+"""Limit of one value of gzip or `.npz`, unpacked."""
+_LOCAL = "value"
 
 
 def decoder(name: str, encoding: str, convert: Converter | None = None) -> Decoder:
@@ -156,14 +161,6 @@ def _ndarray(encoding: str) -> Decoder:
     return decode
 
 
-def _text(raw: bytes) -> str:
-    return raw.decode()
-
-
-def _integer(raw: bytes) -> int:
-    return int(raw)
-
-
 def _id(raw: bytes) -> int | str:
     """A whole number, as for WebDataset; a name, which WebDataset refuses, stays text."""
     try:
@@ -179,25 +176,67 @@ def _number(raw: bytes) -> int | float:
         return float(raw)
 
 
-def _decimal(raw: bytes) -> Decimal:
-    return Decimal(raw.decode())
+def array_of(raw: bytes) -> Any:
+    """Return one array of a `.npy` file. Memory is taken for the data present, not for the size in the header."""
+    file, layout = io.BytesIO(raw), np.lib.format
+    old = layout.read_magic(file) == (1, 0)  # 3.0 differs from 2.0 only in field names
+    shape, fortran, dtype = layout.read_array_header_1_0(file) if old else layout.read_array_header_2_0(file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects; save plain arrays")
+    # raises TypeError if the header promises more data than there is
+    return np.ndarray(shape, dtype, raw, file.tell(), order="F" if fortran else "C").copy("K")
+
+
+def arrays_of(raw: bytes, limit_bytes: int = MAX_UNPACKED_BYTES) -> dict[str, Any]:
+    """Return the arrays of a `.npz` file by name, as WebDataset does. Raises ValueError for more than `limit_bytes`."""
+    found: dict[str, Any] = {}
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+        infos = archive.infolist()
+        _check_size(sum(info.file_size for info in infos), limit_bytes)
+        for info in infos:
+            with archive.open(info) as member:
+                body = member.read(info.file_size + 1)
+            name = info.filename.removesuffix(".npy")
+            found[name] = array_of(body) if body.startswith(b"\x93NUMPY") else body
+    return found
+
+
+def gunzipped(
+    decode: Callable[[bytes], Any], limit_bytes: int = MAX_UNPACKED_BYTES
+) -> Callable[[bytes], Any]:
+    """Return a decoder of the same values in gzip, which raises ValueError for more than `limit_bytes`."""
+
+    def unpacked(raw: bytes) -> Any:
+        parts, size = [], 0
+        for part in decompressed(_LOCAL, "gzip", [raw]):
+            parts.append(part)
+            size += len(part)
+            _check_size(size, limit_bytes)
+        return decode(b"".join(parts))
+
+    return unpacked
+
+
+def _check_size(size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise ValueError(f"it unpacks to more than {limit_bytes >> 20:,} MiB")
 
 
 _PLAIN: dict[str, Decoder] = {
     "json": json.loads,
     "jsn": json.loads,
-    "txt": _text,
-    "text": _text,
-    "transcript": _text,
-    "str": _text,
+    "txt": bytes.decode,
+    "text": bytes.decode,
+    "transcript": bytes.decode,
+    "str": bytes.decode,
     "cls": _number,
-    "cls2": _integer,
-    "index": _integer,
-    "inx": _integer,
+    "cls2": int,
+    "index": int,
+    "inx": int,
     "id": _id,
-    "str_int": _integer,
+    "str_int": int,
     "str_float": float,
-    "str_decimal": _decimal,
+    "str_decimal": lambda raw: Decimal(raw.decode()),
     "npy": array_of,
     "npz": arrays_of,
 }

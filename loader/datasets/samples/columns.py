@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,15 @@ from loader.datasets.decoding.decode import MEND, decode_field
 from loader.datasets.decoding.images import Converter, ImageMode, image_decoder
 from loader.datasets.generators import RngKey
 from loader.datasets.plain_values import Empty, number_tensor, wide_type
-from loader.datasets.samples.column_batches import ColumnBatches
 from loader.datasets.samples.column_reader import ColumnFacts, ColumnReader, Values
-from loader.datasets.samples.sample_form import SampleForm
+from loader.datasets.samples.sample_form import ColumnBatches, SampleForm
 from loader.datasets.samples.to_python import python_values, stored_values
 from loader.reading.reader import ExtentReader, Ints
 
+Found = tuple[Column, Values]
+"""The values of one column for a run of samples of one schema."""
 _UNREADABLE = (ValueError, OverflowError, TypeError, LookupError)
 """Errors of values that Python cannot hold; UnicodeDecodeError is one of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The values of one column for a run of samples of one schema."""
-
-    column: Column
-    values: Values
 
 
 class ColumnSamples:
@@ -41,6 +33,7 @@ class ColumnSamples:
     def __init__(self, form: SampleForm, layout: Columns) -> None:
         """Raises InvalidInput for images where Pillow is not installed."""
         self._form, self._catalog, self._layout, self._names = form, form.catalog, layout, form.stored
+        self.sample_kind = form.kind
         self._facts = ColumnFacts(form.catalog, layout)
         self._decodes = form.spec.decode == "auto"
         self._places = [self._places_of(schema) for schema in layout.schemas]
@@ -51,11 +44,6 @@ class ColumnSamples:
             for column, name in zip(columns, self._names, strict=False)
         ]
         self._has_images = any(each is not None for each in self._images)
-
-    @property
-    def sample_kind(self) -> str:
-        """See `SampleReader`."""
-        return self._form.kind
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`. Images are decoded on demand."""
@@ -91,7 +79,7 @@ class ColumnSamples:
     def _column(self, found: Found, samples: Ints, empty: Empty | None) -> Any:
         """Return the batch of one column: a tensor of numbers, of lists or tensors of one shape; a list of texts; other
         values collated. Raises InvalidInput for nulls."""
-        column, values = found.column, found.values
+        column, values = found
         if values.valid is not None:
             raise InvalidInput(
                 f"only some samples of a batch have {column.name}: choose fields= that all have, fill absent values in a "
@@ -120,7 +108,7 @@ class ColumnSamples:
             return None
         columns = ColumnReader(self._catalog, self._layout, self._facts, reader)
         places = self._places[int(kinds[0]) if len(kinds) else 0]
-        return [Found(column, columns.read(column, first, chunks, rows)) for column, first in places]
+        return [(column, columns.read(column, first, chunks, rows)) for column, first in places]
 
     def _rows(self, reader: ExtentReader, samples: Ints) -> list[tuple[Any, ...]]:
         """Return the values of each sample in the order of the chosen fields. Images are not decoded yet."""
@@ -147,8 +135,8 @@ class ColumnSamples:
     def _values(self, found: Found) -> list[Any]:
         """Return a column as Python's values. Raises what `python_values` raises."""
         if not self._decodes:
-            return stored_values(found.column, found.values)
-        return python_values(found.column, found.values, arrays=True)
+            return stored_values(*found)
+        return python_values(*found, arrays=True)
 
     def _with_images(self, row: tuple[Any, ...], sample: int) -> tuple[Any, ...]:
         """Return a row with its images decoded. Raises CorruptData, which names the sample."""

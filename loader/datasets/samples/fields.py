@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
 from loader.datasets.decoding.decode import are_images, decode_field, decoder, is_image
 from loader.datasets.decoding.encoded_images import EncodedImage
@@ -16,39 +15,8 @@ from loader.datasets.decoding.images import Converter
 from loader.datasets.generators import RngKey
 from loader.datasets.jagged import Jagged, jagged, offsets_of
 from loader.datasets.plain_values import Empty
-from loader.datasets.samples.sample_form import SampleForm
+from loader.datasets.samples.sample_form import Row, SampleForm
 from loader.reading.reader import ExtentReader, Ints
-
-Row = Sequence[bytes | None]
-"""The bytes of the stored fields of a sample; None for a field that it lacks."""
-
-
-class StoredFields:
-    """Reads the bytes of fields of which the catalog has the places."""
-
-    def __init__(self, catalog: Catalog, columns: Sequence[int]) -> None:
-        """`columns`: the numbers of the fields that are read."""
-        self._catalog, self._columns = catalog, list(columns)
-
-    def places(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Return the addresses and lengths of fields, int64[n, fields]."""
-        addresses, lengths = self._catalog.locate(samples)
-        if self._columns == list(range(addresses.shape[1])):
-            return addresses, lengths
-        return addresses[:, self._columns], lengths[:, self._columns]
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """Start reading samples that come next."""
-        addresses, lengths = self.places(samples)
-        reader.expect(addresses.ravel(), lengths.ravel())
-
-    def read(self, reader: ExtentReader, samples: Ints) -> Sequence[Row]:
-        """Read the fields of each sample, all in one pass."""
-        addresses, lengths = self.places(samples)
-        flat, width = reader.read(addresses.ravel(), lengths.ravel()), len(self._columns)
-        if not width:
-            return [()] * len(samples)
-        return [flat[at : at + width] for at in range(0, len(flat), width)]
 
 
 class FieldValues:
@@ -90,21 +58,15 @@ class FieldSamples:
 
     def __init__(self, form: SampleForm) -> None:
         """Raises InvalidInput for fields that cannot be decoded."""
-        self._form, self._values = form, FieldValues(form)
-        self._fields = StoredFields(form.catalog, form.columns)
-
-    @property
-    def sample_kind(self) -> str:
-        """See `SampleReader`."""
-        return self._form.kind
+        self._form, self._values, self.sample_kind = form, FieldValues(form), form.kind
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
-        return self._values.samples(self._fields.read(reader, samples), samples, rng_key)
+        return self._values.samples(self._form.read(reader, samples), samples, rng_key)
 
     def expect(self, reader: ExtentReader, samples: Ints) -> None:
         """See `SampleReader`."""
-        self._fields.expect(reader, samples)
+        self._form.expect(reader, samples)
 
     def gather(self, collate: Callable[..., Any]) -> FieldSamples | None:
         """See `SampleReader`. Samples that stay bytes are joined, alone or in tuples of one."""
@@ -114,7 +76,7 @@ class FieldSamples:
 
     def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, ...]:
         """Return the begin and end of samples, and the extents in which they lie."""
-        addresses, lengths = (places[:, 0] for places in self._fields.places(samples))
+        addresses, lengths = (places[:, 0] for places in self._form.places(samples))
         lengths = np.maximum(lengths, 0)  # absent fields are empty
         return addresses, addresses + lengths, *reader.spans(addresses, lengths)
 

@@ -13,9 +13,8 @@ from cachesvc.catalog.layout import Indirect
 from loader.datasets.decoding.decode import number_type, text_kind
 from loader.datasets.generators import RngKey
 from loader.datasets.plain_values import Empty, number_tensor, wide_type
-from loader.datasets.samples.column_batches import ColumnBatches
-from loader.datasets.samples.fields import FieldValues, Row
-from loader.datasets.samples.sample_form import SampleForm
+from loader.datasets.samples.fields import FieldValues
+from loader.datasets.samples.sample_form import ColumnBatches, Row, SampleForm
 from loader.reading.reader import ExtentReader, Ints
 
 
@@ -25,16 +24,12 @@ class PackedRowSamples:
     def __init__(self, form: SampleForm, layout: Indirect) -> None:
         """Raises InvalidInput for fields that cannot be decoded."""
         self._form, self._values, self._catalog = form, FieldValues(form), form.catalog
+        self.sample_kind = form.kind
         encodings = [form.catalog.fields[column].encoding for column in form.columns]
         plain = form.is_plain and form.spec.decode == "auto" and not layout.packed_rows
         self._has_columns = plain and all(number_type(each) or text_kind(each) for each in encodings)
         self._sizes = np.array(layout.sizes, np.int64)
         self._stated = np.flatnonzero(self._sizes < 0)
-
-    @property
-    def sample_kind(self) -> str:
-        """See `SampleReader`."""
-        return self._form.kind
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""

@@ -16,8 +16,6 @@ from loader.datasets.dtypes import check_range, output_dtype
 from loader.datasets.generators import RngKey
 from loader.datasets.plain_values import Empty, number_tensor
 from loader.datasets.samples.catalog_values import LABEL
-from loader.datasets.samples.fields import StoredFields
-from loader.datasets.samples.protocol import SampleReader
 from loader.datasets.samples.sample_form import SampleForm
 from loader.datasets.targets import DEFAULT_DTYPE, Targets, split_targets, target_sample
 from loader.reading.reader import ExtentReader, Ints
@@ -42,19 +40,13 @@ class RecordSamples:
     def __init__(self, form: SampleForm, layout: Fixed) -> None:
         """Raises InvalidInput for an `out` that tensors do not have."""
         self._form, self._layout, self._targets = form, layout, form.spec.targets
-        self._places = StoredFields(form.catalog, [0])
         self._dtype: np.dtype[Any] = np.dtype(layout.dtype)
         native = self._dtype.newbyteorder("=")
         out = form.spec.out or (DEFAULT_DTYPE if self._targets else None)
         self._out = output_dtype(out) or (native if native != self._dtype else None)
-
-    @property
-    def sample_kind(self) -> str:
-        """See `SampleReader`."""
-        form = self._form
         label = f" and {LABEL}{form.classes}" if LABEL in form.values else ""
         targets = f" with {self._targets} targets" if self._targets is not None else ""
-        return f"{self._out or self._dtype} of shape {list(self._layout.shape)}{label}{targets}"
+        self.sample_kind = f"{self._out or self._dtype} of shape {list(layout.shape)}{label}{targets}"
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
@@ -69,7 +61,7 @@ class RecordSamples:
 
     def expect(self, reader: ExtentReader, samples: Ints) -> None:
         """See `SampleReader`."""
-        self._places.expect(reader, samples)
+        self._form.expect(reader, samples)
 
     def gather(self, collate: Callable[..., Any]) -> RecordSamples | None:
         """See `SampleReader`."""
@@ -139,12 +131,6 @@ class RecordSamples:
         assert self._targets is not None, "there are targets"
         assert self._out is not None, "targets have a type"
         return split_targets(rows, self._targets, self._out, empty)
-
-
-def gathered_records(samples: SampleReader) -> RecordSamples | None:
-    """Return samples that are records whose default batches need no Python call per sample; None for others."""
-    found = samples.gather(default_collate)
-    return found if isinstance(found, RecordSamples) else None
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:

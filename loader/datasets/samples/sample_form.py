@@ -11,10 +11,14 @@ from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import IMAGE_MODES, ImageMode
 from loader.datasets.generators import RngKey, RngParameter, call_user, rng_parameter
-from loader.datasets.plain_values import Empty
+from loader.datasets.plain_values import Empty, collates_as_torch, shaped_batch
 from loader.datasets.samples.catalog_values import LABEL, describe_classes, value_of, values_of
 from loader.datasets.targets import Targets, check_targets
-from loader.reading.reader import Ints
+from loader.reading.reader import ExtentReader, Ints
+
+Row = Sequence[bytes | None]
+"""The bytes of the stored fields of a sample; None for a field that it lacks."""
+_NO_KEY = (0, 0)  # no function of the user's draws numbers for samples that are gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +60,18 @@ class SampleSpec:
 class SampleForm:
     """Makes samples of the values of their fields.
 
-    `names`: the fields of a sample. Those that are `stored` are read, and `columns` are their numbers among the data's
-    fields; the catalog has the values of the others. `label` returns the label that stands beside a sample's only field.
+    `names`: the fields of a sample. Those that are `stored` are read, at the places `columns` among those that the catalog
+    has for a sample; the catalog has the values of the others. `label` returns the label that stands beside the only field.
     """
 
-    def __init__(self, catalog: Catalog, spec: SampleSpec, fields: Sequence[str]) -> None:
-        """`fields`: those of the data. Raises InvalidInput for names that do not exist."""
+    def __init__(self, catalog: Catalog, spec: SampleSpec, fields: Sequence[str], in_one: bool) -> None:
+        """`fields`: those of the data; `in_one`: a sample lies in one place. Raises InvalidInput for names that do not
+        exist."""
         self.catalog, self.spec = catalog, spec
         self.names = [*(fields if spec.fields is None else spec.fields)]
         self._held = values_of(catalog, spec.fields, fields)
         self.stored = [name for name in self.names if name not in self._held]
-        self.columns = [fields.index(name) for name in self.stored]
+        self.columns = [0] if in_one else [fields.index(name) for name in self.stored]
         alone = spec.fields is None and len(fields) == 1
         self.label = value_of(catalog, LABEL) if alone and catalog.labels is not None else None
         self.is_single = spec.bare or (alone and self.label is None)
@@ -102,6 +107,26 @@ class SampleForm:
     def name_of(self, sample: int) -> str:
         """Name a sample in errors."""
         return f"{self.catalog.key(sample)} in {self.catalog.uri}"
+
+    def places(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Return the addresses and lengths of what is read, int64[n, places]. Not for columns."""
+        addresses, lengths = self.catalog.locate(samples)
+        if self.columns == list(range(addresses.shape[1])):
+            return addresses, lengths
+        return addresses[:, self.columns], lengths[:, self.columns]
+
+    def expect(self, reader: ExtentReader, samples: Ints) -> None:
+        """Start reading samples that come next."""
+        addresses, lengths = self.places(samples)
+        reader.expect(addresses.ravel(), lengths.ravel())
+
+    def read(self, reader: ExtentReader, samples: Ints) -> Sequence[Row]:
+        """Read the places of each sample, all in one pass."""
+        addresses, lengths = self.places(samples)
+        flat, width = reader.read(addresses.ravel(), lengths.ravel()), len(self.columns)
+        if not width:
+            return [()] * len(samples)
+        return [flat[at : at + width] for at in range(0, len(flat), width)]
 
     def sample(self, values: Sequence[Any], sample: int, stored: Sequence[Any] | None = None) -> Any:
         """Return a tuple if fields were named, the value of a field that was named alone, (value, label) for one
@@ -156,3 +181,24 @@ class SampleForm:
     ) -> Iterator[Any]:
         pairs = zip(rows, samples.tolist(), strict=True)
         return (call_user(self.catalog, function, parameter, row, sample, rng_key) for row, sample in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBatches:
+    """`columns` reads each column of samples; it returns None where `samples` are to be made one by one, and collated."""
+
+    form: SampleForm
+    columns: Callable[[ExtentReader, Ints, Empty | None], Sequence[Any] | None]
+    samples: Callable[[ExtentReader, Ints, RngKey], Iterator[Any]]
+
+    def locate(self, reader: ExtentReader, samples: Ints) -> tuple[Ints, ...]:
+        """Return the samples: their columns are found as they are read."""
+        return samples, samples, samples
+
+    def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Any:
+        """Make a batch; in rows where the user has registered functions of collation."""
+        ids, form = located[0], self.form
+        columns = self.columns(reader, ids, empty) if collates_as_torch() else None
+        if columns is None:
+            return form.collated(self.samples(reader, ids, _NO_KEY), ids, empty)
+        return shaped_batch(form.names, columns, form.spec.fields is not None and not form.spec.bare)

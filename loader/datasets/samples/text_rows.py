@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.layout import Field, Rows
+from cachesvc.catalog.layout import Rows
 from cachesvc.catalog.parsing.tf_example import BYTES, features_of
 from cachesvc.catalog.row_syntax import CSV, EXAMPLE, JSON, RECORD, TEXT, CsvHeader, csv_rows, json_value
 from cachesvc.core.errors import CorruptData
 from loader.datasets.generators import RngKey
 from loader.datasets.plain_values import Empty, plain_column
-from loader.datasets.samples.column_batches import ColumnBatches
-from loader.datasets.samples.fields import StoredFields
-from loader.datasets.samples.sample_form import SampleForm
+from loader.datasets.samples.sample_form import ColumnBatches, SampleForm
 from loader.reading.reader import ExtentReader, Ints
 
 _LIST = "[]"
@@ -28,75 +25,62 @@ _NUMBERS: dict[str, Callable[[str], int | float]] = {"int": int, "float": float}
 
 
 class TextRowSamples:
-    """Samples of rows of one catalog."""
+    """Samples of rows of one catalog: dicts, or tuples of `fields`; lines of plain text are str."""
 
     def __init__(self, form: SampleForm) -> None:
-        self._form, spec = form, form.spec
-        self._rows = StoredFields(form.catalog, [0])
-        self._parser = RowParser(form.catalog, None if spec.fields is None else form.stored)
+        self._form, spec, self._catalog = form, form.spec, form.catalog
+        assert isinstance(form.catalog.layout, Rows), "only rows have a syntax"
+        self._syntax, self._headers = form.catalog.layout.syntax, form.catalog.csv_headers
+        self._names = [field.name for field in form.catalog.fields]
+        self._encodings = {field.name: field.encoding for field in form.catalog.fields}
+        self._fields = None if spec.fields is None else form.stored
         several = len(form.names) > 1 if spec.fields is None else not spec.bare
-        self._has_columns = form.is_plain and spec.decode == "auto" and several and self._parser.has_columns
-
-    @property
-    def sample_kind(self) -> str:
-        """See `SampleReader`. JSON rows may have any keys."""
-        return self._form.kind if self._form.spec.bare else self._parser.sample_kind
+        plain = form.is_plain and spec.decode == "auto" and several
+        self._has_columns = plain and self._syntax == CSV
+        self.sample_kind = form.kind if spec.bare else self._kind()
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
-        parsed = self._parser.parse(samples, self._read(reader, samples))
-        if self._form.spec.fields is None:
+        parsed = self._parsed(samples, self._read(reader, samples))
+        if self._fields is None:
             return self._form.finished(parsed, samples, rng_key)
         return self._form.samples(parsed, samples, rng_key)
 
     def expect(self, reader: ExtentReader, samples: Ints) -> None:
         """See `SampleReader`."""
-        self._rows.expect(reader, samples)
+        self._form.expect(reader, samples)
 
     def gather(self, collate: Callable[..., Any]) -> ColumnBatches | None:
         """See `SampleReader`."""
         if not self._has_columns or collate is not default_collate:
             return None
-        return ColumnBatches(self._form, self._columns, self.iter_samples)
+        return ColumnBatches(self._form, self._batch_columns, self.iter_samples)
 
-    def _read(self, reader: ExtentReader, samples: Ints) -> list[bytes]:
-        return [row or b"" for (row,) in self._rows.read(reader, samples)]
-
-    def _columns(self, reader: ExtentReader, samples: Ints, empty: Empty | None) -> list[Any] | None:
-        parsed = self._parser.columns(samples, self._read(reader, samples))
-        found = [plain_column(each, empty) for each in parsed]
-        return None if any(each is None for each in found) else found
-
-
-class RowParser:
-    """Parses the rows of one catalog: to dicts, or to tuples of `fields`; lines of plain text to str."""
-
-    def __init__(self, catalog: Catalog, fields: Sequence[str] | None) -> None:
-        self._catalog, self._fields = catalog, fields
-        assert isinstance(catalog.layout, Rows), "only rows have a syntax"
-        self._syntax = catalog.layout.syntax
-        self._headers = catalog.csv_headers
-        self._names = [field.name for field in catalog.fields]
-        self._examples = ExampleDecoder(catalog.fields, fields) if self._syntax == EXAMPLE else None
-
-    @property
-    def sample_kind(self) -> str:
+    def _kind(self) -> str:
         """The kind of a sample, in words. JSON rows may have any keys."""
         if self._fields is not None:
             return f"a tuple of {', '.join(self._fields)}"
-        return {JSON: "a value of JSON", TEXT: "text", RECORD: "bytes"}.get(
-            self._syntax, f"a dict of {', '.join(self._names)}"
-        )
+        whole = {JSON: "a value of JSON", TEXT: "text", RECORD: "bytes"}
+        return whole.get(self._syntax, f"a dict of {', '.join(self._names)}")
 
-    def parse(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
+    def _read(self, reader: ExtentReader, samples: Ints) -> list[bytes]:
+        return [row or b"" for (row,) in self._form.read(reader, samples)]
+
+    def _batch_columns(self, reader: ExtentReader, samples: Ints, empty: Empty | None) -> list[Any] | None:
+        found = [plain_column(each, empty) for each in self._columns(samples, self._read(reader, samples))]
+        return None if any(each is None for each in found) else found
+
+    def _parsed(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
         """Yield samples. Raises CorruptData for a row that does not parse, naming file and line."""
         if self._fields is not None and not self._fields:
             yield from [()] * len(rows)
             return
         if self._syntax == JSON:
             yield from (self._json(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True))
-        elif self._examples is not None:
-            yield from self._decoded(self._examples, samples, rows)
+        elif self._syntax == EXAMPLE:
+            yield from (
+                self._example(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True)
+            )
         elif self._syntax == RECORD:
             yield from rows if self._fields is None else ((row,) * len(self._fields) for row in rows)
         elif self._syntax == TEXT:
@@ -117,17 +101,19 @@ class RowParser:
             raise self._malformed(sample, f"is {type(value).__name__} and no object, which fields= needs")
         return tuple(value.get(name) for name in self._fields)
 
-    def _decoded(
-        self, examples: ExampleDecoder, samples: Ints, rows: Sequence[bytes]
-    ) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
-        for sample, row in zip(samples.tolist(), rows, strict=True):
-            try:
-                yield examples.decode(row)
-            except ValueError as error:
-                uri, record = self._catalog.line_of(sample)
-                raise CorruptData(
-                    f"{uri} record {record}: {error}; write it anew, or leave it out by on_error='skip'"
-                ) from error
+    def _example(self, sample: int, row: bytes) -> dict[str, Any] | tuple[Any, ...]:
+        """Decode a `tf.train.Example`. Values are bytes, int and float; several are list[bytes], int64[n] and float32[n].
+        A feature that a sample lacks is None, or empty."""
+        names = self._names if self._fields is None else self._fields
+        try:
+            features = features_of(row)
+            values = [_value(name, self._encodings[name], *features.get(name, ("", ()))) for name in names]
+        except ValueError as error:
+            uri, record = self._catalog.line_of(sample)
+            raise CorruptData(
+                f"{uri} record {record}: {error}; write it anew, or leave it out by on_error='skip'"
+            ) from error
+        return dict(zip(names, values, strict=True)) if self._fields is None else tuple(values)
 
     def _text(self, sample: int, row: bytes) -> str:
         try:
@@ -137,18 +123,13 @@ class RowParser:
 
     def _csv(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
         names = self._names if self._fields is None else self._fields
-        values = zip(*self.columns(samples, rows), strict=True)
+        values = zip(*self._columns(samples, rows), strict=True)
         return (
             values if self._fields is not None else (dict(zip(names, each, strict=True)) for each in values)
         )
 
-    @property
-    def has_columns(self) -> bool:
-        """Whether `columns` parses these rows: those of CSV."""
-        return self._syntax == CSV and self._fields != []
-
-    def columns(self, samples: Ints, rows: Sequence[bytes]) -> list[Sequence[Any]]:
-        """Parse the rows of each header together, to a column for each field. Raises as `parse`."""
+    def _columns(self, samples: Ints, rows: Sequence[bytes]) -> list[Sequence[Any]]:
+        """Parse the rows of each header together, to a column for each field. Raises as `_parsed`."""
         texts = self._texts(samples, rows)
         headers = self._catalog.headers_of(samples)
         if len(headers) and (headers == headers[0]).all():
@@ -212,27 +193,6 @@ class RowParser:
     def _malformed(self, sample: int, why: str) -> CorruptData:
         uri, line = self._catalog.line_of(sample)
         return CorruptData(f"{uri} line {line} {why}; repair it, or leave it out by on_error='skip'")
-
-
-class ExampleDecoder:
-    """Decodes the Examples of one catalog: to dicts of all features, or to tuples of the named ones.
-
-    Values are bytes, int and float; several are list[bytes], int64[n] and float32[n]. A feature that a sample lacks is
-    None, or empty.
-    """
-
-    def __init__(self, fields: Sequence[Field], names: Sequence[str] | None) -> None:
-        encodings = {field.name: field.encoding for field in fields}
-        self._as_dict = names is None
-        self._fields = [(name, encodings[name]) for name in (encodings if names is None else names)]
-
-    def decode(self, record: bytes) -> dict[str, Any] | tuple[Any, ...]:
-        """Return one sample. Raises ValueError for a record that is no Example, or has other types than the catalog."""
-        features = features_of(record)
-        values = (_value(name, encoding, *features.get(name, ("", ()))) for name, encoding in self._fields)
-        if self._as_dict:
-            return {name: value for (name, _), value in zip(self._fields, values, strict=True)}
-        return tuple(values)
 
 
 def _value(name: str, encoding: str, kind: str, values: Any) -> Any:

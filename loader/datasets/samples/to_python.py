@@ -146,23 +146,6 @@ def _permuted(found: np.ndarray[Any, Any], order: Sequence[int]) -> np.ndarray[A
 # ---- single values
 
 
-def _numbers(data: Any, rest: str) -> list[Any]:
-    found: list[Any] = data.tolist()
-    return found
-
-
-def _texts(data: Any, rest: str) -> list[Any]:
-    return [raw.decode() for raw in data]
-
-
-def _json_values(data: Any, rest: str) -> list[Any]:
-    return [json_value(raw) for raw in data]
-
-
-def _plain_bytes(data: Any, rest: str) -> list[Any]:
-    return _bytes_of(data) if isinstance(data, np.ndarray) else list(data)
-
-
 def _decimals(data: Any, scale: str) -> list[Any]:
     # from text: arithmetic would round to the precision of the context
     return [Decimal(f"{int.from_bytes(raw, 'little', signed=True)}E{-int(scale)}") for raw in _bytes_of(data)]
@@ -227,31 +210,18 @@ def _durations(data: Any, unit: str) -> list[Any]:
     return found
 
 
-def _uuids(data: Any, rest: str) -> list[Any]:
-    return [UUID(bytes=raw) for raw in _bytes_of(data)]
-
-
-def _bytes_as_booleans(data: Any, rest: str) -> list[Any]:
-    found: list[Any] = (data != 0).tolist()
-    return found
-
-
-def _whole(data: Any, rest: str) -> list[Any]:
-    return [int(raw) for raw in data]
-
-
 _CONVERSIONS: dict[str, Callable[[Any, str], list[Any]]] = {
-    "": _numbers,
-    "text": _texts,
-    "json": _json_values,
-    "bytes": _plain_bytes,
+    "": lambda data, _: data.tolist(),
+    "text": lambda data, _: [raw.decode() for raw in data],
+    "json": lambda data, _: [json_value(raw) for raw in data],
+    "bytes": lambda data, _: _bytes_of(data) if isinstance(data, np.ndarray) else list(data),
     "decimal": _decimals,
     "date": _dates,
     "time": _times,
     "timestamp": _timestamps,
     "duration": _durations,
-    "uuid": _uuids,
-    "bool8": _bytes_as_booleans,
-    "whole": _whole,
+    "uuid": lambda data, _: [UUID(bytes=raw) for raw in _bytes_of(data)],
+    "bool8": lambda data, _: (data != 0).tolist(),
+    "whole": lambda data, _: [int(raw) for raw in data],
 }
 """By what the values of a column mean, before a colon."""

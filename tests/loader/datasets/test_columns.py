@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pyarrow import feather
 from torch.utils.data import default_collate
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import DataLoader, open_dataset
+from tests.support.datasets import write_files
 
 
 def same(one: Any, other: Any) -> None:
@@ -26,7 +28,7 @@ def same(one: Any, other: Any) -> None:
         assert list(one) == list(other)
         for name in one:
             same(one[name], other[name])
-    elif isinstance(one, list):
+    elif isinstance(one, (list, tuple)):
         for each, right in zip(one, other, strict=True):
             same(each, right)
     elif isinstance(one, torch.Tensor):
@@ -57,6 +59,29 @@ def test_a_batch_is_what_torch_makes_of_its_rows(tmp_path: Path, workers: int) -
         same(batch, default_collate([dataset[n] for n in range(10 * number, 10 * number + 10)]))
     few = open_dataset(tmp_path, fields=("f", "text", "i"))
     same(next(iter(DataLoader(few, 10))), default_collate([few[n] for n in range(10)]))
+
+
+@pytest.mark.parametrize("fields", [None, ("text", "n"), "text", ("text",)], ids=str)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.arrow"])
+def test_a_batch_of_texts_and_numbers_is_what_torch_makes_of_its_rows(
+    tmp_path: Path, name: str, fields: Any
+) -> None:
+    rows = [{"text": f"t{n}", "n": n} for n in range(4)]
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    elif name == "a.arrow":
+        feather.write_feather(pa.Table.from_pylist(rows), str(tmp_path / name))
+    else:
+        separator = "\t" if name == "a.tsv" else ","
+        lines = [[f"t{n}", str(n)] for n in range(4)]
+        written = [json.dumps(row) for row in rows]
+        if name != "a.jsonl":
+            written = [separator.join(line) for line in [["text", "n"], *lines]]
+        write_files(tmp_path, {name: "\n".join([*written, ""]).encode()})
+    data = open_dataset(tmp_path / name, fields=fields)
+    for workers in (0, 1):
+        (batch,) = DataLoader(data, 4, num_workers=workers)
+        same(batch, default_collate([data[n] for n in range(4)]))
 
 
 def test_a_batch_that_cannot_be_made_says_why(tmp_path: Path) -> None:

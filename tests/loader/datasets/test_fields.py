@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -75,6 +76,12 @@ def test_labels_come_in_the_order_of_fields(tmp_path: Path, fields: Sequence[str
     data = open_dataset(tmp_path / "data", fields=fields, decode=None)
     found = sorted((data[n] for n in range(COUNT)), key=repr)
     assert found == sorted((tuple(row[name] for name in fields) for row in by_name), key=repr)
+
+
+@pytest.mark.parametrize("decode", ["auto", None])
+def test_a_value_of_the_catalog_may_be_a_sample(tmp_path: Path, decode: Any) -> None:
+    labels = [label for _, _, label in labelled(tmp_path / "data")]
+    assert sorted(open_dataset(tmp_path / "data", fields="label", decode=decode)) == sorted(labels)
 
 
 def test_each_value_is_decoded_by_its_own_field(tmp_path: Path) -> None:

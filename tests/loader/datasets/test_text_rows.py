@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pyarrow import feather
-from torch.utils.data import default_collate
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import DataLoader, open_dataset
@@ -27,34 +21,6 @@ def test_fields_make_tuples(tmp_path: Path) -> None:
     assert list(open_dataset(tmp_path / "a.csv", fields=("a",))) == [(1,), (None,)]
     with pytest.raises(InvalidInput, match="fields \\['c'\\] are not in the dataset, which has a, b"):
         open_dataset(tmp_path / "a.csv", fields="c")
-
-
-def types_in(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {name: types_in(each) for name, each in batch.items()}
-    return (type(batch), [*map(types_in, batch)]) if type(batch) in (list, tuple) else type(batch)
-
-
-@pytest.mark.parametrize("fields", [None, ("text", "n"), "text", ("text",)], ids=str)
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.arrow"])
-def test_batches_have_the_types_of_torchs_collation(tmp_path: Path, name: str, fields: Any) -> None:
-    rows = [{"text": f"t{n}", "n": n} for n in range(4)]
-    if name == "a.parquet":
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
-    elif name == "a.arrow":
-        feather.write_feather(pa.Table.from_pylist(rows), str(tmp_path / name))
-    else:
-        separator = "\t" if name == "a.tsv" else ","
-        lines = [[f"t{n}", str(n)] for n in range(4)]
-        written = [json.dumps(row) for row in rows]
-        if name != "a.jsonl":
-            written = [separator.join(line) for line in [["text", "n"], *lines]]
-        write_files(tmp_path, {name: "\n".join([*written, ""]).encode()})
-    data = open_dataset(tmp_path / name, fields=fields)
-    (batch,), wanted = DataLoader(data, 4), default_collate([data[n] for n in range(4)])
-    assert types_in(batch) == types_in(wanted)
-    (batch,) = DataLoader(data, 4, num_workers=1)
-    assert types_in(batch) == types_in(wanted)
 
 
 def test_rows_that_are_not_decoded_are_bytes(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from PIL import Image
 
 from cachesvc.core.errors import CorruptData, InvalidInput
 from loader import open_dataset
-from loader.datasets.decoding.decode import decode_field, decoder
-from loader.datasets.decoding.packed_values import arrays_of, gunzipped
+from loader.datasets.decoding.decode import arrays_of, decode_field, decoder, gunzipped
 from tests.support.datasets import tar_bytes, write_files
 
 
