@@ -181,7 +181,7 @@ class Mixture(TorchDataset[Any]):
         self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place
     ) -> Any:
         """Make a batch under default collation; records of one size take no Python call per sample."""
-        batch, samples = None, None
+        batch = samples = None
         for rows, part, _, _, inner in self._groups(spots, spec):
             samples = (
                 gathered_records(part.leaf.sample_reader) if isinstance(part, DatasetComponent) else None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cachesvc.catalog.layout import Fixed
-from loader.datasets.decoding.decode import are_images, decode_field, decoder, is_image
+from loader.datasets.decoding.decode import Decoder, are_images, decode_field, decoder, is_image
 from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.decoding.images import Converter
 from loader.datasets.generators import RngKey
@@ -26,7 +26,7 @@ class FieldValues:
         """Raises InvalidInput for fields that cannot be decoded."""
         self._form, spec, catalog = form, form.spec, form.catalog
         several = are_images(field.encoding for field in catalog.fields)
-        self._decoders = None
+        self._decoders: list[Decoder] | None = None
         if spec.decode in ("auto", "cuda") and not isinstance(catalog.layout, Fixed):
             self._decoders = [
                 EncodedImage

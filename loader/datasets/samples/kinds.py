@@ -68,7 +68,7 @@ def sample_reader(catalog: Catalog, spec: SampleSpec) -> SampleReader:
         )
     is_text = isinstance(layout, Rows) and bool(layout.syntax)
     names = [ROW] if is_text and not decodes else [field.name for field in catalog.fields]
-    form = SampleForm(catalog, spec, names, is_text or isinstance(layout, Fixed))
+    form = SampleForm(catalog, spec, names, in_one=is_text and decodes)
     is_gathered = isinstance(layout, Fixed) and spec.decode == "auto"
     if spec.targets is not None:
         plain = is_gathered and spec.fields is None and form.label is None

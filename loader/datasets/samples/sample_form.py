@@ -65,7 +65,7 @@ class SampleForm:
     """
 
     def __init__(self, catalog: Catalog, spec: SampleSpec, fields: Sequence[str], in_one: bool) -> None:
-        """`fields`: those of the data; `in_one`: a sample lies in one place. Raises InvalidInput for names that do not
+        """`fields`: those of the data; `in_one`: all fields lie in one place. Raises InvalidInput for names that do not
         exist."""
         self.catalog, self.spec = catalog, spec
         self.names = [*(fields if spec.fields is None else spec.fields)]
