@@ -60,7 +60,7 @@ class _LocatedBatches:
         located = [each[row] for each in self._arrays]
         if self._one_extent:
             located.append(located[-1])
-        return self._make(reader, tuple(located), empty)
+        return self._make(reader, located, empty)
 
 
 class _Slab:

@@ -194,6 +194,7 @@ class Mixture(TorchDataset[Any]):
                 batch = np.empty((len(spots), *records.shape[1:]), records.dtype)
             batch[rows] = records  # numpy assigns rows 30 times as fast as torch
         assert samples is not None, "no batch is empty"
+        assert batch is not None, "its rows are records"
         return samples.batch_of_rows(batch)
 
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:

@@ -68,8 +68,9 @@ def number_tensor(
 ) -> torch.Tensor:
     """Return numbers as a tensor of a type, their own if none is given."""
     dtype = dtype or data.dtype
-    size = data.size * dtype.itemsize
-    out = (np.empty(size, np.uint8) if empty is None else empty(size)).view(dtype).reshape(data.shape)
+    if empty is None:
+        return torch.from_numpy(data.astype(dtype, order="C"))
+    out = empty(data.size * dtype.itemsize).view(dtype).reshape(data.shape)
     np.copyto(out, data, casting="unsafe")
     return torch.from_numpy(out)
 

@@ -80,7 +80,7 @@ class FieldSamples:
         lengths = np.maximum(lengths, 0)  # absent fields are empty
         return addresses, addresses + lengths, *reader.spans(addresses, lengths)
 
-    def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Jagged:
+    def make(self, reader: ExtentReader, located: Sequence[Ints], empty: Empty | None) -> Jagged:
         """Return located samples back to back."""
         begin, end, first, last = located
         values = torch.from_numpy(reader.join(begin, end, first, last, empty))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch.utils.data import default_collate
@@ -32,7 +32,7 @@ class Gather(Protocol):
         """Return arrays by sample that say where samples lie; the last two are the first and the last extent."""
         ...
 
-    def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Any:
+    def make(self, reader: ExtentReader, located: Sequence[Ints], empty: Empty | None) -> Any:
         """Make a batch of located samples, in new memory or in memory that `empty` returns for a size in bytes."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,14 +75,14 @@ class RecordSamples:
         first, last = reader.spans(slots * layout.stride_bytes, np.full(slots.shape, layout.record_bytes))
         return slots, first, last
 
-    def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Any:
+    def make(self, reader: ExtentReader, located: Sequence[Ints], empty: Empty | None) -> Any:
         """Make a batch of located records, as default collation does."""
         if self._targets is None:
             return self.tensor(reader, located, empty)
         return self.batch_of_rows(self._checked(self._stored(reader, located)), empty)
 
     def tensor(
-        self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None = None
+        self, reader: ExtentReader, located: Sequence[Ints], empty: Empty | None = None
     ) -> torch.Tensor:
         """Return located records as one tensor [n, *shape]. Raises InvalidInput for numbers that `out` does not hold, and
         for types that tensors do not have."""
@@ -115,7 +115,7 @@ class RecordSamples:
         return RecordForm(layout.record_bytes, layout.stride_bytes, stored, layout.shape, out, self._targets)
 
     def _stored(
-        self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None = None
+        self, reader: ExtentReader, located: Sequence[Ints], empty: Empty | None = None
     ) -> np.ndarray[Any, Any]:
         """Return located records [n, *shape] of the stored dtype."""
         slots, first, last = located

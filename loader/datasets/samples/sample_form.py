@@ -195,7 +195,7 @@ class ColumnBatches:
         """Return the samples: their columns are found as they are read."""
         return samples, samples, samples
 
-    def make(self, reader: ExtentReader, located: tuple[Ints, ...], empty: Empty | None) -> Any:
+    def make(self, reader: ExtentReader, located: Sequence[Ints], empty: Empty | None) -> Any:
         """Make a batch; in rows where the user has registered functions of collation."""
         ids, form = located[0], self.form
         columns = self.columns(reader, ids, empty) if collates_as_torch() else None

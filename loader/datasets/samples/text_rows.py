@@ -64,7 +64,8 @@ class TextRowSamples:
         return whole.get(self._syntax, f"a dict of {', '.join(self._names)}")
 
     def _read(self, reader: ExtentReader, samples: Ints) -> list[bytes]:
-        return [row or b"" for (row,) in self._form.read(reader, samples)]
+        addresses, lengths = self._form.places(samples)
+        return [row or b"" for row in reader.read(addresses[:, 0], lengths[:, 0])]
 
     def _batch_columns(self, reader: ExtentReader, samples: Ints, empty: Empty | None) -> list[Any] | None:
         found = [plain_column(each, empty) for each in self._columns(samples, self._read(reader, samples))]

@@ -113,8 +113,8 @@ class MemoryLink:
     room: int = 1 << 30
     daemon: str = ""
     kept: tuple[str, ...] = ()
-    lost: Mapping[int, Exception] = field(default_factory=dict)
-    delays_s: Mapping[int, float] = field(default_factory=dict)
+    lost: Mapping[int, Exception] = field(default_factory=dict, hash=False)
+    delays_s: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def catalog(self) -> Catalog:
         return Catalog.open(self.path)
@@ -132,8 +132,8 @@ def _nothing(plan: Plan, part: float) -> None:
 class PlannedLink(MemoryLink):
     """Records the plans that a dataset's connection submits."""
 
-    plans: list[Plan] = field(default_factory=list)
-    grants: list[MemoryGrants] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list, hash=False)
+    grants: list[MemoryGrants] = field(default_factory=list, hash=False)
 
     def access(self, catalog: Catalog) -> Access:
         self.grants.append(MemoryGrants(catalog.extent))
