@@ -1,5 +1,5 @@
 """Finds local files that were written to after they were opened, within a second, and releases their extents. The next
-request for such an extent raises SourceChanged (`local_files.py`).
+request for such an extent raises SourceChanged (`direct_grants.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.uri import local_path
-from loader.reading.direct.local_files import changed, written_to
+from loader.reading.direct.direct_grants import changed, written_to
 from loader.reading.held_extents import ORIGINS
 from loader.reading.lease_table import Leases
 

@@ -20,14 +20,13 @@ from cachesvc.client.protocol import Granted, Grants, Refused
 from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, NotFound, SourceUnavailable
 from cachesvc.core.model import DatasetId, Extent
-from loader.reading.direct.direct_fills import DirectGrants
-from loader.reading.direct.local_files import LocalGrants
+from loader.reading.direct.direct_grants import DirectGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.descriptors import descriptors
 from tests.support.processes import stop_fills
 from tests.support.records import EXTENT, EXTENTS, RECORDS
-from tests.support.training.loader_fakes import MemoryGrants, compiled, extent_bytes
+from tests.support.training.loader_fakes import MemoryGrants, compiled, encoded, extent_bytes
 from tests.support.waiting import wait_until
 
 ROOM = 6
@@ -43,7 +42,14 @@ class Fills:
         self.failing = self.stalled = False
 
     def grants(self) -> DirectGrants:
-        return DirectGrants(self.catalog.extent, self._fill, lambda _: 0.0, ROOM * EXTENT)
+        return DirectGrants(lambda index: encoded(self.catalog.extent(index)), *self._sources)
+
+    def local(self) -> DirectGrants:
+        return DirectGrants(self.catalog.extent, *self._sources)
+
+    @property
+    def _sources(self) -> tuple[Callable[[Extent, int], str], Callable[[int], float], int]:
+        return self._fill, lambda _: 0.0, ROOM * EXTENT
 
     def _fill(self, extent: Extent, fd: int) -> str:
         wait_until(lambda: not self.stalled)
@@ -85,13 +91,17 @@ class Setting:
         gone.alive = False
         return FailoverGrants(gone, self.fills.grants())
 
-    def local(self) -> LocalGrants:
-        return LocalGrants(self.fills.catalog.extent, self.fills.grants(), self.fills.grants())
-
-    def copied(self) -> LocalGrants:
-        grants = self.local()
+    def copied(self) -> DirectGrants:
+        """Local files all of which are copied."""
+        grants = self.fills.local()
         grants.follow(range(EXTENTS), EXTENTS * EXTENT)
-        wait_until(lambda: len(grants._copies.prepare(range(EXTENTS))[0]) == EXTENTS)
+
+        def are_copied() -> bool:
+            answers = grants.acquire(range(EXTENTS), TIMEOUT_S)
+            grants.release(close_all(answers))
+            return {answer.origin for answer in answers if isinstance(answer, Granted)} == {"direct"}
+
+        wait_until(are_copied)
         return grants
 
     def memory(self) -> MemoryGrants:
@@ -118,7 +128,7 @@ MAKERS: dict[str, Callable[[Setting], Grants]] = {
     "failover": Setting.failover,
     "fallback": Setting.fallback,
     "direct": lambda setting: setting.fills.grants(),
-    "local": Setting.local,
+    "local": lambda setting: setting.fills.local(),
     "copied": Setting.copied,
     "memory": Setting.memory,
 }
@@ -140,9 +150,6 @@ def leases(grants: object) -> int:
         case FailoverGrants():
             assert sum(grants._from_fallback.values()) == leases(grants._fallback)
             return leases(grants._primary) + leases(grants._fallback)
-        case LocalGrants():
-            assert leases(grants._copies) == sum(grants._leased[grants._copies].values())
-            return leases(grants._others) + leases(grants._copies)
     raise AssertionError(grants)
 
 

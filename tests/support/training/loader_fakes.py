@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def extent_bytes(extent: Extent) -> bytes:
             file.seek(piece.offset)
             out += file.read(piece.length)
     return out
+
+
+def encoded(extent: Extent) -> Extent:
+    """An extent of the same bytes that is no range of a file, so that it is filled."""
+    return replace(extent, pieces=tuple(replace(piece, codec="none") for piece in extent.pieces))
 
 
 class MemoryGrants:

@@ -1,4 +1,4 @@
-"""Local files that are read in place, and are written to meanwhile."""
+"""Local files that are read in place, or from copies where samples are small, and are written to meanwhile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.order.epoch_order import Plan
 from loader import DataLoader, Dataset, open_dataset
-from loader.reading.direct.direct_access import direct_access
+from loader.reading.direct.direct_access import copy_budget, direct_access
 from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.descriptors import descriptors
@@ -21,13 +24,11 @@ from tests.support.training.loader_fakes import compiled
 from tests.support.waiting import wait_until
 
 COUNT = 20
+NUMBERS = 8192
+"""In a record, which is thereby too large to be copied."""
 OTHER = 7777
-
-
-@pytest.fixture(autouse=True)
-def _in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the small files of these tests read as large samples are."""
-    monkeypatch.setattr("loader.reading.direct.local_copies.SMALL_SAMPLE_BYTES", 0)
+SMALL, SMALL_COUNT, EXTENT = 2048, 2000, 64 << 10
+"""Bytes of a small record and of an extent of them."""
 
 
 @pytest.fixture
@@ -36,19 +37,32 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "nobody"))
     monkeypatch.setattr("loader.reading.changed_files.CHECK_EVERY_S", 0.0)
     for at, name in enumerate("ab"):
-        rows = np.repeat(np.arange(at * COUNT, (at + 1) * COUNT, dtype="<u4"), 512)
+        rows = np.repeat(np.arange(at * COUNT, (at + 1) * COUNT, dtype="<u4"), NUMBERS)
         datasets.array_file(tmp_path / f"data/{name}.bin", rows)
     return tmp_path / "data"
 
 
+@pytest.fixture
+def small(data: Path) -> Path:
+    """A folder of one file of small records."""
+    rows = np.repeat(np.arange(SMALL_COUNT, dtype="<u4"), SMALL // 4)
+    datasets.array_file(data / "../small/a.bin", rows)
+    return data.parent / "small"
+
+
+def small_loader(small: Path, record_bytes: int = SMALL, **arguments: Any) -> DataLoader[Any]:
+    dataset = open_dataset(small, format="records", record_bytes=record_bytes, extent_bytes=EXTENT)
+    return DataLoader(dataset, 8, **{"shuffle": True, "window": 4 * EXTENT, **arguments})
+
+
 def opened(data: Path) -> Dataset:
-    return open_dataset(data, format="records", record_bytes=2048, extent_bytes=8192)
+    return open_dataset(data, format="records", record_bytes=4 * NUMBERS, extent_bytes=16 * NUMBERS)
 
 
 def overwrite(file: Path) -> None:
     """Overwrite a file in place, at the same length."""
     with open(file, "r+b") as writing:
-        writing.write(np.full(COUNT * 512, OTHER, "<u4").tobytes())
+        writing.write(np.full(COUNT * NUMBERS, OTHER, "<u4").tobytes())
     os.utime(file, ns=(1, 1))  # clocks of file systems tick every 4 ms
 
 
@@ -147,3 +161,60 @@ def test_a_local_file_that_cannot_be_opened_is_a_typed_error(home: Path) -> None
     with pytest.raises(NotFound):
         grants.acquire([0], 1)
     grants.close()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}])
+def test_small_samples_come_from_copies_each_once(small: Path, arguments: dict[str, Any]) -> None:
+    batches = small_loader(small, window=64 * EXTENT, persistent_workers=arguments != {}, **arguments)
+
+    def copied() -> int:
+        assert sorted(numbers(batches)) == list(range(SMALL_COUNT))
+        read = batches.stats().bytes_by_origin
+        assert read["direct"] + read["local"] == SMALL_COUNT * SMALL
+        return read["direct"]
+
+    # A file is read in place until its copy is filled. The budget holds all copies.
+    wait_until(lambda: copied() == SMALL_COUNT * SMALL)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"rank": 0, "world_size": 4, "last": "drop"}, {"record_bytes": 20 * SMALL}]
+)
+def test_files_are_read_in_place_for_a_small_part_and_for_large_samples(
+    small: Path, arguments: dict[str, Any]
+) -> None:
+    batches = small_loader(small, **arguments)
+    numbers(batches)
+    read = batches.stats().bytes_by_origin
+    assert read["local"] > 0
+    assert read["direct"] == 0
+
+
+def test_of_a_file_that_is_written_to_no_new_byte_is_read(small: Path) -> None:
+    batches = small_loader(small)
+    found = [
+        n
+        for batch, _ in zip(batches, range(20), strict=False)
+        for n in batch.numpy().view("<u4")[:, 0].tolist()
+    ]
+    datasets.array_file(small / "a.bin", np.full(SMALL_COUNT * SMALL // 4, SMALL_COUNT, "<u4"))
+    with pytest.raises(SourceChanged, match=r"a\.bin"):
+        found.extend(n for batch in batches for n in batch.numpy().view("<u4")[:, 0].tolist())
+    assert SMALL_COUNT not in found
+
+
+def plan(catalog: Catalog, together: int) -> Plan:
+    """A plan that reads so many extents side by side."""
+    extents = np.arange(len(catalog.extent_sizes))
+    step = extents // together
+    return Plan(extents, step, step)
+
+
+def test_the_budget_is_twice_what_is_read_side_by_side(small: Path, tmp_path: Path) -> None:
+    form = {"format": "records", "record_bytes": SMALL, "extent_bytes": EXTENT}
+    catalog = compiled(small, tmp_path, **form).catalog()
+    size = int(catalog.extent_sizes[0])
+    assert copy_budget(catalog, plan(catalog, 4), 1.0) == 8 * size
+    assert copy_budget(catalog, plan(catalog, 4), 0.5) == 8 * size
+    assert copy_budget(catalog, plan(catalog, 4), 0.25) == 0
+    assert copy_budget(catalog, plan(catalog, 4), 1.0, most=8 * size - 1) == 0
