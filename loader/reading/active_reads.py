@@ -1,4 +1,4 @@
-"""The reads in flight, and the extents that each of them needs: those extents must not be unmapped or closed."""
+"""A read in flight, and the extents that it needs: those extents must not be unmapped or closed."""
 
 from __future__ import annotations
 
@@ -22,29 +22,6 @@ class ActiveRead:
     def needs(self) -> Iterable[int]:
         """The extents that must stay."""
         return touched(self.first, self.last) if self.extents is None else self.extents
-
-
-class ActiveReads:
-    """The reads in flight of one dataset. The caller holds the lock of `Leases`."""
-
-    def __init__(self) -> None:
-        self._reads: set[ActiveRead] = set()
-
-    def add(self, read: ActiveRead) -> None:
-        """Protect the extents that this read needs."""
-        self._reads.add(read)
-
-    def discard(self, read: ActiveRead) -> None:
-        """End the protection; a read that is not in flight is ignored."""
-        self._reads.discard(read)
-
-    def clear(self) -> None:
-        """Protect nothing."""
-        self._reads.clear()
-
-    def needed(self) -> set[int]:
-        """The extents that some read needs."""
-        return {extent for read in self._reads for extent in read.needs()}
 
 
 def touched(first: Ints, last: Ints) -> list[int]:

@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,14 +15,12 @@ from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
 from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
-from loader.reading.block_cache import BLOCK_BYTES, BlockCache
 from loader.reading.changed_files import ChangedFiles
 from loader.reading.held_extents import ORIGINS, HeldExtent
 from loader.reading.io_uring import give_up_ring, ring_of_thread
-from loader.reading.lease_table import Leases
+from loader.reading.lease_table import ROOM_PAUSE_S, Leases
 from loader.reading.preadv import FileRange, announce, read_bytes, read_into
 from loader.reading.verified_reads import VerifiedReads
-from loader.reading.wait_for_room import PAUSE_S, RoomWait
 
 _log = logging.getLogger("cachesvc")
 
@@ -46,13 +43,12 @@ class FileReads:
         catalog: Catalog,
         leases: Leases,
         changed_files: ChangedFiles,
-        room: RoomWait,
         timeout_s: float,
         suspect: Callable[[Sequence[int]], None],
         verify: bool,
     ) -> None:
         """See `ExtentReader`."""
-        self._leases, self._changed_files, self._room = leases, changed_files, room
+        self._leases, self._changed_files = leases, changed_files
         self._timeout_s = timeout_s
         self._table, self._memory = leases.held.by_index, leases.held.range.memory
         self._held = leases.held
@@ -62,9 +58,8 @@ class FileReads:
         self._to_announce = 0
         """So many batches of small ranges are announced, since one before came from the disk."""
         self._suspect = suspect
-        self._verified = VerifiedReads(catalog, suspect) if verify else None
+        self._verified = VerifiedReads(catalog) if verify else None
         self._announced: set[int] = set()
-        self._blocks = BlockCache()
 
     def expect(self, addresses: Ints, lengths: Ints) -> None:
         """Have the kernel begin to read the parts of these ranges that are in held files. Requests no extent, and does
@@ -139,22 +134,14 @@ class FileReads:
     def _read_each(self, read: ActiveRead, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
         """Fill `into` by preadv."""
         self.reads_ahead = True
-        self._repaired(read, lambda: self._read_apart(read, addresses, first, into))
+        ranges = list(zip(self._offsets(addresses, first), into, first.tolist(), strict=True))
 
-    def _read_apart(self, read: ActiveRead, addresses: Ints, first: Ints, into: Sequence[memoryview]) -> None:
-        wanted: list[FileRange] = []
-        ranges: list[tuple[int, memoryview, int]] = []
-        offsets = self._offsets(addresses, first)
-        for offset, view, extent in zip(offsets, into, first.tolist(), strict=True):
-            held = _checked(self._table[extent], offset, len(view))
-            if self._verified is None and held.fd >= 0 and offset + len(view) <= held.size_bytes:
-                wanted.append(FileRange(held.fd, held.offset + offset, len(view), [view], extent))
-            else:
-                ranges.append((offset, view, extent))
-        began = time.perf_counter()
-        read_into(wanted, self._were_announced(addresses))
-        self._fill(read, ranges)
-        self._leases.wait_clock.read(began)
+        def fill() -> None:
+            began = time.perf_counter()
+            self._fill(read, ranges, self._were_announced(addresses))
+            self._leases.wait_clock.read(began)
+
+        self._repaired(read, fill)
 
     def _repaired(self, read: ActiveRead, call: Callable[[], None]) -> None:
         """Make a call, and make it again with another copy where the cached one cannot be read: its file was cut, or its
@@ -172,7 +159,7 @@ class FileReads:
                 _log.warning("%s; requesting it again", error)
                 self._suspect([error.extent])
                 self._discard(read, {error.extent: copy})
-                self._room.lease(read, needed)
+                self._leases.await_room(read, needed)
 
     def read(
         self, part: Ints, read: ActiveRead, addresses: Ints, lengths: Ints, out: list[bytes | None]
@@ -188,29 +175,31 @@ class FileReads:
         self, part: Ints, read: ActiveRead, addresses: Ints, lengths: Ints, out: list[bytes | None]
     ) -> None:
         counted: list[tuple[int, int]] = []
-        alone: list[tuple[int, FileRange]] = []
+        alone: list[tuple[int, int, int, int, int]] = []
         spanning: list[tuple[int, bytearray]] = []
         ranges: list[tuple[int, memoryview, int]] = []
+        table, in_place = self._table, self._verified is None
         sizes, extents = lengths[part].tolist(), read.first[part].tolist()
         offsets = self._offsets(addresses[part], read.first[part])
-        if self._read_plain(part.tolist(), addresses[part], offsets, sizes, extents, out):
-            return
         for at, offset, size, extent in zip(part.tolist(), offsets, sizes, extents, strict=True):
-            held = _checked(self._table[extent], offset, size)
+            held = table[extent]
+            if held.holes is not None:
+                held.holes.check(offset, size)
             counted.append((held.origin, size))
-            if self._verified is None and held.fd >= 0 and offset + size <= held.size_bytes:
-                alone.append((at, FileRange(held.fd, held.offset + offset, size, [], extent)))
+            if in_place and held.fd >= 0 and offset + size <= held.size_bytes:
+                alone.append((at, held.fd, held.offset + offset, size, extent))
             else:
                 buffer = bytearray(size)
                 spanning.append((at, buffer))
                 ranges.append((offset, memoryview(buffer), extent))
         self._leases.count_origins(counted)
         began = time.perf_counter()
-        if not self._were_announced(addresses[part]):
-            announce([each for _, each in alone])
+        if not self._were_announced(addresses[part]) and len(alone) > 1:
+            for _, fd, offset, size, _ in alone:
+                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
         self._fill(read, ranges)
-        for at, each in alone:
-            out[at] = read_bytes(each.fd, each.offset, each.size_bytes, each.extent)
+        for at, *place in alone:
+            out[at] = read_bytes(*place)
         self._leases.wait_clock.read(began)
         for at, buffer in spanning:
             out[at] = bytes(buffer)
@@ -230,65 +219,6 @@ class FileReads:
             begin = end
         return True
 
-    def _read_plain(
-        self,
-        part: list[int],
-        addresses: Ints,
-        offsets: list[int],
-        sizes: list[int],
-        extents: list[int],
-        out: list[bytes | None],
-    ) -> bool:
-        """Read ranges that lie in one whole, unverified file each, with as little Python for each as can be. Return False,
-        and read nothing, if there are others."""
-        helds = {extent: self._table[extent] for extent in set(extents)}
-        if self._verified is not None or any(
-            held.fd < 0 or held.holes is not None for held in helds.values()
-        ):
-            return False
-        places = [(helds[extent], offset) for extent, offset in zip(extents, offsets, strict=True)]
-        if any(offset + size > held.size_bytes for (held, offset), size in zip(places, sizes, strict=True)):
-            return False
-        self._leases.count_origins((held.origin, size) for (held, _), size in zip(places, sizes, strict=True))
-        began = time.perf_counter()
-        files = [(held.fd, held.offset + offset) for held, offset in places]
-        if len(files) > 1 and not self._were_announced(addresses):
-            for (fd, offset), size in zip(files, sizes, strict=True):
-                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
-        for at, (fd, offset), size, extent in zip(part, files, sizes, extents, strict=True):
-            out[at] = read_bytes(fd, offset, size, extent)
-        self._leases.wait_clock.read(began)
-        return True
-
-    def items(
-        self,
-        read: ActiveRead,
-        addresses: Ints,
-        first: Ints,
-        width: int,
-        out: np.ndarray[Any, np.dtype[np.uint8]],
-    ) -> None:
-        """Set the rows of `out` [n, width] to items in files, by way of blocks that stay in memory. Raises as
-        `read_into`."""
-        offsets = addresses - self._starts[first]
-        whole = offsets % BLOCK_BYTES + width <= BLOCK_BYTES
-        if self._verified is not None or not whole.all():
-            alone = np.flatnonzero(~whole) if self._verified is None else np.arange(len(addresses))
-            lengths = np.full(len(alone), width)
-            self.read_into(read, addresses[alone], lengths, first[alone], out.reshape(-1), alone * width)
-        if self._verified is None and whole.any():
-            began = time.perf_counter()
-            helds = [_checked(self._table[each], 0, 0) for each in first[whole].tolist()]
-            found = np.empty((len(helds), width), np.uint8)
-            try:
-                self._blocks.read(helds, offsets[whole], width, found)
-            except TierFailed:  # raised again with the extent, or repaired
-                places = np.arange(len(helds)) * width
-                into = [found.reshape(-1).data[at : at + width] for at in places.tolist()]
-                self._read_each(read, addresses[whole], first[whole], into)
-            out[whole] = found
-            self._leases.wait_clock.read(began)
-
     def check_holes(self, read: ActiveRead) -> None:
         """Raise the error of an object that is missing in the extents that a read needs."""
         for extent in read.needs():
@@ -307,12 +237,14 @@ class FileReads:
         offsets: list[int] = (addresses - self._starts[extents]).tolist()
         return offsets
 
-    def _fill(self, read: ActiveRead, ranges: Sequence[tuple[int, memoryview, int]]) -> None:
+    def _fill(
+        self, read: ActiveRead, ranges: Sequence[tuple[int, memoryview, int]], announced: bool = False
+    ) -> None:
         """Fill ranges (offset in the first extent, memory, first extent) whose extents are all held."""
         if not ranges:
             return
         if self._verified is None:
-            read_into([piece for one in ranges for piece in self._file_ranges(*one)])
+            read_into([piece for one in ranges for piece in self._file_ranges(*one)], announced)
             return
         needed = sorted(read.extents or ())
         for _ in range(VERIFY_TRIES):
@@ -321,9 +253,9 @@ class FileReads:
             if not wrong:
                 return
             _log.warning("cached bytes do not match their checksums: requesting extents %s again", [*wrong])
-            self._verified.suspect([*wrong])
+            self._suspect([*wrong])
             self._discard(read, wrong)
-            self._room.lease(read, needed)
+            self._leases.await_room(read, needed)
         raise CorruptData(
             f"extents {[*wrong]} did not match their checksums in {VERIFY_TRIES} reads, though the daemon had "
             "verified or refilled them; look at this node's memory and disks"
@@ -334,7 +266,7 @@ class FileReads:
         while not self._leases.discard(read, wrong):
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads still use them")
-            time.sleep(PAUSE_S)
+            time.sleep(ROOM_PAUSE_S)
 
     def _file_ranges(self, offset: int, into: memoryview, extent: int) -> Iterator[FileRange]:
         """Copy the mapped parts of one range, which begins at `offset` of `extent` and may span the extents after it;

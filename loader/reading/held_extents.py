@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
@@ -24,20 +23,15 @@ MAX_FILES = 256
 """Descriptors held open for files; the usual limit of a process is 1,024."""
 
 
-_serials = itertools.count()
-
-
 class HeldExtent:
     """A leased extent; `fd` is -1 once it is mapped."""
 
-    __slots__ = ("digests", "fd", "holes", "offset", "origin", "serial", "size_bytes")
+    __slots__ = ("digests", "fd", "holes", "offset", "origin", "size_bytes")
 
     def __init__(self, granted: Granted, holes: Holes | None) -> None:
         self.fd, self.offset, self.size_bytes = granted.fd, granted.offset, granted.size_bytes
         self.origin = ORIGINS.index(granted.origin)
         self.digests: bytes | None = None
-        self.serial = next(_serials)
-        """Unlike that of any other grant in this process."""
         self.holes = holes
 
 

@@ -8,6 +8,7 @@ while no read needs it: a read registers with `begin` before it checks which of 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,11 +19,19 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.protocol import Granted, Grants, Refused
-from loader.reading.active_reads import ActiveRead, ActiveReads, Ints, touched
+from cachesvc.core.errors import OutOfSpace
+from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.held_extents import HeldExtent, HeldExtents
 from loader.reading.wait_clock import WaitClock
 
+ROOM_PAUSE_S = 0.02
+"""The daemon does not announce free room: other readers release extents after each of their reads."""
+ROOM_WAIT_S = 120.0
+"""A timeout. Other readers' reads take milliseconds, but a RAM tier that shrank for the trainers' memory grows again a
+minute after they released it."""
+WARN_AFTER_S = 5.0
 _NO_EXTENTS: Ints = np.empty(0, np.int64)
+_log = logging.getLogger("cachesvc")
 
 
 class Leases:
@@ -36,7 +45,7 @@ class Leases:
         self.pinned = False
         """Views of the address range were given out, so every extent stays mapped until `close`."""
         self._extents, self._timeout_s = len(catalog.extent_starts), timeout_s
-        self._reads = ActiveReads()
+        self._reads = set[ActiveRead]()
         self._streaming: set[int] = set()
         self._recalled: set[int] = set()
         """Extents to release that are requested, or that a read needs."""
@@ -49,7 +58,7 @@ class Leases:
         self._arrived = threading.Condition(self._lock)
         self._requested: set[int] = set()
         self._release_lock = threading.Lock()
-        self._closed = False
+        self._closed = self._warned = False
 
     # ---- reads in flight
 
@@ -128,6 +137,24 @@ class Leases:
                     with self._lock:
                         self._requested.difference_update(mine)
                         self._arrived.notify_all()
+
+    def await_room(self, read: ActiveRead, extents: Sequence[int]) -> None:
+        """Lease the extents of one sample, once the daemon has room where direct reads are not possible. The first long
+        wait is logged. Raises OutOfSpace, and as `ensure`."""
+        began, most_s = time.monotonic(), min(self._timeout_s, ROOM_WAIT_S)
+        while not self.ensure(read, extents):
+            waited_s = time.monotonic() - began
+            if waited_s >= most_s:
+                raise OutOfSpace(
+                    f"no room for the {len(extents)} extents of one sample, and reading directly is off; give the "
+                    "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
+                )
+            if waited_s >= WARN_AFTER_S and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the daemon has no room: waiting up to %.0f s for it; see cachesvc status", most_s
+                )
+            time.sleep(ROOM_PAUSE_S)
 
     # ---- releases
 
@@ -241,11 +268,11 @@ class Leases:
         """Drop least recently used extents where these more would exceed a limit."""
         excess_bytes, excess_files = self.held.excess(coming)
         if excess_bytes > 0 or excess_files > 0:
-            self._drop(self.held.least_recently_used(excess_bytes, excess_files, self._reads.needed()))
+            self._drop(self.held.least_recently_used(excess_bytes, excess_files, self._needed()))
 
     def _drop(self, extents: Sequence[int]) -> None:
         """Remove the extents that no read needs; `_release_dropped` releases them."""
-        needed = self._reads.needed() if extents else set()
+        needed = self._needed() if extents else set()
         for extent in extents:
             if extent in needed:
                 continue
@@ -253,6 +280,10 @@ class Leases:
             self._recalled.discard(extent)
             self.held.remove(extent)
             self._dropped.append(extent)
+
+    def _needed(self) -> set[int]:
+        """The extents that some read needs."""
+        return {extent for read in self._reads for extent in read.needs()}
 
     def _release_dropped(self) -> None:
         """Release dropped extents; on return, those that another thread was releasing are released, too."""

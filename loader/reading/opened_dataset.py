@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import get_worker_info
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.keepalive import start_polling
 from cachesvc.client.opening import read_timeout_s
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.system.fork_hooks import abandon_in_children
+from cachesvc.system.memory import Memory, of_machine
 from loader.reading.connect import DatasetLink
 from loader.reading.direct.direct_access import Access
 from loader.reading.reader import ORIGINS, ExtentReader
-from loader.reading.recalls import Recalls
 from loader.reading.wait_clock import READING
+
+_log = logging.getLogger("cachesvc")
 
 
 def _no_order() -> None:
@@ -73,9 +77,7 @@ class OpenedDataset:
                     verify=self._verify,
                 )
                 if self.link.daemon:
-                    self._recalls = Recalls(
-                        self._access.recalled, reader.release_when_unused, reader.release_unused_mappings
-                    )
+                    self._recalls = Recalls(self._access.recalled, reader)
                 self._closing_reader = weakref.finalize(self, reader.close_unless_pinned)
                 self._closing_reader.atexit = False
                 abandon_in_children(self)
@@ -155,3 +157,36 @@ class OpenedDataset:
             self._closing_reader.detach()
         self._reader = self._access = self._closing_reader = self._recalls = None
         self._bytes_before, self._waited_before = {}, (0.0,) * len(READING)
+
+
+class Recalls:
+    """Releases extents that this process holds and does not need. Polls once a second for as long as it lives.
+
+    A reader keeps memory mapped and files open until their room is needed, and what it holds cannot be evicted. So the
+    daemon recalls extents that others need the room of, and extents whose file turned out corrupt: the reader's open file
+    would stay corrupt however often the daemon fills the extent again. While less than 5 % of the machine's memory is free,
+    readers release unused mappings, so that the RAM tier can shrink; leasing one again takes some 50 us.
+    """
+
+    def __init__(
+        self,
+        recalled: Callable[[], Mapping[int, bool]],
+        reader: ExtentReader,
+        measured: Callable[[], Memory] = of_machine,
+    ) -> None:
+        """`recalled()` returns the extents that the daemon recalls, and whether each is corrupt. `measured()` returns the
+        machine's memory."""
+        self._recalled, self._reader, self._measured = recalled, reader, measured
+        start_polling(self)
+
+    def poll(self) -> None:
+        """Release what the daemon recalls, and unused mappings while memory is short. See `Polled`."""
+        if extents := self._recalled():
+            if corrupt := sum(extents.values()):
+                _log.warning(
+                    "the daemon found %d corrupt extents that this process holds: they are read anew", corrupt
+                )
+            self._reader.release_when_unused(extents)
+        machine = self._measured()
+        if machine.free_bytes < machine.spare_bytes:
+            self._reader.release_unused_mappings()

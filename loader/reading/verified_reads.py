@@ -8,7 +8,7 @@ in the file itself, behind its bytes, in a sealed footer (`tiers/footer.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,10 +32,8 @@ _FILE = ORIGINS.index("nvme")
 class VerifiedReads:
     """Reads one dataset's files and verifies the cached ones. Safe to share between threads."""
 
-    def __init__(self, catalog: Catalog, suspect: Callable[[Sequence[int]], None]) -> None:
-        """`suspect(extents)` reports corrupt extents to their holder; the caller calls it before it releases them."""
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self.suspect = suspect
 
     def read(self, parts: Sequence[FileRange], held: Mapping[int, HeldExtent]) -> dict[int, HeldExtent]:
         """Fill the views of all parts, except those of corrupt extents, and return these extents.

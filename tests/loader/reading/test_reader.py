@@ -21,8 +21,8 @@ from cachesvc.core.errors import (
 )
 from cachesvc.system import mapping
 from cachesvc.system.memory import Memory
+from loader.reading.opened_dataset import Recalls
 from loader.reading.reader import ExtentReader
-from loader.reading.recalls import Recalls
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_memory
 from tests.support.waiting import wait_until
@@ -92,7 +92,7 @@ def test_unused_mappings_are_released_only_while_memory_is_short(
     catalog = link.catalog()
     grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
     reader = ExtentReader(catalog, grants)
-    recalls = Recalls(dict, reader.release_when_unused, reader.release_unused_mappings, lambda: memory[0])
+    recalls = Recalls(dict, reader, lambda: memory[0])
     layout = fixed(catalog)
     slots = layout.slots(np.arange(64))
     first, last = reader.spans(slots * layout.stride_bytes, np.full(64, layout.record_bytes))
