@@ -12,8 +12,8 @@ from loader.batches.feed import Feed
 from loader.datasets.dataset import Dataset
 from loader.job.agreement import KEPT, Store, agree, job_store, tell_failure
 from loader.job.checkpoint import EpochPosition
-from loader.job.rank_drift import watch_drift
-from loader.job.rank_failures import Agreement, RankFailureWatch, warn_of_state, watch_for
+from loader.job.rank_drift import DriftWatch
+from loader.job.rank_failures import Agreement, RankFailureWatch
 from loader.job.topology import Topology, check_unchanged
 from loader.order_setup import OrderArguments
 
@@ -66,7 +66,8 @@ class JobMembership:
                 _log.info("%s", headline(topology, facts, data.via))
             self._headline_logged = True
             accumulate = feed.share.accumulate
-            drift = watch_drift(store, topology, name, prefetch, accumulate, drift_s)
+            alone = store is None
+            drift = None if alone else DriftWatch(topology, name, prefetch, accumulate, drift_s)
             self._agreement = Agreement(name, drift, accumulate)
         assert self._agreement is not None, "the ranks have agreed"
         return self._agreement
@@ -75,11 +76,15 @@ class JobMembership:
         self, given: OrderArguments, agreement: Agreement, peer_failure_s: float
     ) -> RankFailureWatch | None:
         """A watch on other ranks for one iteration; None for a single process."""
-        return watch_for(self._store(given), self.topology(given), agreement, peer_failure_s)
+        store = self._store(given)
+        if store is None:
+            return None
+        return RankFailureWatch(store, self.topology(given), agreement, peer_failure_s)
 
     def warn_of_state(self) -> None:
         """Warn, when a state is saved, of another rank at another place."""
-        warn_of_state(self._agreement)
+        if self._agreement is not None and self._agreement.drift is not None:
+            self._agreement.drift.warn_of_state()
 
     @contextmanager
     def failures_told(self, given: OrderArguments) -> Iterator[None]:

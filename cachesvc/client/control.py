@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachesvc.client.caller_token import CallerIdentity
-from cachesvc.client.fork_safety import delay_forks
 from cachesvc.client.upgrades import is_back, is_upgrading
 from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
@@ -40,6 +40,14 @@ BUSY_RETRY_S = 0.5
 MAX_MESSAGE_BYTES = 24 << 20
 """The daemon's limit: 100,000 URIs of 240 characters."""
 CODE_KEY = "cachesvc-code"
+FORK_WAIT_S = 0.5
+"""The limit of a fork's wait for gRPC's threads: a call in another thread, or a program's own gRPC, may keep them for
+ever."""
+_FORK_PAUSE_S, _QUIET_CHECKS = 0.001, 2
+"""The pause between checks, and how many checks in a row must find no thread: a thread sets its name after it started."""
+_GRPC_THREADS = frozenset({"event_engine", "grpc_global_tim", "grpc_shutdown", "lifeguard"})
+"""The names of gRPC's threads, cut to the 15 characters that the kernel keeps."""
+_forks_hooked, _channel_made = threading.Event(), threading.Event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ def find_daemon() -> str | None:
 
 
 class Control:
-    """One gRPC channel. Close it before a fork, which waits for the threads of a closed channel (`fork_safety.py`). Raises
+    """One gRPC channel. Close it before a fork, which waits for the threads of a closed channel (`_delay_forks`). Raises
     the errors of core/errors.py: DaemonUnavailable without a daemon, InvalidInput for a directory whose path is too long
     for sockets."""
 
@@ -83,7 +91,7 @@ class Control:
 
         from cachesvc.v1 import cachesvc_pb2, services
 
-        delay_forks()
+        _delay_forks()
         self.directory = found
         self._identity = CallerIdentity(found)
         self._pb = cachesvc_pb2
@@ -284,3 +292,30 @@ def answers(directory: str) -> bool:
     except DaemonUnavailable:
         return False
     return True
+
+
+def _delay_forks() -> None:
+    """Have each fork from now on wait until this process's gRPC threads have ended: a child that inherits a lock which they
+    hold hangs in its first call. gRPC ends them by itself, some 20 ms after the last channel was closed. Call this before a
+    channel is made."""
+    _channel_made.set()
+    if not _forks_hooked.is_set():
+        _forks_hooked.set()
+        os.register_at_fork(before=_await_grpc)
+
+
+def _await_grpc() -> None:
+    if _channel_made.is_set():
+        _channel_made.clear()
+        deadline, quiet = time.monotonic() + FORK_WAIT_S, 0
+        while quiet < _QUIET_CHECKS and time.monotonic() < deadline:
+            quiet = 0 if any(map(_is_of_grpc, os.listdir("/proc/self/task"))) else quiet + 1
+            time.sleep(_FORK_PAUSE_S)
+
+
+def _is_of_grpc(thread: str) -> bool:
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as comm:
+            return comm.read().strip() in _GRPC_THREADS
+    except OSError:  # it ended just now, and may have started another
+        return True

@@ -20,7 +20,7 @@ class FailoverGrants:
     """Acquires from `primary`; from `fallback` while the primary is unavailable, and for extents that it refuses.
 
     Without a fallback, or when the fallback has no credentials, waits for the primary up to the deadline of the call.
-    `fallback_bytes` counts bytes granted by the fallback. Its first use is logged for each of the two causes.
+    The first use of the fallback is logged for each of the two causes.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class FailoverGrants:
         self._pause_s = FIRST_PROBE_S
         self._gone: DaemonUnavailable | None = None
         """Why the primary was unavailable the last time."""
-        self.fallback_bytes = 0
         self._told: set[bool] = set()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
@@ -131,5 +130,4 @@ class FailoverGrants:
             for answer in answers:
                 if isinstance(answer, Granted):
                     self._from_fallback[answer.extent] = self._from_fallback.get(answer.extent, 0) + 1
-                    self.fallback_bytes += answer.size_bytes
         return answers

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.client import plan_memory
 from cachesvc.client.connection import Answer, Connection, release_answers
 from cachesvc.client.keepalive import start_polling, stop_polling
@@ -155,6 +156,14 @@ class DaemonGrants:
         if fd is None:
             raise DaemonUnavailable(f"the daemon at {self._path} sent no catalog; look at its log")
         return fd
+
+    def open_catalog(self) -> Catalog:
+        """Map the dataset's catalog. Raises as `connect`."""
+        fd = self.catalog()
+        try:
+            return Catalog.open(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """End every lease and the claim on the dataset, for good: a thread that waits for an extent raises CacheError."""

@@ -114,13 +114,9 @@ def open_by_policy(
 def _catalog(opened: Opened) -> Catalog:
     grants = DaemonGrants(opened.directory, opened.id)
     try:
-        fd = grants.catalog()
+        return grants.open_catalog()
     finally:
         grants.close()
-    try:
-        return Catalog.open(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
 
 
 def _folder(uri: str) -> str:

@@ -22,7 +22,6 @@ from functools import partial
 
 import numpy as np
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
@@ -136,11 +135,7 @@ class LeasedReads:
             timeout_s,
         )
         daemon = DaemonGrants(directory, dataset)
-        fd = daemon.catalog()
-        try:
-            self.catalog = Catalog.open(f"/proc/self/fd/{fd}")
-        finally:
-            os.close(fd)
+        self.catalog = daemon.open_catalog()
         self._lock = threading.RLock()
         self._leased: OrderedDict[int, LeasedExtent] = OrderedDict()
         self._ahead = Ahead(self.catalog.extent_sizes)

@@ -116,13 +116,6 @@ class DriftWatch:
         self._apart, self._apart_until = (own, other), now + 3 * self._compare_every_s
 
 
-def watch_drift(
-    store: Store | None, topology: Topology, name: str, prefetch: int, accumulate: int, drift_s: float
-) -> DriftWatch | None:
-    """A watch on drift; None for a single process."""
-    return None if store is None else DriftWatch(topology, name, prefetch, accumulate, drift_s)
-
-
 def _read(store: Store, key: str) -> RankPosition | None:
     found = json.loads(store.get(key)) if store.check([key]) else None
     return found and RankPosition(*found)

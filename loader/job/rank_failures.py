@@ -208,19 +208,6 @@ class RankFailureWatch:
                 os._exit(BLOCKED_EXIT)
 
 
-def warn_of_state(agreed: Agreement | None) -> None:
-    """Warn, when a state is saved, of another rank at another position."""
-    if agreed is not None and agreed.drift is not None:
-        agreed.drift.warn_of_state()
-
-
-def watch_for(
-    store: Store | None, topology: Topology, agreed: Agreement, peer_failure_s: float
-) -> RankFailureWatch | None:
-    """A watch on other ranks; None for a single process."""
-    return None if store is None else RankFailureWatch(store, topology, agreed, peer_failure_s)
-
-
 @contextmanager
 def watched(watch: RankFailureWatch | None, where: Callable[[], str]) -> Iterator[None]:
     """Watch other ranks during one iteration, and tell them of an error that ends it (also `sys.exit()` in a transform, but

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,10 +25,16 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.uri import local_path
 from cachesvc.system.fork_hooks import abandon_in_children
-from loader.job.job_id import job_number
 from loader.reading.direct.direct_access import Access, compile_locally, direct_access
 from loader.reading.thrash_warning import ThrashWarning, check_extents_fit
 
+_LAUNCHERS = (
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+    ("MASTER_ADDR", "MASTER_PORT"),
+)
+"""Environment variables that launchers set equally for all ranks of a job, and differently for each job. The first group
+that is set counts."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -53,14 +60,7 @@ class DatasetLink:
     def catalog(self) -> Catalog:
         """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable when the
         daemon is gone for longer than CACHESVC_TIMEOUT_S."""
-        if not self.daemon:
-            found = Catalog.open(self.path)
-        else:
-            fd = _granted_catalog(self)
-            try:
-                found = Catalog.open(f"/proc/self/fd/{fd}")
-            finally:
-                os.close(fd)
+        found = _granted_catalog(self) if self.daemon else Catalog.open(self.path)
         if found.id != self.id:
             raise StateMismatch(f"the catalog of version {self.id} holds {found.id}; open the dataset again")
         return found
@@ -83,8 +83,8 @@ class DatasetLink:
         return direct
 
 
-def _granted_catalog(link: DatasetLink) -> int:
-    """A descriptor of the catalog. Spawned workers request it in every epoch, possibly while the daemon restarts."""
+def _granted_catalog(link: DatasetLink) -> Catalog:
+    """The catalog as the daemon has it. Spawned workers request it in every epoch, possibly while the daemon restarts."""
     timeout_s, waiting, forgotten = read_timeout_s(), False, False
     deadline = time.monotonic() + timeout_s
     while True:
@@ -92,7 +92,7 @@ def _granted_catalog(link: DatasetLink) -> int:
         try:
             if forgotten:
                 link.open_again()
-            return grants.catalog()
+            return grants.open_catalog()
         except NotFound:
             if forgotten:
                 raise
@@ -149,3 +149,16 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
         _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
     found, path = compile_locally(uris, options, version)
     return DatasetLink(found, path=path, direct=True)
+
+
+def job_number(environ: Mapping[str, str]) -> int:
+    """A number from 1 to 2^64 - 1 that is equal in all ranks of a job, also after its restarts: the readers of one job have
+    one share of a daemon's fills. Without a launcher it is equal in one process group: the processes that one shell
+    command started."""
+    for names in _LAUNCHERS:
+        if environ.get(names[0]):
+            identity = "\0".join(environ.get(name, "") for name in names)
+            break
+    else:  # with the PID namespace, since each container numbers its processes from 1
+        identity = f"{os.stat('/proc/self/ns/pid').st_ino}\0{os.getpgrp()}"
+    return int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=8).digest(), "little") or 1

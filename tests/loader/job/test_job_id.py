@@ -13,7 +13,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core import wire
 from cachesvc.core.wire import Message, Op
-from loader.job.job_id import job_number
+from loader.reading.connect import job_number
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.greetings import greeted, tell

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -288,7 +287,9 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
     assert "process 1 of 2 did not report" in found[0]["late"]
 
 
-@pytest.mark.parametrize("before", ["nobody", "both", "process 0, which gave up", "process 0, killed"])
+@pytest.mark.parametrize(
+    "before", ["nobody", "both", "both, killed", "process 0, which gave up", "process 0, killed"]
+)
 def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> None:
     import torch.distributed as distributed
 
@@ -304,8 +305,10 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
         elif before == "process 0, which gave up":
             with pytest.raises(DeadlineExceeded):
                 agree(Topology(0, 2, "torchrun", processes=2), {"seed": 1}, store, timeout_s=0.1)
-        elif before == "process 0, killed":
+        elif "killed" in before:
             store.set(f"cachesvc/agree/loader/{store.add('cachesvc/agree/loader', 1)}/0", "[0, {}]")
+            if before == "both, killed":  # process 1 had begun to state its facts, too
+                store.add("cachesvc/agree/loader/1/1/here", 1)
         other = processes.submit(stating, 1)
         while before == "process 0, killed" and not store.check(["cachesvc/agree/loader/1/1"]):
             time.sleep(0.01)  # until process 1 has stated its facts in that round
@@ -314,51 +317,6 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
         following = processes.submit(stating, 0)
         assert other.result() == name == ("loader-1" if before == "nobody" else "loader-2")
         assert stating(1) == following.result() != name
-
-
-class Store:
-    """A job's store, of one process."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.kept[key] = value.encode()
-
-    def get(self, key: str) -> bytes:
-        return self.kept[key]
-
-    def add(self, key: str, amount: int) -> int:
-        self.set(key, str(int(self.kept.get(key, b"0")) + amount))
-        return int(self.kept[key])
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.kept for key in keys)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        if self.kept.get(key, b"").decode() == expected:
-            self.set(key, desired)
-        return self.kept.get(key, b"")
-
-
-def test_no_statement_is_written_to_a_round_that_is_over() -> None:
-    """A process that stated something in a round from before a restart, or missed it, waits for another round."""
-    store, over = Store(), Store()
-    stated = partial(agreement._round_stated_in, 1, "of", "told", store)
-    assert stated(0) == 0, "there is none"
-    store.add("of", 1)
-    assert stated(0) == 1
-    assert stated(1) == 1
-    assert stated(0) == 0, "its former self was there"
-    store.add("of", 1)
-    assert stated(1) == 2, "the first may have been of that time"
-    store.set("of/2/verdict", "")
-    store.add("of", 1)
-    assert stated(2) == 2, "this is the next loader's"
-    over.add("of", 1)
-    over.set("of/1/verdict", "")
-    assert agreement._round_stated_in(1, "of", "told", over, 0) == 0
-    assert not over.check(["of/1/1"])
 
 
 @pytest.mark.parametrize(
