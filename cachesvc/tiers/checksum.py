@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from xxhash import xxh3_64_digest
 
@@ -17,9 +17,6 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.system.fill_target import CACHED_BYTES, FillTarget
 from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
-
-if TYPE_CHECKING:
-    from cachesvc.tiers.fill_progress import FillProgress
 
 DIGEST_BYTES = 8
 
@@ -35,10 +32,18 @@ def block_count(size_bytes: int) -> int:
     return -(-size_bytes // CHECKSUM_BLOCK_BYTES)
 
 
+class Progress(Protocol):
+    """Is told of blocks as they complete."""
+
+    def add(self, first: int, digests: bytes) -> None:
+        """Note the digests of consecutive blocks, of which `first` is the first."""
+        ...
+
+
 class StreamedChecksums:
     """Digests an extent while it is written, in any order, and marks each digested block in `progress`. Thread-safe."""
 
-    def __init__(self, size_bytes: int, progress: FillProgress | None = None) -> None:
+    def __init__(self, size_bytes: int, progress: Progress | None = None) -> None:
         self._size_bytes = size_bytes
         self._progress = progress
         self._digests: dict[int, bytes] = {}
