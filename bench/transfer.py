@@ -26,9 +26,9 @@ import trustme
 
 from cachesvc.config import Tls
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.fills.block_client import BlockClient
-from cachesvc.daemon.peers.block_replies import Lent
-from cachesvc.daemon.peers.block_server import BlockServer
+from cachesvc.daemon.blocks.client import BlockClient
+from cachesvc.daemon.blocks.replies import Lent
+from cachesvc.daemon.blocks.server import BlockServer
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import CACHED_BYTES, open_target
 from cachesvc.system.huge_pages import use_huge_pages

@@ -17,9 +17,8 @@ from pathlib import Path
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.expiry import mark_used, remove_unused
 from cachesvc.config import Rule
-from cachesvc.core.errors import CorruptData, NotAllowed, NotFound, OutOfSpace
+from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
 from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
-from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.sources.uri import Allowlist
@@ -34,8 +33,6 @@ MAX_UNUSED_EXTENTS = MAX_EXTENTS
 """Extents of all loaded catalogs without users."""
 MAX_CACHED_EXTENTS = 4 * MAX_EXTENTS
 """Extents of all loaded catalogs without claims, including those with cached extents: 1 GB."""
-MAX_CLAIMED_EXTENTS = 9_000_000
-"""Extents of all datasets claimed by users other than the daemon's: 3 GB of records."""
 TIDY_S = 60.0
 """The shortest interval between searches for unused catalogs on disk."""
 
@@ -203,6 +200,10 @@ class Datasets:
         """All loaded datasets, the most recently used last."""
         return list(self._loaded.values())
 
+    def listed(self, readers: Counter[DatasetId]) -> list[ServedDataset]:
+        """The datasets to list: all loaded ones except provisional ones without readers."""
+        return [each for each in self.all() if not each.provisional or readers[each.id]]
+
     def tidy(self, pinned: Callable[[], Iterable[DatasetId]]) -> None:
         """Remove catalogs from disk, on another thread: those unused for 30 days, and the least recently used ones beyond
         the size limit. Loaded and pinned ones stay."""
@@ -273,44 +274,6 @@ def oldest_beyond(
             return
         extents -= len(each.sizes)
         yield each
-
-
-def is_claimed(node: Node, dataset: ServedDataset) -> bool:
-    """Tell whether a job or pin claims the dataset."""
-    return dataset.id in node.policy.shares.datasets
-
-
-def check_share(node: Node, dataset: ServedDataset, user: int) -> None:
-    """Raise OutOfSpace where a user's claims would have more extents than twice what they leave free.
-
-    Several users thus get a fair share, and a single user two thirds. The daemon's own user has no limit, and a dataset
-    that is already claimed costs nothing more.
-    """
-    claimed, own = node.policy.shares.datasets, os.geteuid()
-    if user == own or dataset.id in claimed:
-        return
-    extents: Counter[int] = Counter()
-    for each in claimed.values():
-        extents[each.user] += len(each.extents)
-    held, more = extents[user], len(dataset.sizes)
-    if held + more > 2 * (MAX_CLAIMED_EXTENTS - extents.total() + extents[own] - more):
-        raise OutOfSpace(
-            f"user {user} reads datasets of {held:,} extents, and has no room for {more:,} more: close or unpin some,"
-            " or open them with larger extents (extent_bytes=)"
-        )
-
-
-def in_use(node: Node, dataset: ServedDataset) -> bool:
-    """Tell whether the node has any of the dataset's extents: resident, filling or demanded. O(the smaller set).
-
-    Resident extents of a file that was opened by its name do not count: its catalog is loaded again at its next opening.
-    """
-    wanted = dataset.index_of.keys()
-    if dataset.is_one_file:
-        known = (node.copies.entries.get(extent) for extent in wanted)
-        return any(entry is not None and entry.in_progress for entry in known)
-    found = (tier.dormant.keys() for tier in node.policy.tiers.values())
-    return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
 
 
 def unknown(wanted: DatasetId) -> NotFound:

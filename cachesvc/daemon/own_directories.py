@@ -8,29 +8,16 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from cachesvc.config import STATE_BYTES, Settings
 from cachesvc.core.errors import CacheError, NotAllowed, OutOfSpace
 from cachesvc.daemon.control.server import ControlServer
+from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0
-
-
-class Listener(Protocol):
-    """A socket of the loop's thread."""
-
-    def is_in_place(self) -> bool:
-        """Tell whether the socket's path still leads to it."""
-        ...
-
-    def bind_again(self) -> None:
-        """Bind it at its path again. Raises CacheError or OSError."""
-        ...
 
 
 class OwnDirectories:
@@ -40,12 +27,12 @@ class OwnDirectories:
         self,
         settings: Settings,
         loop: Loop,
-        listeners: Sequence[Listener],
+        grants: GrantsServer,
         control: ControlServer,
         look_s: float = LOOK_S,
     ) -> None:
         self._settings, self._loop = settings, loop
-        self._listeners, self._control = listeners, control
+        self._grants, self._control = grants, control
         self._look_s = look_s
         self._said = ""
         self._ended = threading.Event()
@@ -78,10 +65,9 @@ class OwnDirectories:
         if not os.path.isdir(directory):  # the parent makes it again
             return
         again = False
-        for each in self._listeners:
-            if not each.is_in_place():
-                self._loop.call(each.bind_again)
-                again = True
+        if not self._grants.is_in_place():
+            self._loop.call(self._grants.bind_again)
+            again = True
         if not self._control.is_in_place():
             self._control.start_again()
             again = True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.daemon.datasets import (
@@ -17,13 +20,23 @@ from cachesvc.daemon.datasets import (
     MAX_UNUSED_EXTENTS,
     Datasets,
     ServedDataset,
-    in_use,
 )
+from cachesvc.daemon.residency import in_use
 from tests.support.served_datasets import dataset
 
 
+def made(folder: Path, executor: Any = None) -> Datasets:
+    unused: Any = None
+    return Datasets(str(folder), unused, unused, unused, executor)
+
+
+@pytest.fixture
+def datasets(tmp_path: Path) -> Iterator[Datasets]:
+    with closing(made(tmp_path)) as found:
+        yield found
+
+
 def test_catalogs_loaded_for_callers_that_left_are_released(tmp_path: Path) -> None:
-    anything: Any = None
     sealed: list[int] = []
 
     def read(_: Callable[[DatasetId], ServedDataset], wanted: DatasetId) -> Future[ServedDataset]:
@@ -32,17 +45,14 @@ def test_catalogs_loaded_for_callers_that_left_are_released(tmp_path: Path) -> N
         sealed.append(found.result().catalog_fd)
         return found
 
-    executor: Any = SimpleNamespace(submit=read)
-    datasets = Datasets(str(tmp_path), anything, anything, anything, executor)
+    datasets = made(tmp_path, SimpleNamespace(submit=read))
     for number in range(100):
         datasets.load(DatasetId(f"{number:032x}"))
     assert len(set(sealed)) <= 3, "each was closed, and its number given away again"
     datasets.close()
 
 
-def test_an_extent_of_an_unloaded_dataset_is_found_in_a_later_one(tmp_path: Path) -> None:
-    anything: Any = None
-    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+def test_an_extent_of_an_unloaded_dataset_is_found_in_a_later_one(datasets: Datasets) -> None:
     datasets.claimed, datasets.used = lambda _: False, lambda _: False
     old, new = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))  # of one extent
     datasets.admit(old)
@@ -51,23 +61,17 @@ def test_an_extent_of_an_unloaded_dataset_is_found_in_a_later_one(tmp_path: Path
     assert datasets.known(old.id) is None
     datasets.admit(new)
     assert datasets.dataset_with(new.extent_ids[0]) == (new, 0)
-    datasets.close()
 
 
-def test_large_unused_datasets_are_unloaded_before_the_limit_of_datasets(tmp_path: Path) -> None:
-    anything: Any = None
-    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+def test_large_unused_datasets_are_unloaded_before_the_limit_of_datasets(datasets: Datasets) -> None:
     datasets.claimed, datasets.used = lambda _: False, lambda _: False
     large = [replace(dataset(number), sizes=(1,) * (MAX_UNUSED_EXTENTS // 2)) for number in range(1, 5)]
     for each in large:
         datasets.admit(each)
     assert datasets.all() == large[1:], "the latest, and as many extents before it"
-    datasets.close()
 
 
-def test_datasets_with_cached_extents_are_unloaded_beyond_their_own_limit(tmp_path: Path) -> None:
-    anything: Any = None
-    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+def test_datasets_with_cached_extents_are_unloaded_beyond_their_own_limit(datasets: Datasets) -> None:
     large = [replace(dataset(number), sizes=(1,) * (MAX_CACHED_EXTENTS // 4)) for number in range(1, 8)]
     datasets.claimed, datasets.used = lambda each: each is large[0], lambda _: True
     for each in large:
@@ -75,12 +79,9 @@ def test_datasets_with_cached_extents_are_unloaded_beyond_their_own_limit(tmp_pa
     assert datasets.all() == [large[0], *large[2:]], (
         "what is claimed, the latest, and as many extents before it"
     )
-    datasets.close()
 
 
-def test_files_opened_by_name_are_unloaded_though_their_extents_are_cached(tmp_path: Path) -> None:
-    anything: Any = None
-    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+def test_files_opened_by_name_are_unloaded_though_their_extents_are_cached(datasets: Datasets) -> None:
     entries: dict[ExtentId, Any] = {}
     node: Any = SimpleNamespace(copies=SimpleNamespace(entries=entries), policy=SimpleNamespace(tiers={}))
     claimed = {7}
@@ -99,23 +100,17 @@ def test_files_opened_by_name_are_unloaded_though_their_extents_are_cached(tmp_p
     assert len(datasets.all()) == MAX_UNUSED
     listed: Any = SimpleNamespace(samples=1, format="objects", objects=2)
     assert in_use(node, replace(files[0], catalog=listed)), "a folder's listing stays"
-    datasets.close()
 
 
-def test_an_extent_is_found_in_a_claimed_dataset_first(tmp_path: Path) -> None:
-    anything: Any = None
-    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+def test_an_extent_is_found_in_a_claimed_dataset_first(datasets: Datasets) -> None:
     opened, read = dataset(1), replace(dataset(1), id=DatasetId("f" * 32))
     datasets.claimed = lambda each: each is read
     datasets.admit(opened)
     datasets.admit(read)
     assert datasets.dataset_with(read.extent_ids[0]) == (read, 0)
-    datasets.close()
 
 
-def test_an_extent_is_found_in_an_indexed_dataset_first(tmp_path: Path) -> None:
-    anything: Any = None
-    datasets = Datasets(str(tmp_path), anything, anything, anything, anything)
+def test_an_extent_is_found_in_an_indexed_dataset_first(datasets: Datasets) -> None:
     unindexed: Any = SimpleNamespace(samples=0)
     provisional, indexed = replace(dataset(1), catalog=unindexed), replace(dataset(1), id=DatasetId("f" * 32))
     extent = indexed.extent_ids[0]
@@ -124,4 +119,3 @@ def test_an_extent_is_found_in_an_indexed_dataset_first(tmp_path: Path) -> None:
     assert datasets.dataset_with(extent) == (provisional, 0)
     datasets.admit(indexed)
     assert datasets.dataset_with(extent) == (indexed, 0)
-    datasets.close()

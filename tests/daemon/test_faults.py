@@ -22,7 +22,7 @@ from cachesvc.client import caller_token as identity
 from cachesvc.client.control import Control
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted, Refused
+from cachesvc.client.protocol import Refused
 from cachesvc.core import wire
 from cachesvc.core.errors import (
     CacheError,
@@ -33,13 +33,14 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.control.service import MAX_URIS
+from cachesvc.daemon.control.callers import MAX_URIS
 from loader.reading.connect import DatasetLink
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.greetings import greeted, tell
 from tests.support.processes import children, slow_fillers
+from tests.support.reading import contents, read_extent
 from tests.support.records import EXTENT, EXTENTS, RECORDS, opened, options, written
 from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
@@ -71,11 +72,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
 
 def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
     grants = DaemonGrants(daemon.socket_dir, dataset)
-    for answer in grants.acquire(range(EXTENTS), 20.0):
-        assert isinstance(answer, Granted)
-        found = os.pread(answer.fd, answer.size_bytes, 0)
-        os.close(answer.fd)
-        assert found == data[answer.extent * EXTENT : (answer.extent + 1) * EXTENT]
+    assert b"".join(map(contents, grants.acquire(range(EXTENTS), 20.0))) == data
     grants.close()
 
 
@@ -295,9 +292,7 @@ def test_fills_that_a_filler_at_its_limit_refuses_are_read_elsewhere(tmp_path: P
     with Daemon(tmp_path / "node", options(tmp_path, "--fillers", "1")) as daemon:
         dataset = opened(daemon, tmp_path)
         grants = DaemonGrants(daemon.socket_dir, dataset)
-        (granted,) = grants.acquire([1], 20.0)  # the filler has opened the files that it needs
-        assert isinstance(granted, Granted)
-        os.close(granted.fd)
+        read_extent(grants, 1)  # the filler has opened the files that it needs
         for pid in children(daemon.pid):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 4096))
         assert grants.acquire([0], 20.0) == [Refused(0)]
@@ -310,6 +305,17 @@ def test_the_most_uris_of_an_opening_fit_into_a_message(daemon: Daemon) -> None:
     elsewhere = [f"file:///elsewhere/{number:0100}" for number in range(MAX_URIS)]
     with Control(daemon.socket_dir) as control, pytest.raises(NotAllowed):
         control.open_dataset(elsewhere, RECORDS)
+
+
+@pytest.fixture
+def filled(s3_server: SeaweedFS, bucket: str) -> str:
+    """A prefix with an object of eight extents."""
+    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+    return f"s3://{bucket}/data/"
+
+
+def of_bucket(prefix: str) -> list[str]:
+    return ["--ram", "32MiB", "--allow", prefix, "--extent-bytes", str(EXTENT)]
 
 
 STREAMS = """
@@ -328,13 +334,12 @@ except CacheError as error:
 
 
 def test_sigterm_while_a_prefetch_streams_ends_in_time(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str
+    tmp_path: Path, s3_server: SeaweedFS, filled: str
 ) -> None:
-    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
     proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
-    with proxy, Daemon(tmp_path / "node", slow_options(bucket), s3_server.env(proxy.endpoint)) as daemon:
+    with proxy, Daemon(tmp_path / "node", of_bucket(filled), s3_server.env(proxy.endpoint)) as daemon:
         with Control(daemon.socket_dir) as control:
-            dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+            dataset = control.open_dataset([filled], RECORDS).id
         command = [sys.executable, "-c", STREAMS, daemon.socket_dir, dataset]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
@@ -345,12 +350,11 @@ def test_sigterm_while_a_prefetch_streams_ends_in_time(
         assert "Traceback" not in daemon.log
 
 
-def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: SeaweedFS, bucket: str) -> None:
-    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
+def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: SeaweedFS, filled: str) -> None:
     proxy = Proxy(s3_server.endpoint.removeprefix("http://"), 0.5, 100_000)
-    daemon = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env(proxy.endpoint))
+    daemon = Daemon(tmp_path / "node", of_bucket(filled), s3_server.env(proxy.endpoint))
     with proxy, daemon, Control(daemon.socket_dir) as control, Control(daemon.socket_dir) as other:
-        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        dataset = control.open_dataset([filled], RECORDS).id
         going = control.prefetch(dataset)
         assert not next(going).done
         other.evict(dataset)
@@ -360,22 +364,14 @@ def test_an_eviction_ends_a_prefetch_that_streams(tmp_path: Path, s3_server: Sea
         assert not next(other.prefetch(dataset)).done, "another goes on"
 
 
-def slow_options(bucket: str) -> list[str]:
-    return ["--ram", "32MiB", "--allow", f"s3://{bucket}/", "--extent-bytes", str(EXTENT)]
-
-
 def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
-    tmp_path: Path, s3_server: SeaweedFS, bucket: str
+    tmp_path: Path, s3_server: SeaweedFS, filled: str
 ) -> None:
-    s3_server.client().put_object(Bucket=bucket, Key="data/0.bin", Body=os.urandom(EXTENTS * EXTENT))
-    node = Daemon(tmp_path / "node", slow_options(bucket), s3_server.env())
+    node = Daemon(tmp_path / "node", of_bucket(filled), s3_server.env())
     with node as daemon, Control(daemon.socket_dir) as control:
-        dataset = control.open_dataset([f"s3://{bucket}/data/"], RECORDS).id
+        dataset = control.open_dataset([filled], RECORDS).id
         grants = DaemonGrants(daemon.socket_dir, dataset)
-        (first,) = grants.acquire([0], 20.0)
-        assert isinstance(first, Granted)
-        os.close(first.fd)
-        grants.release([0])
+        read_extent(grants, 0)
         before = len(os.listdir("/proc/self/fd"))
         for pid in children(daemon.pid):
             os.kill(pid, signal.SIGSTOP)
@@ -384,10 +380,7 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
         assert len(os.listdir("/proc/self/fd")) <= before
         for pid in children(daemon.pid):
             os.kill(pid, signal.SIGCONT)
-        (second,) = grants.acquire([1], 20.0)
-        assert isinstance(second, Granted)
-        os.close(second.fd)
-        grants.release([1])
+        read_extent(grants, 1)
         os.close(grants.catalog())
         wait_until(lambda: control.evict(dataset).busy_bytes == 0)
         grants.close()
@@ -407,11 +400,7 @@ def test_a_disk_that_fills_up_causes_no_error_for_readers(tmp_path: Path, data: 
         with Daemon(tmp_path / "node", options(tmp_path, *more)) as daemon:
             grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
             for extent in list(range(EXTENTS)) * 2:
-                (answer,) = grants.acquire([extent], 20.0)
-                assert isinstance(answer, Granted)
-                assert os.pread(answer.fd, EXTENT, 0) == data[extent * EXTENT : (extent + 1) * EXTENT]
-                os.close(answer.fd)
-                grants.release([extent])
+                assert read_extent(grants, extent) == data[extent * EXTENT : (extent + 1) * EXTENT]
             grants.close()
             with Control(daemon.socket_dir) as control:
                 (tier,) = [tier for tier in control.status().tiers if tier.name == "nvme0"]

@@ -130,7 +130,7 @@ def open_request(data: bytes) -> None:
     except DecodeError:
         return
     try:
-        options_of(request.options, SETTINGS)
+        options_of(request.options, SETTINGS.extent_bytes)
         found = expand([ALLOWED.check(uri) for uri in request.uris])
         assert all(canonical(uri).startswith("s3://b/") for uri in found)
     except CacheError:

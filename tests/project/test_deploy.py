@@ -28,7 +28,7 @@ from cachesvc.cluster.addresses import host_addresses
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.access.tls_contexts import TlsContexts
+from cachesvc.daemon.access.tls import TlsContexts
 from cachesvc.daemon.ports import next_port
 from testbed import ROOT, WAIT_S
 

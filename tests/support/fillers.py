@@ -14,6 +14,7 @@ from cachesvc.config import NvmeSpec, Settings
 from cachesvc.core.model import TierName
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.processes.fork_server import Child, ForkServer
 from cachesvc.tiers.checksum import StreamedChecksums
 from testbed import WAIT_S
 
@@ -70,11 +71,24 @@ class Pool:
         assert isinstance(answer, jobs.JobDone)
         self.answers.setdefault(name, []).append(answer)
 
+    def processes(self, builds: bool = False) -> list[Child]:
+        """The fillers that live, without the builder, or the builder."""
+        return [each.process for each in self.fillers._living if each.builds == builds]
+
     def pids(self) -> list[int]:
-        """Process ids of the fillers, without the builder, once all have started."""
-        living = [each.process for each in self.fillers._living if not each.builds]
+        """Process ids of the fillers, once all have started."""
+        living = self.processes()
         self.loop.run_until(lambda: all(each.pid for each in living))
         return [each.pid for each in living]
+
+    def lives(self, pid: int) -> bool:
+        """Tell whether the pool takes a filler for alive."""
+        return pid in [each.pid for each in self.processes()]
+
+    @property
+    def forks(self) -> ForkServer:
+        """The fork server of the fillers."""
+        return self.fillers._forks
 
 
 @contextmanager

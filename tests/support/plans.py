@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cachesvc.config import Rule
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId
+from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.daemon.grants.plan_intake import PlanEntries
+from cachesvc.daemon.grants.replies import ConnectedReader
 
 EXTENT, EXTENTS = 4096, 16
 IDS = tuple(ExtentId(bytes([number])) for number in range(EXTENTS))
@@ -53,16 +54,18 @@ class RecordedRequests:
     def __init__(self) -> None:
         self.received: list[object] = []
 
-    def planned(self, reader: ReaderId, plan: PlanEntries) -> None:
-        self.received.append((reader, len(plan.entries)))
+    def planned(self, reader: ConnectedReader, plan: PlanEntries) -> None:
+        self.received.append((reader.id, len(plan.entries)))
 
     def handle(self, event: object) -> None:
         self.received.append(event)
 
-    def gone(self, reader: ReaderId) -> None:
+    def gone(self, reader: ConnectedReader) -> None:
         pass
 
-    def connected(self, reader: ReaderId, dataset: DatasetId, then: Callable[[FakeDataset], None]) -> None:
+    def connected(
+        self, reader: ConnectedReader, dataset: DatasetId, then: Callable[[FakeDataset], None]
+    ) -> None:
         then(FakeDataset(dataset))
 
     def tier_budgets(self) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 
 from cachesvc.client.control import Control
 from cachesvc.core.model import RAM, DatasetId
-from cachesvc.daemon.processes.oom_kills import TOGETHER_S, OomKills
+from cachesvc.daemon.fills.pool import TOGETHER_S, OomKills
 from cachesvc.system.footprint import (
     DAEMON_BYTES,
     FILLER_BYTES,

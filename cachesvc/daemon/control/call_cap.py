@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from cachesvc.core.errors import Busy, InvalidInput
 from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, token_of
 from cachesvc.daemon.access.user_cap import UserCap
-from cachesvc.daemon.control.statuses import abort
+from cachesvc.daemon.statuses import abort
 
 CALLS = 256
 """A prefetch, verify or opening holds a thread while it streams, and all ranks of a node open at once."""

@@ -8,16 +8,15 @@ from functools import partial
 from time import gmtime, strftime
 
 from cachesvc.catalog.options import Options
-from cachesvc.config import Settings
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
-def options_of(given: pb.DatasetOptions, settings: Settings) -> Options:
+def options_of(given: pb.DatasetOptions, extent_bytes: int) -> Options:
     """Return a caller's options, with the daemon's default extent size where the caller gave none."""
     option: Callable[[str], object] = partial(getattr, given)
     plain = {field.name: option(field.name) for field in fields(Options)}
-    plain["extent_bytes"] = plain["extent_bytes"] or settings.extent_bytes
+    plain["extent_bytes"] = plain["extent_bytes"] or extent_bytes
     return Options(**plain)  # type: ignore[arg-type]
 
 

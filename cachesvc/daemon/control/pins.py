@@ -17,34 +17,79 @@ from cachesvc.core import events
 from cachesvc.core.errors import NotFound, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.tenants import NO_USER
-from cachesvc.daemon.datasets import ServedDataset
+from cachesvc.daemon.claims import DatasetClaims
+from cachesvc.daemon.datasets import Datasets, ServedDataset
+from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.directory import sync_directory
 
 log = logging.getLogger(__name__)
 
 
+class PinFile:
+    """The pinned datasets and their users, on disk."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def stored(self) -> dict[DatasetId, int]:
+        """Read the pinned datasets and their users. Raises OSError where the file cannot be read; it must not be rewritten
+        then."""
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            log.warning("the pins cannot be read; pin again", extra={"file": self.path, "error": str(error)})
+            return {}
+        if isinstance(found, list):  # the format until 2026-11, without users
+            found = {each: NO_USER for each in found if isinstance(each, str)}
+        rows = found.items() if isinstance(found, dict) else ()
+        return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
+
+    def store(self, dataset: DatasetId, user: int | None) -> int:
+        """Add a dataset as the last one of the file, or remove it where `user` is None. Return the user of the pin. Raises
+        OSError."""
+        with self._lock, _locked(os.path.dirname(self.path)):
+            stored = self.stored()
+            before = stored.pop(dataset, NO_USER)
+            if user is not None:
+                user = user if before == NO_USER or user == os.geteuid() else before
+                stored[dataset] = user
+            with open(f"{self.path}.new", "w", encoding="utf-8") as file:
+                json.dump(stored, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(f"{self.path}.new", self.path)
+            sync_directory(Path(self.path).parent, os.fsync)
+        return NO_USER if user is None else user
+
+
 class Pins:
     """Pins datasets. Call `restore` once at the start, and `pinned_last` before it; `pin` is safe from any thread."""
 
-    def __init__(self, path: str, runner: Runner) -> None:
-        self._path = path
-        self._runner = runner
-        self._claims: dict[DatasetId, int] = {}
-        self._file_lock = threading.Lock()
+    def __init__(
+        self, file: PinFile, runner: Runner, loop: Loop, datasets: Datasets, claims: DatasetClaims
+    ) -> None:
+        self.stored = file.stored
+        self._file, self._runner, self._loop = file, runner, loop
+        self._datasets, self._claims = datasets, claims
+        self._jobs: dict[DatasetId, int] = {}
 
     def __contains__(self, dataset: DatasetId) -> bool:
-        return dataset in self._claims
+        return dataset in self._jobs
 
     def pinned_last(self, found: events.Recovered) -> events.Recovered:
         """Return the event with the extents of pinned datasets last: where a tier exceeds its budget, the first extents are
         evicted. Waits for the catalogs. Datasets that cannot be loaded are not moved."""
         try:
-            loading = [self._runner.datasets.load(wanted) for wanted in self.stored()]
+            loading = [self._datasets.load(wanted) for wanted in self.stored()]
         except OSError:
             return found  # `restore` logs it
         loaded = [each.result() for each in loading if each.exception() is None]
-        pinned = {extent for each in loaded for extent in self._runner.datasets.admit(each).index_of}
+        pinned = {extent for each in loaded for extent in self._datasets.admit(each).index_of}
         rest = {extent: size for extent, size in found.extents.items() if extent not in pinned}
         return events.Recovered(found.tier, rest | found.extents)
 
@@ -54,94 +99,54 @@ class Pins:
         try:
             stored = self.stored()
         except OSError as error:
-            log.error("the pins cannot be read", extra={"file": self._path, "error": error.strerror})
+            log.error("the pins cannot be read", extra={"file": self._file.path, "error": error.strerror})
             return
         for wanted, user in stored.items():
-            if (known := self._runner.datasets.known(wanted)) is not None:
+            if (known := self._datasets.known(wanted)) is not None:
                 self._claim(known, True, user, gradual=False)  # the loop does not run yet
                 continue
-            self._runner.datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
+            self._datasets.load(wanted).add_done_callback(partial(self._restored, wanted, user))
 
     def pin(self, dataset: ServedDataset, pinned: bool, user: int, then: Callable[[], None]) -> None:
         """Pin or unpin for a user. The file is written first, so that a pin survives a crash. A dataset that is pinned
         already stays its first user's, unless the daemon's own user pins it. `then` is called on the loop's thread when the
         pin is done. Raises OutOfSpace where the file cannot be written."""
         try:
-            user = self._store(dataset.id, user if pinned else None)
+            user = self._file.store(dataset.id, user if pinned else None)
         except OSError as error:
             raise OutOfSpace(
-                f"{self._path} cannot be rewritten ({error.strerror}); look at the state directory"
+                f"{self._file.path} cannot be rewritten ({error.strerror}); look at the state directory"
             ) from None
 
         def claim() -> None:
             self._claim(dataset, pinned, user)
-            self._runner.after(self._runner.node.claims.settled, dataset.id, then)
+            self._claims.after(self._runner.node.claims.settled, dataset.id, then)
 
-        self._runner.loop.call(claim)
+        self._loop.call(claim)
 
     def _restored(self, wanted: DatasetId, user: int, done: Future[ServedDataset]) -> None:
         error = done.exception()
         if error is None:
             dataset = done.result()
-            self._runner.loop.post(lambda: self._claim(self._runner.datasets.admit(dataset), True, user))
+            self._loop.post(lambda: self._claim(self._datasets.admit(dataset), True, user))
             return
         log.warning(
             "a pinned dataset cannot be kept",
             extra={"dataset": wanted, "error": str(error.__cause__ or error)},
         )
-        if isinstance(error, NotFound) and not self._runner.datasets.stored(wanted):
-            self._store(wanted, None)
+        if isinstance(error, NotFound) and not self._datasets.stored(wanted):
+            self._file.store(wanted, None)
 
     def _claim(self, dataset: ServedDataset, pinned: bool, user: int, gradual: bool = True) -> None:
         """Declare or end the job of a pin. The job is not a reader's, since a pin must outlive readers."""
         if pinned:
-            if dataset.id not in self._claims:
-                self._claims[dataset.id] = self._runner.next_id()
-                self._runner.declare(self._claims[dataset.id], dataset, user, gradual)
-            self._runner.handle(self._pinned(dataset, user, gradual))
-        elif not pinned and dataset.id in self._claims:
+            if dataset.id not in self._jobs:
+                self._jobs[dataset.id] = self._claims.next_id()
+                self._claims.declare(self._jobs[dataset.id], dataset, user, gradual)
+            self._claims.pin(dataset, user, gradual)
+        elif dataset.id in self._jobs:
             self._runner.handle(events.Unpinned(dataset.id))
-            self._runner.handle(events.JobEnded(self._claims.pop(dataset.id)))
-
-    def _pinned(self, dataset: ServedDataset, user: int, gradual: bool) -> events.Pinned:
-        """Return the event of a pin, with the quotas of its user and data. The daemon's own user pins without quota."""
-        if user == os.geteuid():
-            return events.Pinned(dataset.id, gradual)
-        quotas = self._runner.quotas
-        of_dataset, of_user = quotas.of_dataset(dataset.catalog.uri_prefix), quotas.of_user(user)
-        return events.Pinned(dataset.id, gradual, user, of_dataset, of_user)
-
-    def stored(self) -> dict[DatasetId, int]:
-        """Read the pinned datasets and their users from the file. Raises OSError where it cannot be read; it must not be
-        rewritten then."""
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                found = json.load(file)
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            log.warning("the pins cannot be read; pin again", extra={"file": self._path, "error": str(error)})
-            return {}
-        if isinstance(found, list):  # the format until 2026-11, without users
-            found = {each: NO_USER for each in found if isinstance(each, str)}
-        rows = found.items() if isinstance(found, dict) else ()
-        return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
-
-    def _store(self, dataset: DatasetId, user: int | None) -> int:
-        """Add a dataset as the last one of the file, or remove it where `user` is None. Return the user of the pin."""
-        with self._file_lock, _locked(os.path.dirname(self._path)):
-            stored = self.stored()
-            before = stored.pop(dataset, NO_USER)
-            if user is not None:
-                user = user if before == NO_USER or user == os.geteuid() else before
-                stored[dataset] = user
-            with open(f"{self._path}.new", "w", encoding="utf-8") as file:
-                json.dump(stored, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(f"{self._path}.new", self._path)
-            sync_directory(Path(self._path).parent, os.fsync)
-        return NO_USER if user is None else user
+            self._runner.handle(events.JobEnded(self._jobs.pop(dataset.id)))
 
 
 @contextmanager

@@ -8,23 +8,38 @@ from collections import Counter
 from dataclasses import asdict
 
 import cachesvc
+from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.control.messages import dataset_message
 from cachesvc.daemon.control.pins import Pins
-from cachesvc.daemon.datasets import ServedDataset
-from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.datasets import Datasets, ServedDataset
+from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.residency import resident
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
 class Reports:
-    """Takes snapshots for threads other than the loop's. A walk over extents reads only and runs on the caller's thread: at
-    7 us an extent it is too long for the loop."""
+    """Takes snapshots for threads other than the loop's. `cluster` is None without one."""
 
-    def __init__(self, runner: Runner, pins: Pins, started: float) -> None:
-        self._runner = runner
-        self._loop = runner.loop
-        self._pins = pins
-        self._started = started
+    def __init__(
+        self,
+        loop: Loop,
+        node: Node,
+        datasets: Datasets,
+        pins: Pins,
+        grants: GrantsServer,
+        counts: FillCounts,
+        fillers: FillerPool,
+        cluster: ClusterLink | None,
+    ) -> None:
+        self._loop, self._node = loop, node
+        self._datasets, self._pins, self._grants = datasets, pins, grants
+        self._counts, self._fillers, self._cluster = counts, fillers, cluster
+        self._started = time.monotonic()
 
     def daemon(self) -> pb.StatusReply:
         """Return the daemon's tiers, readers and fills."""
@@ -32,10 +47,9 @@ class Reports:
 
     def nodes(self) -> pb.NodesReply:
         """Return the members of the cluster as the peer agent told them last."""
-        link = self._runner.cluster
-        if link is None:
+        if self._cluster is None:
             return pb.NodesReply()
-        report = link.report
+        report = self._cluster.report
         rows = [
             pb.NodeStatus(**asdict(row), me=row.name == report.me and row.state == "present")
             for row in report.rows
@@ -44,20 +58,19 @@ class Reports:
 
     def datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
         """Return the datasets that a caller may see."""
-        visible = (each for each in self._loop.call(self._runner.listed) if admits(each.rules, caller))
-        return [self._dataset_status(dataset) for dataset in visible]
+        listed = self._loop.call(lambda: self._datasets.listed(self._grants.readers()))
+        return [self._dataset_status(dataset) for dataset in listed if admits(dataset.rules, caller)]
 
     def _dataset_status(self, dataset: ServedDataset) -> pb.DatasetStatus:
-        resident = self._runner.resident(dataset)
+        here = resident(self._node, dataset)
         found = self._loop.call(lambda: self._counted(dataset))
         found.dataset.CopyFrom(dataset_message(dataset))
-        found.resident_bytes = dataset.bytes_of(extent for extent, _ in resident)
-        found.resident_extents = len(resident)
+        found.resident_bytes = dataset.bytes_of(extent for extent, _ in here)
+        found.resident_extents = len(here)
         return found
 
     def _status(self) -> pb.StatusReply:
-        assert self._runner.grants is not None
-        status = self._runner.node.status()
+        status = self._node.status()
         tiers = [
             pb.TierStatus(
                 name=tier.tier,
@@ -77,39 +90,38 @@ class Reports:
             pid=os.getpid(),
             uptime_s=time.monotonic() - self._started,
             tiers=tiers,
-            readers=self._runner.grants.readers().total(),
+            readers=self._grants.readers().total(),
             fills_running=status.fills,
-            sources=pb.SourceStatus(**asdict(self._runner.source_requests())),
-            cluster=self._cluster(),
+            sources=pb.SourceStatus(**asdict(self._fillers.source_requests)),
+            cluster=self._cluster_status(),
         )
 
-    def _cluster(self) -> pb.ClusterStatus | None:
-        link = self._runner.cluster
-        if link is None:
+    def _cluster_status(self) -> pb.ClusterStatus | None:
+        if self._cluster is None:
             return None
-        states = Counter(row.state for row in link.report.rows)
+        report = self._cluster.report
+        states = Counter(row.state for row in report.rows)
         return pb.ClusterStatus(
             present=states["present"],
             away=states["away"],
-            received_bytes=self._runner.fills.counts.received_bytes,
-            sent_bytes=link.report.sent_bytes,
+            received_bytes=self._counts.received_bytes,
+            sent_bytes=report.sent_bytes,
         )
 
     def _counted(self, dataset: ServedDataset) -> pb.DatasetStatus:
-        assert self._runner.grants is not None
-        counters = self._runner.node.counters(dataset.id)
+        counters = self._node.counters(dataset.id)
         return pb.DatasetStatus(
-            readers=self._runner.grants.readers_of(dataset.id),
+            readers=self._grants.readers()[dataset.id],
             pinned=dataset.id in self._pins,
             hits=counters.hits,
             ahead=counters.ahead,
             misses=counters.misses,
             refused=counters.refused,
-            source_bytes=self._runner.fills.counts.source_bytes(dataset.id),
-            peer_bytes=self._runner.fills.counts.peer_bytes(dataset.id),
+            source_bytes=self._counts.source_bytes(dataset.id),
+            peer_bytes=self._counts.peer_bytes(dataset.id),
             bound=counters.bound,
             kept_bytes=counters.kept_bytes,
-            listed_at=self._runner.datasets.stale.get(dataset.id, 0),
+            listed_at=self._datasets.stale.get(dataset.id, 0),
             epochs=[
                 pb.EpochStatus(
                     number=each.number,

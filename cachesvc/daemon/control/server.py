@@ -19,8 +19,8 @@ from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.access.tls import server_credentials
 from cachesvc.daemon.control.call_cap import CALLS, CallCap
 from cachesvc.daemon.control.service import Service
-from cachesvc.daemon.grants.unix_sockets import identity, remove
 from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.unix_sockets import identity, remove
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 
 from cachesvc.core import events
 from cachesvc.core.model import TierName
-from cachesvc.core.node.node import Node
 from cachesvc.daemon.disks.budgets import Budgets
-from cachesvc.daemon.disks.renewal import Disk, Successor
+from cachesvc.daemon.disks.renewal import Successor
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.granting import Granting
+from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.probe import Room
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,7 @@ class DiskReactions:
 
     def __init__(
         self,
-        node: Node,
-        disks: Mapping[TierName, Disk],
+        runner: Runner,
         threads: TierThreads,
         budgets: Budgets,
         fillers: FillerPool,
@@ -35,10 +33,8 @@ class DiskReactions:
         checks: Checks,
         granting: Granting,
         hole_records: HoleRecords,
-        handle: Callable[[events.Event], None],
     ) -> None:
-        self._node = node
-        self._disks = disks
+        self._node, self._handle = runner.node, runner.handle
         self._threads = threads
         self._budgets = budgets
         self._fillers = fillers
@@ -46,7 +42,6 @@ class DiskReactions:
         self._checks = checks
         self._granting = granting
         self._hole_records = hole_records
-        self._handle = handle
 
     def stalled(self, name: TierName, stalled: bool) -> None:
         """Send fills elsewhere until the disk answers or is lost, in fillers that do not wait for it."""
@@ -66,7 +61,7 @@ class DiskReactions:
 
     def back(self, name: TierName) -> None:
         """Use the tier again, in another directory where the disk has a successor."""
-        successor = self._disks[name].take()
+        successor = self._threads.disks[name].take()
         if successor is not None:
             self._renew(name, successor)
         log.info("a tier works again", extra={"tier": name})

@@ -1,37 +1,60 @@
 """The open tiers and the threads that run their calls.
 
-A disk has three threads: one opens files for grants, one commits, one does everything else. The RAM tier has one.
+A disk has four threads: one opens files for grants, one commits, one probes, one does everything else. The RAM tier has
+one.
+
+At the end calls under way finish, queued ones are dropped, and no disk delays the end by more than `CLOSE_S`. A disk that
+does not answer is abandoned: its locks are released for the next daemon.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from cachesvc.core.model import TierName
-from cachesvc.daemon.disks.closing import CLOSE_S, abandon, all_ended, close_tier
+from cachesvc.core.errors import CacheError
+from cachesvc.core.model import RAM, TierName
+from cachesvc.core.records.tier_state import TierState
+from cachesvc.daemon.disks.opening import DirectoryOpening
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.tier import Tier
+
+log = logging.getLogger(__name__)
+CLOSE_S = 5.0
+"""The wait for all disks together, enough for the commits under way."""
+ENDS_S = 0.1
+"""The wait for threads that no disk blocks; they end within a millisecond."""
 
 
 class TierThreads:
     """Every method runs on the loop's thread."""
 
     def __init__(
-        self, tiers: Collection[TierName], disks: Mapping[TierName, Disk], lane: Callable[[str], Lane]
+        self,
+        tiers: Mapping[TierName, TierState],
+        ram: Tier,
+        openings: Sequence[DirectoryOpening],
+        lane: Callable[[str], Lane],
     ) -> None:
         """Starts the threads. `tiers`: all tiers, also those that are not open; `lane` makes a named thread."""
-        self.open_tiers: dict[TierName, Tier] = {}
+        self.disks = {each.disk.name: each.disk for each in openings}
+        self.open_tiers: dict[TierName, Tier] = {RAM: ram} if RAM in tiers else {}
         """A tier whose disk never answered is missing here; the core sends it no commands."""
+        self.open_tiers |= {name: disk.tier for name, disk in self.disks.items() if disk.tier is not None}
         self.calls = {name: lane(f"tier-{name}") for name in tiers}
-        self.openers = {name: lane(f"open-{name}") for name in disks}
-        self.committers = {name: lane(f"commit-{name}") for name in disks}
-        self._disks = disks
+        self.openers = {name: lane(f"open-{name}") for name in self.disks}
+        self.committers = {name: lane(f"commit-{name}") for name in self.disks}
+        self.probes = {each.disk.name: each.probes for each in openings}
+        self.hangs = False
+        """After `close`: a thread waits for a disk, and this process cannot end before the disk answers."""
+        self._tiers = tiers
 
     def of(self, tier: TierName) -> tuple[Lane, ...]:
-        """All threads of a tier."""
+        """All threads of a tier but that of its probes."""
         every = (self.calls, self.openers, self.committers)
         return tuple(lanes[tier] for lanes in every if tier in lanes)
 
@@ -43,9 +66,9 @@ class TierThreads:
             close = partial(self._after_calls, name, old.close, lambda _: None)
             self.openers[name].submit(lambda: None, lambda _: close(), lambda _: None)
 
-    def after_all(self, tiers: Collection[TierName], then: Callable[[], None]) -> None:
-        """Call `then` when the tiers have finished the commits and evictions that were submitted before."""
-        unfinished = set(tiers)
+    def after_all(self, then: Callable[[], None]) -> None:
+        """Call `then` when the tiers have finished their earlier commits and evictions, those of lost tiers excepted."""
+        unfinished = {name for name, tier in self._tiers.items() if not tier.lost}
 
         def finished(name: TierName, _: object = None) -> None:
             unfinished.discard(name)
@@ -66,25 +89,50 @@ class TierThreads:
         else:
             committer.submit(lambda: None, lambda _: last(), lambda _: last())
 
-    def stop(self) -> None:
-        """Tell every thread to end after the call under way."""
-        for lane in self._lanes():
+    def close(self, close_s: float = CLOSE_S) -> None:
+        """Close the tiers after the calls under way, `close_s` for all of them, and end all threads; later calls are
+        dropped. A lost tier is abandoned. Sets `hangs`."""
+        every = (self.openers, self.calls, self.committers, self.probes)
+        lanes = [lane for lanes in every for lane in lanes.values()]
+        for lane in lanes:
             lane.close(0.0)
-
-    def close_tiers(self, lost: Collection[TierName]) -> bool:
-        """Close the tiers, `CLOSE_S` for all of them; a lost one is abandoned. False where a disk hangs."""
-        deadline = time.monotonic() + CLOSE_S
-        return all([self._close(name, name in lost, deadline) for name in self.calls])
-
-    def ended(self) -> bool:
-        """Tell whether all threads have ended."""
-        return all_ended(self._lanes())
+        deadline = time.monotonic() + close_s
+        closed = [self._close(name, tier.lost, deadline) for name, tier in self._tiers.items()]
+        ended = [lane.close(ENDS_S) for lane in lanes]
+        self.hangs = not all(closed + ended)
 
     def _close(self, name: TierName, lost: bool, deadline: float) -> bool:
         calls = [lanes[name] for lanes in (self.calls, self.committers) if name in lanes]
         if not lost and close_tier(self.open_tiers[name], calls, deadline):
             return True
-        return name in self._disks and abandon(self._disks[name]) and lost
+        return name in self.disks and abandon(self.disks[name]) and lost
 
-    def _lanes(self) -> list[Lane]:
-        return [*self.openers.values(), *self.calls.values(), *self.committers.values()]
+
+def close_tier(tier: Tier, calls: Sequence[Lane], deadline: float) -> bool:
+    """Close a tier once the calls under way are over; False where that takes until the deadline."""
+
+    def close() -> None:
+        try:
+            tier.close()
+        except CacheError as error:
+            log.warning("a tier did not close cleanly", extra={"tier": tier.name, "error": str(error)})
+
+    return all(lane.close(_left_s(deadline)) for lane in calls) and _in_time(close, _left_s(deadline))
+
+
+def abandon(disk: Disk) -> bool:
+    """Release a disk's directory for another daemon; False where even that takes too long."""
+    log.warning("a tier that does not answer is abandoned", extra={"tier": disk.name})
+    return _in_time(disk.unlock, ENDS_S)
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _in_time(work: Callable[[], None], wait_s: float) -> bool:
+    """Run a call on a new daemon thread and tell whether it ends within `wait_s`; otherwise it is left running."""
+    thread = threading.Thread(target=work, name="in-time", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    return not thread.is_alive()

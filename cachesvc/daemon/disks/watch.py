@@ -67,7 +67,7 @@ class DiskWatch:
     def add(
         self, tier: ProbedTier, probes: Lane, calls: tuple[Lane, ...], jobs_s: Callable[[], float]
     ) -> None:
-        """Watch a tier. `probes` is the lane of its probes, which `close` ends, and `calls` the lanes of its calls.
+        """Watch a tier. `probes` is the lane of its probes, and `calls` the lanes of its calls.
 
         `jobs_s` returns the age in seconds of the oldest filler job in the tier.
         """
@@ -107,10 +107,6 @@ class DiskWatch:
                 self._send(watched, probe)
             self._report_stall(watched, watched.breaker.silent and (slow or watched.stalled))
             self._report(watched)
-
-    def close(self, wait_s: float) -> bool:
-        """End the probes' threads; False where one does not end in time."""
-        return all([watched.probes.close(wait_s) for watched in self._tiers.values()])
 
     def _stuck(self, watched: _Watched) -> bool:
         return any(lane.busy_s() > self._limits.stuck_s for lane in watched.calls)

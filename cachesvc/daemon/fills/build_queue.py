@@ -38,7 +38,7 @@ class BuildQueue:
         self._starting = False
 
     def submit(self, user: int, key: Hashable, job: jobs.BuildJob, on_answer: OnAnswer) -> BuildRequest:
-        """Run a job when it is the user's turn."""
+        """Run a job when the fair queue comes to the user."""
         request = self._waiting.setdefault(user, {}).setdefault(key, BuildRequest(user, key, job))
         request.listeners.append(on_answer)
         self._start_waiting()

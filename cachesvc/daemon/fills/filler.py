@@ -8,10 +8,11 @@ daemon replaces the process.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import gc
 import logging
 import os
-import re
 import socket
 import sys
 import threading
@@ -32,14 +33,13 @@ from cachesvc.catalog.layout import Indirect
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.core.model import Extent
-from cachesvc.daemon.fills.block_client import BlockClient, PeerFailed
+from cachesvc.daemon.blocks.client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
 from cachesvc.daemon.fills.openings import KeptVersion, Openings
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.daemon.processes.malloc import release_free_memory
 from cachesvc.daemon.processes.nice import run_in_background
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.sources.fetch import Fetcher, encode_missing
@@ -151,7 +151,7 @@ class Filler:
         while not (uri := self._calls.hung_after(WATCH_S)):
             idle_s = 0.0 if self._unanswered else idle_s + WATCH_S
             if idle_s == IDLE_S:
-                release_free_memory()
+                _release_free_memory()
             if (requests := self._sources.counters()) != reported:
                 with suppress(OSError):  # the daemon has ended, and this process is about to
                     send(self._channel, jobs.SourceRequests(requests - reported))
@@ -159,9 +159,8 @@ class Filler:
         message = f"{uri} hangs: it has not answered for {HUNG_S:.0f} s; look at its mount"
         log.error("a source hangs; this process ends", extra={"uri": uri})
         for number, job in tuple(self._unanswered.items()):
-            if not isinstance(job, jobs.BuildJob) or _reads(
-                job, uri
-            ):  # another builder retries the other builds
+            # Another builder retries the other builds.
+            if not isinstance(job, jobs.BuildJob) or job.reads(uri):
                 self._send(number, jobs.JobDone(SourceUnavailable.code, message, retry=True))
         # The hung thread keeps the process and its descriptors alive after _exit: close the channel first.
         self._channel.shutdown(socket.SHUT_RDWR)
@@ -252,16 +251,16 @@ class Filler:
     def _one_build(self, dataset: str) -> Iterator[None]:
         """Single-flight for builds: all ranks of a job open its dataset at once; the first builds it, the others wait."""
         with self._catalogs_lock:
-            turn, users = self._building.get(dataset, (threading.Lock(), 0))
-            self._building[dataset] = (turn, users + 1)
+            build_lock, users = self._building.get(dataset, (threading.Lock(), 0))
+            self._building[dataset] = (build_lock, users + 1)
         try:
-            with turn:
+            with build_lock:
                 yield
         finally:
             with self._catalogs_lock:
-                turn, users = self._building.pop(dataset)
+                build_lock, users = self._building.pop(dataset)
                 if users > 1:
-                    self._building[dataset] = (turn, users - 1)
+                    self._building[dataset] = (build_lock, users - 1)
 
     def _progress(self, number: int) -> Callable[[int, int], None]:
         """Return a callback that sends progress to the daemon at most every `PROGRESS_S` seconds."""
@@ -288,6 +287,13 @@ class Filler:
             return self._catalogs[dataset]
 
 
+def _release_free_memory() -> None:
+    """Collect garbage and give the heap's free memory to the kernel. A C library without `malloc_trim` (musl) keeps it."""
+    gc.collect()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _block_client(settings: Settings) -> BlockClient | None:
     """Return a client of the cluster's nodes; None without a cluster, or where the certificates have become unusable."""
     if settings.cluster is None:
@@ -312,11 +318,6 @@ def _failure(error: OSError | MemoryError) -> CacheError:
     return OutOfSpace(
         f"a filler process is at its limit ({os.strerror(number)}); allow it more (LimitNOFILE=, ulimit -n, ulimit -v)"
     )
-
-
-def _reads(job: jobs.BuildJob, uri: str) -> bool:
-    """Tell whether a build may read a URI: below one of its own, up to the first wildcard."""
-    return any(uri.startswith(re.split(r"[*?\[{]", each)[0].rstrip("/")) for each in job.uris)
 
 
 def _report(ended: Future[None]) -> None:

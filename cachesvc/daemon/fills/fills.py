@@ -1,19 +1,23 @@
-"""All fills under way: they begin when the core says so, and end early where their tier is lost."""
+"""All fills under way, and evictions: they begin when the core says so. A fill ends early where its tier is lost."""
 
 from __future__ import annotations
 
-from cachesvc.core import commands
+import logging
+
+from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, SourceUnavailable, TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.fills.fill import Fill, FillCounts, FillParts
 from cachesvc.daemon.loop.steps import Sequence
 
+log = logging.getLogger(__name__)
+
 
 class Fills:
-    """Executes `StartFill`. Runs on the loop's thread."""
+    """Executes `StartFill` and `Evict`. Runs on the loop's thread."""
 
     def __init__(self, parts: FillParts) -> None:
-        self.parts = parts
+        self._parts = parts
         self.counts = FillCounts()
         self._under_way: dict[Fill, Sequence] = {}
         self._paused = False
@@ -22,7 +26,7 @@ class Fills:
         """Begin a fill; `Filled` or `FillFailed` follows, and for a disk `Committed` or `CommitFailed`."""
         if self._paused:
             return
-        fill = Fill(command, self.parts, self.counts)
+        fill = Fill(command, self._parts, self.counts)
         self._under_way[fill] = Sequence(fill.steps(), lambda: self._under_way.__delitem__(fill))
         self._under_way[fill].start()
 
@@ -50,8 +54,28 @@ class Fills:
         for fill in [fill for fill in self._under_way if fill.filled and fill.command.tier == name]:
             self._end(fill, TierFailed(f"{name}: {why}"))
 
+    def evict(self, command: commands.Evict) -> None:
+        """Remove a copy, after its own commit; `Evicted` follows, unless the tier gets another directory first."""
+        parts = self._parts
+        tier = parts.tiers[command.tier]
+
+        def evicted(_: object) -> None:
+            if parts.tiers[command.tier] is not tier:
+                return
+            parts.checks.unverified[command.tier].discard(command.extent)
+            parts.hole_records.evicted(command.extent, command.tier)
+            parts.handle(events.Evicted(command.extent, command.tier))
+
+        def failed(error: CacheError) -> None:  # the copy is forgotten; the next start finds its file
+            log.warning("an eviction failed", extra={"tier": command.tier, "error": str(error)})
+            parts.checks.suspect(command.tier, error)
+            evicted(None)
+
+        lane = parts.commits.lane_after(command.extent, command.tier)
+        lane.submit(lambda: tier.evict(command.extent), evicted, failed)
+
     def _end(self, fill: Fill, failure: CacheError) -> None:
         sequence = self._under_way.pop(fill, None)
         if sequence is not None:  # else the core ended it when it heard of another's end
             sequence.cancel()
-            self.parts.handle(fill.failed(failure, retry=True))
+            self._parts.handle(fill.failed(failure, retry=True))

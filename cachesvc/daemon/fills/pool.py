@@ -25,11 +25,10 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.fork_server import CANNOT_FORK, DEATH_S, Child, ForkServer
-from cachesvc.daemon.processes.oom_kills import OomKills
 from cachesvc.sources.paces import new_paces
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.system.footprint import largest_ram_bytes
-from cachesvc.system.memory import allowed_bytes
+from cachesvc.system.memory import allowed_bytes, oom_kills
 
 log = logging.getLogger(__name__)
 STOP_S = 2.0
@@ -39,6 +38,8 @@ BUILD_TRIES = 4
 BUILD_CRASHED = "a process crashed while it read the data; an object of this dataset is probably damaged"
 CRASHES = frozenset((-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE))
 """Exit codes of a process whose own code ended it: pyarrow aborts on some damaged Parquet files."""
+TOGETHER_S = 1.0
+"""Deaths within this time of a counted kill are put down to it, since the kernel may kill several processes at once."""
 OnAnswer = Callable[[jobs.Answer], None]
 
 
@@ -65,6 +66,29 @@ class _Filler:
 
 
 def _ignore(_: jobs.Answer) -> None: ...
+
+
+class OomKills:
+    """Compares the kernel's count of kills with the previous count; the kernel counts a kill before its process is dead."""
+
+    def __init__(
+        self, count: Callable[[], int] = oom_kills, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count, self._clock = count, clock
+        self._known = count()
+        self._until = clock()
+
+    def ended(self, code: int | None) -> bool:
+        """Tell whether a process that just ended with this exit code was killed for memory.
+
+        `code` is None where the process has not died yet, such as while the kernel frees its memory.
+        """
+        if code not in (None, -signal.SIGKILL):
+            return False
+        count = self._count()
+        if count > self._known:
+            self._known, self._until = count, self._clock() + TOGETHER_S
+        return self._clock() < self._until
 
 
 class FillerPool:

@@ -13,7 +13,7 @@ from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.wire import Op
 from cachesvc.daemon.access.tenants import Peer, peer_of
 from cachesvc.daemon.access.user_cap import UserCap
-from cachesvc.daemon.grants.unix_sockets import bind, identity, remove
+from cachesvc.daemon.unix_sockets import bind, identity, remove
 from cachesvc.system import datagrams
 
 log = logging.getLogger(__name__)

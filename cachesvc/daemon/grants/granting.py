@@ -3,6 +3,7 @@ needed, on its disk's thread."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -10,7 +11,6 @@ from collections.abc import Callable, Mapping
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
-from cachesvc.daemon.access.tenants import NO_USER
 from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.grants.server import GrantsServer
@@ -24,18 +24,18 @@ class Granting:
 
     def __init__(
         self,
+        server: GrantsServer,
         tiers: Mapping[TierName, Tier],
         checks: Checks,
         hole_records: HoleRecords,
         handle: Callable[[events.Event], None],
-        next_id: Callable[[], int],
     ) -> None:
-        self.server: GrantsServer | None = None
+        self._server = server
         self._tiers = tiers
         self._checks = checks
         self._hole_records = hole_records
         self._handle = handle
-        self._next_id = next_id
+        self._numbers = itertools.count(1)
         self._opening: dict[int, commands.Grant] = {}
 
     def grant(self, command: commands.Grant) -> None:
@@ -52,18 +52,15 @@ class Granting:
 
     def recall(self, command: commands.Recall) -> None:
         """Ask a reader to release an extent."""
-        assert self.server is not None
-        self.server.replies.recall(command.reader, command.extent, command.wrong)
+        self._server.replies.recall(command.reader, command.extent, command.wrong)
 
     def refuse(self, command: commands.Refuse) -> None:
         """Tell a reader to read an extent elsewhere."""
-        assert self.server is not None
-        self.server.replies.refuse(command.reader, command.request, command.extent)
+        self._server.replies.refuse(command.reader, command.request, command.extent)
 
     def fail(self, command: commands.Fail) -> None:
         """Tell a reader why it cannot have an extent."""
-        assert self.server is not None
-        self.server.replies.fail(
+        self._server.replies.fail(
             command.reader, command.request, command.extent, command.code, command.message
         )
 
@@ -73,7 +70,7 @@ class Granting:
             self._not_granted(self._opening.pop(number))
 
     def _grant_file(self, command: commands.Grant) -> None:
-        number = self._next_id()
+        number = next(self._numbers)
         self._opening[number] = command
         if command.extent not in self._checks.unverified[command.tier]:
             self._open(number)
@@ -90,7 +87,7 @@ class Granting:
                 self._handle(events.NotGranted(command, again=True))
 
         # The disk may have changed its files before a restart or during a failure: verify before the first grant.
-        user = self.server.user_of(command.reader) if self.server else NO_USER
+        user = self._server.user_of(command.reader)
         self._checks.verify(command.extent, command.tier, checked, user)
 
     def _open(self, number: int) -> None:
@@ -112,8 +109,7 @@ class Granting:
 
     def _send(self, command: commands.Grant, fd: int) -> None:
         """Send the descriptor to the reader and close it."""
-        assert self.server is not None
-        sent = self.server.replies.grant(
+        sent = self._server.replies.grant(
             command, fd, self._hole_records.of(command.extent, command.tier).ranges
         )
         os.close(fd)

@@ -1,19 +1,47 @@
-"""Encodes what readers are told and sends it. A reader that does not read its replies is disconnected."""
+"""Connected readers, and what they are told. A reader that does not read its replies is disconnected."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from cachesvc.core import commands, wire
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.model import ExtentId, ReaderId
 from cachesvc.core.wire import Message, Op
-from cachesvc.daemon.grants.connected_readers import ConnectedReader
+from cachesvc.daemon.access.tenants import Peer
+from cachesvc.daemon.datasets import ServedDataset
+from cachesvc.daemon.grants.plan_intake import ReceivedPlan
 from cachesvc.system import datagrams
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ConnectedReader:
+    """One connection to the grants socket."""
+
+    id: ReaderId
+    channel: socket.socket
+    peer: Peer
+    token: int = field(repr=False)
+    """Identifies the caller at the control API. Only this connection is told the token, so it is never logged."""
+    gone: bool = False
+    greeted: bool = False
+    dataset: ServedDataset | None = None
+    plan: ReceivedPlan | None = None
+    """The plan that is being read. Later messages of this reader wait until that is done."""
+    knows_holes: bool = False
+    """Its release does not take the bytes of a hole for data."""
+    job: int = 0
+    """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
+
+    def join_job(self, launch: int) -> None:
+        """Join the readers of one job, which send the same `launch`."""
+        self.job = (self.peer.uid + 1) << 64 | launch if launch else 0
 
 
 class Replies:

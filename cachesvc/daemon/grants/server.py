@@ -21,14 +21,11 @@ from cachesvc.core.model import RAM, DatasetId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.access.tenants import NO_USER, Peer
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.grants.acceptor import Acceptor
-from cachesvc.daemon.grants.connected_readers import (
-    ConnectedReader,
-    GrantableDataset,
-    ReaderRequests,
-)
 from cachesvc.daemon.grants.plan_intake import PlanEntries, PlanIntake, ReceivedPlan
-from cachesvc.daemon.grants.replies import Replies
+from cachesvc.daemon.grants.reader_events import ReaderEvents
+from cachesvc.daemon.grants.replies import ConnectedReader, Replies
 from cachesvc.system import datagrams
 
 log = logging.getLogger(__name__)
@@ -39,14 +36,11 @@ class GrantsServer:
 
     def __init__(
         self,
-        path: str,
-        mode: int,
-        requests: ReaderRequests,
+        requests: ReaderEvents,
         plans: PlanIntake,
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
-        max_readers: int,
     ) -> None:
         self._requests = requests
         self._plans = plans
@@ -56,8 +50,11 @@ class GrantsServer:
         self._readers: dict[ReaderId, ConnectedReader] = {}
         self._tokens: dict[int, ConnectedReader] = {}
         self.replies = Replies(self._readers, self._drop)
+
+    def listen(self, path: str, mode: int, max_readers: int) -> None:
+        """Open the socket. Raises as `bind`."""
         self._acceptor = Acceptor(path, mode, max_readers, self._accepted)
-        watch(self._acceptor.listener.fileno(), self._acceptor.accept)
+        self._watch(self._acceptor.listener.fileno(), self._acceptor.accept)
 
     def is_in_place(self) -> bool:
         """Tell whether the socket's path still leads to this server."""
@@ -78,33 +75,16 @@ class GrantsServer:
         self._unwatch(self._acceptor.listener.fileno())
         self._acceptor.close()
 
-    def is_connected(self, reader: ReaderId) -> bool:
-        """Tell whether the reader is still connected."""
-        return reader in self._readers
-
-    def peer(self, reader: ReaderId) -> Peer:
-        """Return the user of a live reader."""
-        return self._readers[reader].peer
-
     def user_of(self, reader: ReaderId) -> int:
         """Return the uid at the other end of a live reader's connection, as the kernel states it; NO_USER for a reader
         that is gone."""
         found = self._readers.get(reader)
         return found.peer.uid if found else NO_USER
 
-    def job_of(self, reader: ReaderId) -> int:
-        """Return the number that a live reader shares with the readers of its job and user only; 0: none."""
-        found = self._readers.get(reader)
-        return found.job if found else 0
-
     def caller(self, token: int) -> Peer | None:
         """Return the user of the live connection that was given this token. Safe from any thread."""
         found = self._tokens.get(token)
         return found.peer if found else None
-
-    def readers_of(self, dataset: DatasetId) -> int:
-        """Return the number of live readers of a dataset."""
-        return self.readers()[dataset]
 
     def readers(self) -> Counter[DatasetId]:
         """Count the live readers of each dataset, without connections that are not welcomed yet or only identify a
@@ -113,17 +93,15 @@ class GrantsServer:
 
     def _accepted(self, channel: socket.socket, peer: Peer) -> None:
         reader = ConnectedReader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
-        self._enter(reader)
+        self._readers[reader.id] = self._tokens[reader.token] = reader
+        self._watch(channel.fileno(), partial(self._receive, reader))
         log.debug("reader connected", extra={"reader": reader.id, "peer_uid": peer.uid})
 
-    def _enter(self, reader: ConnectedReader) -> None:
-        self._readers[reader.id] = self._tokens[reader.token] = reader
-        self._watch(reader.channel.fileno(), partial(self._receive, reader))
-
     def _drop(self, reader: ConnectedReader) -> None:
-        if self._readers.pop(reader.id, None) is None:
+        if reader.gone:
             return
-        del self._tokens[reader.token]
+        reader.gone = True
+        del self._readers[reader.id], self._tokens[reader.token]
         self._plans.ended(reader.id)
         if reader.plan is None:
             self._unwatch(reader.channel.fileno())
@@ -131,7 +109,7 @@ class GrantsServer:
             self._plans.forget(reader.plan)
         datagrams.close(reader.channel)
         self._acceptor.left(reader.peer)
-        self._requests.gone(reader.id)
+        self._requests.gone(reader)
 
     def _broken(self, reader: ConnectedReader, error: Exception) -> None:
         log.warning("a reader broke the protocol", extra={"reader": reader.id, "error": str(error)})
@@ -183,7 +161,7 @@ class GrantsServer:
         elif op is Op.HOLD:
             # A file takes no memory, but its release comes like that of a held extent.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
-            self._requests.held(reader.id, dataset.extent_ids[message.value], size_bytes)
+            self._requests.held(reader, dataset.extent_ids[message.value], size_bytes)
         elif op is Op.SUSPECT:
             self._requests.suspected(dataset.extent_ids[message.value])
         else:
@@ -205,22 +183,17 @@ class GrantsServer:
         if message.op is Op.IDENTIFY:
             self.replies.send(reader, wire.encode(Op.WELCOME, size=reader.token))
             return
-        reader.wanted = DatasetId(message.digest.hex())
-        self._welcome(reader)
 
-    def _welcome(self, reader: ConnectedReader) -> None:
-        def welcome(found: GrantableDataset | CacheError) -> None:
-            if reader.id not in self._readers:
-                return
+        def loaded(found: ServedDataset | CacheError) -> None:
             if isinstance(found, CacheError):
                 self.replies.send(reader, wire.encode(Op.FAILED, 0, 0, found.code, text=str(found)))
                 return
             reader.dataset = found
             budgets = " ".join(map(str, self._requests.tier_budgets()))
-            message = wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=budgets)
-            self.replies.send(reader, message)
+            welcome = wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=budgets)
+            self.replies.send(reader, welcome)
 
-        self._requests.connected(reader.id, reader.wanted, welcome)
+        self._requests.connected(reader, DatasetId(message.digest.hex()), loaded)
 
     def _take_plan(self, reader: ConnectedReader, plan: ReceivedPlan) -> None:
         if not self._plans.admit(reader.id, reader.peer.uid, plan):
@@ -235,13 +208,13 @@ class GrantsServer:
         self._unwatch(reader.channel.fileno())
 
         def then(result: PlanEntries | CacheError) -> None:
-            if reader.id not in self._readers:
+            if reader.gone:
                 return
             reader.plan = None
             self._watch(reader.channel.fileno(), partial(self._receive, reader))
             if isinstance(result, CacheError):
                 self._broken(reader, result)
             else:
-                self._requests.planned(reader.id, result)
+                self._requests.planned(reader, result)
 
         self._plans.read(plan, reader.peer.uid, then)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,7 +23,9 @@ class Lane:
     The thread is a daemon thread: a call that hangs in the kernel must not keep the process from ending.
     """
 
-    def __init__(self, name: str, post: Callable[[_Call], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, post: Callable[[_Call], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name = name
         self._post = post
         self._clock = clock

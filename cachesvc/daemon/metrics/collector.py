@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -11,8 +11,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 import cachesvc
 from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
-from cachesvc.core.stalls import CAUSES, QUANTILES
-from cachesvc.daemon.runner import Runner
+from cachesvc.core.node.node import Node
+from cachesvc.core.stalls import CAUSES, QUANTILES, Stalls
+from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.residency import resident
 
 PRIVATE = "private"
 """The common label of all datasets that are restricted to some users (`daemon/access/tenants.py`): a scraper is no user."""
@@ -20,10 +27,21 @@ WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 
 
 class MetricsCollector:
-    """A Prometheus collector of a runner's metrics."""
+    """A Prometheus collector. `cluster` is None without one; `stalls` are those of `ReaderEvents`."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(
+        self,
+        loop: Loop,
+        node: Node,
+        datasets: Datasets,
+        grants: GrantsServer,
+        counts: FillCounts,
+        fillers: FillerPool,
+        cluster: ClusterLink | None,
+        stalls: Mapping[DatasetId, Stalls],
+    ) -> None:
+        self._loop, self._node, self._datasets, self._grants = loop, node, datasets, grants
+        self._counts, self._fillers, self._cluster, self._stalls = counts, fillers, cluster, stalls
         self._labels: dict[DatasetId, str] = {}
         """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
         since a counter that falls looks like one that restarted."""
@@ -38,65 +56,63 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Read all metrics on the loop's thread. The walks over extents run before, on the caller's thread."""
-        resident = {each.id: self._runner.resident_bytes(each) for each in self._runner.datasets.all()}
-        return iter(self._runner.loop.call(lambda: self._read(resident)))
+        known = self._datasets.all()
+        bytes_of = {
+            each.id: each.bytes_of(extent for extent, _ in resident(self._node, each)) for each in known
+        }
+        return iter(self._loop.call(lambda: self._read(bytes_of)))
 
     def _read(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
-        status = self._runner.node.status()
-        budget = GaugeMetricFamily("cachesvc_tier_budget_bytes", "Budget of a tier.", labels=["tier"])
-        used = GaugeMetricFamily(
-            "cachesvc_tier_used_bytes", "Bytes resident, reserved or being evicted.", labels=["tier"]
-        )
-        held = GaugeMetricFamily(
-            "cachesvc_tier_held_bytes",
-            "The part of the budget that readers have mapped since before this daemon started.",
-            labels=["tier"],
-        )
-        lost = GaugeMetricFamily("cachesvc_tier_lost", "1 while a tier answers with errors.", labels=["tier"])
-        corrupt = CounterMetricFamily(
-            "cachesvc_corrupt_extents", "Copies that failed their checksums.", labels=["tier"]
-        )
-        scrubbed = CounterMetricFamily(
-            "cachesvc_scrubbed_bytes", "Bytes verified in the background.", labels=["tier"]
-        )
-        evicted = CounterMetricFamily(
-            "cachesvc_evicted_bytes", "Bytes evicted to make room.", labels=["tier"]
-        )
-        for tier in status.tiers:
-            evicted.add_metric([tier.tier], tier.evicted_bytes)
-            corrupt.add_metric([tier.tier], tier.corrupt_count)
-            scrubbed.add_metric([tier.tier], tier.scrubbed_bytes)
-            budget.add_metric([tier.tier], tier.budget_bytes)
-            used.add_metric([tier.tier], tier.used_bytes)
-            held.add_metric([tier.tier], tier.held_bytes)
-            lost.add_metric([tier.tier], float(tier.lost))
-        reading = self._runner.grants.readers().total() if self._runner.grants else 0
-        readers = GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", value=reading)
-        fills = GaugeMetricFamily("cachesvc_fills", "Fills running.", value=status.fills)
-        failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
-        for error in kinds():  # also kinds that never occurred, else the first one would look like a restart
-            failed.add_metric([error.__name__], self._runner.fills.counts.failures[error.__name__])
-        stale = CounterMetricFamily(
-            "cachesvc_stale_openings",
-            "Openings of the last version while its source was down.",
-            value=self._runner.datasets.stale_openings,
-        )
         info = GaugeMetricFamily("cachesvc_build_info", "1, of this release.", labels=["version"])
         info.add_metric([cachesvc.__version__], 1)
-        tiers = [info, budget, used, held, lost, corrupt, scrubbed, evicted, failed, stale]
+        failed = CounterMetricFamily("cachesvc_failed_fills", "Fills that failed.", labels=["error"])
+        for error in kinds():  # also kinds that never occurred, else the first one would look like a restart
+            failed.add_metric([error.__name__], self._counts.failures[error.__name__])
+        stale, reading = self._datasets.stale_openings, self._grants.readers().total()
         return [
-            *tiers,
+            info,
+            *self._tiers(),
+            failed,
+            CounterMetricFamily(
+                "cachesvc_stale_openings", "Openings of the last version while its source was down.", stale
+            ),
             *self._sources(),
-            *self._cluster(),
-            *self._datasets(resident_bytes),
-            readers,
-            fills,
-            *self._stalls(),
+            *self._cluster_metrics(),
+            *self._dataset_metrics(resident_bytes),
+            GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
+            GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
+            *self._stall_metrics(),
         ]
+
+    def _tiers(self) -> Iterator[Metric]:
+        tiers = self._node.status().tiers
+        held = "The part of the budget that readers have mapped since before this daemon started."
+        gauges = {
+            "tier_budget_bytes": ("Budget of a tier.", [each.budget_bytes for each in tiers]),
+            "tier_used_bytes": (
+                "Bytes resident, reserved or being evicted.",
+                [each.used_bytes for each in tiers],
+            ),
+            "tier_held_bytes": (held, [each.held_bytes for each in tiers]),
+            "tier_lost": ("1 while a tier answers with errors.", [each.lost for each in tiers]),
+        }
+        counters = {
+            "corrupt_extents": (
+                "Copies that failed their checksums.",
+                [each.corrupt_count for each in tiers],
+            ),
+            "scrubbed_bytes": ("Bytes verified in the background.", [each.scrubbed_bytes for each in tiers]),
+            "evicted_bytes": ("Bytes evicted to make room.", [each.evicted_bytes for each in tiers]),
+        }
+        names = [each.tier for each in tiers]
+        for name, (about, values) in gauges.items():
+            yield _family(GaugeMetricFamily, name, about, "tier", zip(names, values, strict=True))
+        for name, (about, values) in counters.items():
+            yield _family(CounterMetricFamily, name, about, "tier", zip(names, values, strict=True))
 
     def _sources(self) -> list[Metric]:
         """Read the counters of all sources together, since a source's name may belong to a tenant."""
-        asked = self._runner.source_requests()
+        asked = self._fillers.source_requests
         counters = {
             "requests": ("Read requests to sources, retries included.", asked.requests),
             "retries": ("Retried requests.", asked.retries),
@@ -107,99 +123,81 @@ class MetricsCollector:
         }
         return [CounterMetricFamily(f"cachesvc_source_{name}", *each) for name, each in counters.items()]
 
-    def _cluster(self) -> list[Metric]:
+    def _cluster_metrics(self) -> list[Metric]:
         """Read the counters of the peer agent and the states of members."""
-        link = self._runner.cluster
-        if link is None:
+        if self._cluster is None:
             return []
-        report, fills = link.report, self._runner.fills
-        nodes = GaugeMetricFamily("cachesvc_nodes", "Nodes of the cluster, by state.", labels=["state"])
+        report, counts = self._cluster.report, self._counts
         states = Counter(row.state for row in report.rows)
-        for state in ("present", "away", "refused", "unknown"):
-            nodes.add_metric([state], states[state])
+        of_state = [(state, states[state]) for state in ("present", "away", "refused", "unknown")]
+        nodes = _family(GaugeMetricFamily, "nodes", "Nodes of the cluster, by state.", "state", of_state)
+        received = "Bytes received from other nodes, for failed fills too."
         counters = {
-            "received_bytes": (
-                "Bytes received from other nodes, for failed fills too.",
-                fills.counts.received_bytes,
-            ),
-            "reads": ("Reads of extents from other nodes.", fills.counts.peer_reads),
-            "read_seconds": ("Time that these reads took.", fills.counts.receive_s),
+            "received_bytes": (received, counts.received_bytes),
+            "reads": ("Reads of extents from other nodes.", counts.peer_reads),
+            "read_seconds": ("Time that these reads took.", counts.receive_s),
             "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
             "lookups": ("Questions where an extent is that this node answered.", report.lookups),
             "redirects": ("Answers that named a node and not the source.", report.redirects),
-            "failures": ("Nodes that failed to give an extent.", fills.counts.peer_failures),
+            "failures": ("Nodes that failed to give an extent.", counts.peer_failures),
         }
         return [
             nodes,
             *(CounterMetricFamily(f"cachesvc_peer_{name}", *each) for name, each in counters.items()),
         ]
 
-    def _datasets(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
+    def _dataset_metrics(self, resident_bytes: dict[DatasetId, int]) -> Iterator[Metric]:
         """Read the resident bytes of each dataset, and the counters of its readers."""
-        resident = GaugeMetricFamily(
-            "cachesvc_resident_bytes", "Bytes of a dataset on this node.", labels=["dataset"]
-        )
-        hits = CounterMetricFamily("cachesvc_hits", "Demands of a resident extent.", labels=["dataset"])
-        ahead = CounterMetricFamily(
-            "cachesvc_ahead", "Demands of an extent that a plan had fetched ahead.", labels=["dataset"]
-        )
-        misses = CounterMetricFamily("cachesvc_misses", "Demands that waited.", labels=["dataset"])
-        refused = CounterMetricFamily(
-            "cachesvc_refused", "Demands answered with: read elsewhere.", labels=["dataset"]
-        )
-        source = CounterMetricFamily("cachesvc_source_bytes", "Fetched from the source.", labels=["dataset"])
-        peer = CounterMetricFamily(
-            "cachesvc_peer_bytes", "Bytes received from other nodes.", labels=["dataset"]
-        )
-        bound = GaugeMetricFamily("cachesvc_hit_bound", "The best possible hit rate.", labels=["dataset"])
-        of_bound = GaugeMetricFamily(
-            "cachesvc_epoch_hits_of_bound", "Hit rate of the latest epoch over its bound.", labels=["dataset"]
-        )
         reported = self._reported()
-        counters = [(label, self._runner.node.counters(dataset)) for label, dataset in reported]
-        _add_sums(resident, (((label,), resident_bytes.get(dataset, 0)) for label, dataset in reported))
-        _add_sums(hits, (((label,), each.hits) for label, each in counters))
-        _add_sums(ahead, (((label,), each.ahead) for label, each in counters))
-        _add_sums(misses, (((label,), each.misses) for label, each in counters))
-        _add_sums(refused, (((label,), each.refused) for label, each in counters))
-        _add_sums(
-            source,
-            (((label,), self._runner.fills.counts.source_bytes(dataset)) for label, dataset in reported),
-        )
-        _add_sums(
-            peer, (((label,), self._runner.fills.counts.peer_bytes(dataset)) for label, dataset in reported)
-        )
-        for label, each in counters:
-            if label == PRIVATE:
-                continue  # rates do not add up
-            if each.bound:  # 0: no job claims the dataset, so its bound is unknown
-                bound.add_metric([label], each.bound)
-            if each.epochs:
-                of_bound.add_metric([label], each.epochs[-1].of_bound)
-        return [resident, hits, ahead, misses, refused, source, peer, bound, of_bound]
+        counters = [(label, self._node.counters(dataset)) for label, dataset in reported]
 
-    def _stalls(self) -> list[Metric]:
+        def of_each(value: Callable[[DatasetId], float]) -> list[tuple[str, float]]:
+            return [(label, value(dataset)) for label, dataset in reported]
+
+        here = of_each(lambda dataset: resident_bytes.get(dataset, 0))
+        yield _family(
+            GaugeMetricFamily, "resident_bytes", "Bytes of a dataset on this node.", "dataset", here
+        )
+        ahead = "Demands of an extent that a plan had fetched ahead."
+        sums = {
+            "hits": ("Demands of a resident extent.", [(label, each.hits) for label, each in counters]),
+            "ahead": (ahead, [(label, each.ahead) for label, each in counters]),
+            "misses": ("Demands that waited.", [(label, each.misses) for label, each in counters]),
+            "refused": (
+                "Demands answered with: read elsewhere.",
+                [(label, each.refused) for label, each in counters],
+            ),
+            "source_bytes": ("Fetched from the source.", of_each(self._counts.source_bytes)),
+            "peer_bytes": ("Bytes received from other nodes.", of_each(self._counts.peer_bytes)),
+        }
+        for name, (about, values) in sums.items():
+            yield _family(CounterMetricFamily, name, about, "dataset", values)
+        public = [(label, each) for label, each in counters if label != PRIVATE]  # rates do not add up
+        # 0: no job claims the dataset, so its bound is unknown
+        bounds = [(label, each.bound) for label, each in public if each.bound]
+        yield _family(GaugeMetricFamily, "hit_bound", "The best possible hit rate.", "dataset", bounds)
+        of_bound = [(label, each.epochs[-1].of_bound) for label, each in public if each.epochs]
+        about = "Hit rate of the latest epoch over its bound."
+        yield _family(GaugeMetricFamily, "epoch_hits_of_bound", about, "dataset", of_bound)
+
+    def _stall_metrics(self) -> list[Metric]:
         """Read the step statistics that the ranks of this node report."""
-        steps = CounterMetricFamily(
-            "cachesvc_loader_batches", "Batches handed to training steps.", labels=["dataset"]
+        labelled = [(self._label(dataset), stalls) for dataset, stalls in self._stalls.items()]
+        batches = [(label, each.steps) for label, each in labelled]
+        steps = _family(
+            CounterMetricFamily, "loader_batches", "Batches handed to training steps.", "dataset", batches
         )
+        waits: Counter[tuple[str, str]] = Counter()
+        for label, each in labelled:
+            for cause, waited_us in zip(CAUSES, each.waited_us, strict=True):
+                waits[(label, cause)] += waited_us
         waited = CounterMetricFamily(
-            "cachesvc_loader_wait_seconds",
-            "Waits of training steps, by cause.",
-            labels=["dataset", "cause"],
+            "cachesvc_loader_wait_seconds", "Waits of training steps, by cause.", labels=["dataset", "cause"]
         )
+        for labels, waited_us in waits.items():
+            waited.add_metric(labels, waited_us / 1e6)
         # Only a summary may have the label `quantile`. Its sum is `waited`.
         quantiles = SummaryMetricFamily(WAIT_QUANTILES, "A step's wait, as the latest rank reported it.")
-        labelled = [(self._label(dataset), stalls) for dataset, stalls in self._runner.stalls.items()]
-        _add_sums(steps, (((label,), each.steps) for label, each in labelled))
-        _add_sums(
-            waited,
-            (
-                ((label, cause), spent / 1e6)
-                for label, each in labelled
-                for cause, spent in zip(CAUSES, each.waited_us, strict=True)
-            ),
-        )
         for label, each in labelled:
             if label != PRIVATE:
                 for quantile, wait in zip(QUANTILES, each.quantiles_us, strict=True):
@@ -210,7 +208,7 @@ class MetricsCollector:
         """Return the labels and ids of the listed datasets, and of private datasets that were listed before. The
         provisional dataset of an index build is left out of the private sum, since its bytes count for the dataset that the
         build makes."""
-        listed = {each.id: each for each in self._runner.listed()}
+        listed = {each.id: each for each in self._datasets.listed(self._grants.readers())}
         labelled = [(self._label(each), each) for each in listed]
         reported = [each for each in labelled if each[0] != PRIVATE or not listed[each[1]].provisional]
         self._labels |= {dataset: label for label, dataset in reported}
@@ -219,18 +217,24 @@ class MetricsCollector:
 
     def _label(self, dataset: DatasetId) -> str:
         """Return the label of a dataset. Any user who reaches the port sees it."""
-        known = self._runner.datasets.known(dataset)
+        known = self._datasets.known(dataset)
         if known is None:
             return self._labels.get(dataset, PRIVATE)
         return PRIVATE if known.rules else dataset
 
 
-def _add_sums(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[tuple[tuple[str, ...], float]]
-) -> None:
-    """Add the sum of the values of each label set to a family."""
-    sums: dict[tuple[str, ...], float] = {}
-    for labels, value in values:
-        sums[labels] = sums.get(labels, 0) + value
-    for labels, value in sums.items():
-        family.add_metric(labels, value)
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    about: str,
+    label: str,
+    values: Iterable[tuple[str, float]],
+) -> Metric:
+    """Return a family with the sum of the values of each label."""
+    sums: dict[str, float] = {}
+    for each, value in values:
+        sums[each] = sums.get(each, 0) + value
+    family = kind(f"cachesvc_{name}", about, labels=[label])
+    for each, value in sums.items():
+        family.add_metric([each], value)
+    return family

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import msgspec
 
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, from_code
-from cachesvc.daemon.grants.unix_sockets import peer_process
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.parent.daemon_process import DaemonProcess, Launch
 from cachesvc.daemon.parent.held_copies import HeldCopies
@@ -49,6 +48,7 @@ from cachesvc.daemon.parent.messages import (
 from cachesvc.daemon.parent.parent_state import ParentState, become
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
+from cachesvc.daemon.unix_sockets import peer_process
 from cachesvc.system.memory import memories
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The daemon's side of its channel to the parent."""
+"""The daemon's side of its channel to the parent, and the adoption of the copies that an earlier daemon filled."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from cachesvc.core import events
 from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.parent.messages import (
@@ -23,6 +24,7 @@ from cachesvc.daemon.parent.messages import (
     receive_from_parent,
 )
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
+from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -94,3 +96,22 @@ class ParentLink:
         log.error("the parent process does not answer and is killed", extra={"error": str(error)})
         os.kill(os.getppid(), signal.SIGKILL)  # this process dies with it
         signal.pause()
+
+
+def adopt_copies(tier: RamTier, budget_bytes: int, held: Iterable[tuple[CopyHeld, int]]) -> events.Recovered:
+    """Adopt the copies that fit into the budget, and give up the others. Those that were filled last come first."""
+    fitting: dict[ExtentId, int] = {}
+    for copy, fd in held:
+        try:
+            if copy.size_bytes <= budget_bytes:
+                tier.adopt(copy.extent, fd, Checksums(copy.size_bytes, copy.digests))
+                budget_bytes -= copy.size_bytes
+                fitting[copy.extent] = copy.size_bytes
+                continue
+        except CacheError as error:
+            log.warning("a copy is not adopted", extra={"extent": copy.extent.hex(), "error": str(error)})
+        os.close(fd)
+        tier.give_up(copy.extent)
+    if fitting:
+        log.info("adopted copies in RAM", extra={"extents": len(fitting), "bytes": sum(fitting.values())})
+    return events.Recovered(tier.name, dict(reversed(fitting.items())))  # the core expects the oldest first

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cachesvc.config import CONTROL_SOCKET, GRANTS_SOCKET, PARENT_SOCKET, UPGRADING
 from cachesvc.core.errors import InvalidInput, NotAllowed
-from cachesvc.daemon.grants.unix_sockets import bind, check_free, identity, remove
+from cachesvc.daemon.unix_sockets import bind, check_free, identity, remove
 
 ENDS_S, RETRY_S = 2.0, 0.02
 """A daemon that was killed together with its parent holds the lock for a moment."""

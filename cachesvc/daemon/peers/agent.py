@@ -1,12 +1,13 @@
 """The peer agent, a process that speaks with the other nodes of the cluster: `python -m cachesvc.daemon.peers.agent FD`.
 
-It watches who is a member, answers where the extents are that this node owns, asks other owners for the daemon, tells them
+It watches the membership, and answers where the extents of this node are. It asks other owners for the daemon, tells them
 what this node holds, and sends extents from descriptors that the daemon lends it. It faces the network, so it has no
 credentials. It ends when its channel to the daemon closes.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 
 import grpc
 import msgspec
@@ -28,17 +30,16 @@ from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import server_credentials
+from cachesvc.daemon.blocks.server import BlockServer
+from cachesvc.daemon.blocks.wire import host_and_port
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements
-from cachesvc.daemon.peers.block_server import BlockServer
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
-from cachesvc.daemon.peers.loopback import hidden_from
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
-from cachesvc.daemon.peers.state import ClusterReport, NodeRow
 from cachesvc.daemon.ports import next_port
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.daemon.processes.nice import run_in_background
@@ -94,7 +95,7 @@ class Agent:
         registration = Registration(self._cluster.node_name, address, self._cluster.zone)
         self._members.start(open_membership(self._cluster.members, registration, self._tls))
         self._announcements.start()
-        told = ClusterReport()
+        told = messages.ClusterReport()
         while True:
             report = self._report()
             if report != told:
@@ -169,15 +170,15 @@ class Agent:
         for extent in extents:
             self._daemon.send(messages.WrongCopy(extent))
 
-    def _report(self) -> ClusterReport:
-        view, now = self._members.view, time.monotonic()
-        return ClusterReport(
+    def _report(self) -> messages.ClusterReport:
+        view = self._members.view
+        return messages.ClusterReport(
             me=view.me,
             settled=self._members.settled,
             by_zone=view.by_zone,
             members=view.members,
             away=view.away,
-            rows=tuple(NodeRow.of(row, contact, now) for row, contact in self._members.rows()),
+            rows=self._members.rows(),
             sent_bytes=self._sent_bytes,
             lookups=self._owned.lookups,
             redirects=self._owned.redirects,
@@ -208,6 +209,24 @@ def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.
             time.sleep(BIND_S)
     server.start()
     return server
+
+
+def hidden_from(address: str, others: Iterable[str]) -> str:
+    """Return one of the addresses `others` that is on another machine, where `address` resolves to loopback, as the name of
+    a host does that its own hosts file maps there; else "". Addresses are HOST:PORT. Blocks for name services."""
+    if not _is_loopback(address):
+        return ""
+    return next((other for other in others if not _is_loopback(other)), "")
+
+
+def _is_loopback(address: str) -> bool:
+    """Return whether an address resolves to loopback. One that cannot be resolved counts as that: nothing is known."""
+    host, port = host_and_port(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
 class Given(msgspec.Struct, frozen=True):

@@ -21,8 +21,7 @@ from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
-from cachesvc.daemon.peers.peer_calls import PeerCalls
-from cachesvc.daemon.peers.wire import pack_fills
+from cachesvc.daemon.peers.peer_calls import PeerCalls, pack_fills
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -200,7 +199,7 @@ def _requests(me: str, batch: _Batch) -> Iterator[pb.ReportRequest]:
 
 
 def _informed(view: View, extents: Sequence[ExtentId]) -> Iterable[tuple[ExtentId, tuple[str, ...]]]:
-    """The nodes of each extent that are to know its holders: its owner, its stand-in, and who stands in for one away."""
+    """The nodes that are to know the holders of each extent: its owner, its stand-in, and that of a node that is away."""
     for start in range(0, len(extents), STEP):
         step = extents[start : start + STEP]
         ranks = view.ranked(step)

@@ -22,10 +22,10 @@ from cachesvc.config import Settings
 from cachesvc.core import events
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.view import Member, View
-from cachesvc.daemon.fills.shared_fills import Located
+from cachesvc.daemon.fills.shared_fills import Located, SharedFills
+from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.lending import Lending, end_agent
-from cachesvc.daemon.peers.state import ClusterReport
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.spawn import spawn
 from cachesvc.daemon.runner import Runner
@@ -62,7 +62,15 @@ Surveyed = Callable[[messages.ExtentsSurveyed], None]
 class ClusterLink:
     """Runs on the loop's thread, except the thread that reads the agent's messages."""
 
-    def __init__(self, settings: Settings, weight_bytes: int, runner: Runner) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        weight_bytes: int,
+        runner: Runner,
+        loop: Loop,
+        lending: Lending,
+        shared_fills: SharedFills,
+    ) -> None:
         cluster = settings.cluster
         assert cluster is not None, "no cluster"
         self._given = {  # of `agent.Given`, whose module imports a lot
@@ -71,9 +79,9 @@ class ClusterLink:
             "tls": settings.tls,
             "log_format": settings.log_format,
         }
-        self._runner = runner
+        self._runner, self._node, self._loop = runner, runner.node, loop
+        self._lending, self._shared_fills = lending, shared_fills
         self._closed = threading.Event()
-        self._lending = Lending(runner)
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._numbers = itertools.count(1)
@@ -83,16 +91,16 @@ class ClusterLink:
         self._surveys: dict[int, Surveyed] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
-        self.report = ClusterReport(me=cluster.node_name)
+        self.report = messages.ClusterReport(me=cluster.node_name)
         """The cluster as the agent told it last."""
-        parts = runner.fills.parts
-        parts.locate, parts.wrong_copy = self.locate, self.wrong_copy
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
-        runner.handle(events.ViewChanged(self._view))
 
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""
+        self._runner.handle(events.ViewChanged(self._view))
+        self._runner.listeners.append(self._heard)
+        self._runner.timers.append(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -104,7 +112,7 @@ class ClusterLink:
         if self._thread.is_alive():
             self._thread.join(2 * END_S)
 
-    # What the runner and its fills call.
+    # What the daemon's other parts call.
 
     def locate(self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]) -> None:
         """Find out where to read an extent; `then` is called exactly once, with the source where the agent does not
@@ -117,13 +125,13 @@ class ClusterLink:
     def survey(self, extents: Sequence[ExtentId], then: Surveyed) -> None:
         """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once.
         Call it on another thread than the loop's: a message about a million extents takes half a second."""
-        number, post = next(self._numbers), self._runner.loop.post
+        number, post = next(self._numbers), self._loop.post
         message = messages.SurveyExtents(number, tuple(extents))
-        self._runner.loop.call(partial(self._surveys.update, {number: then}))
+        self._loop.call(partial(self._surveys.update, {number: then}))
         if not self._send(message):
             post(partial(self._surveyed, messages.ExtentsSurveyed(number)))
 
-    def handled(self, event: events.Event) -> None:
+    def _heard(self, event: events.Event) -> None:
         """Note that an event may have changed what this node holds. The changes of one round of the loop are told
         together."""
         if isinstance(event, CHANGES):
@@ -131,7 +139,7 @@ class ClusterLink:
         elif isinstance(event, (events.Recovered, events.Renewed)):
             changed = event.extents
         elif isinstance(event, (events.TierLost, events.TierBack)):
-            changed = self._runner.node.resident_in(event.tier)
+            changed = self._node.resident_in(event.tier)
         else:
             return
         self._note(changed)
@@ -139,34 +147,32 @@ class ClusterLink:
     def _note(self, changed: Iterable[ExtentId]) -> None:
         noted = dict.fromkeys(changed)
         if noted and not self._changes:
-            self._runner.loop.post(self._tell)
+            self._loop.post(self._tell)
         self._changes.update(noted)
 
     def _tell(self) -> None:
         """Tell some changes, as things are now, and the others in the next rounds of the loop."""
-        node = self._runner.node
         changes = [self._changes.popitem()[0] for _ in range(min(STEP, len(self._changes)))]
         if self._changes:
-            self._runner.loop.post(self._tell)
+            self._loop.post(self._tell)
         filled, dropped = [], []
         for extent in changes:
             if self._lending.complete_in(extent) is not None:
                 filled.append(extent)
-            elif node.where(extent) is not None or not node.will_keep(extent):  # it has holes, or is gone
+            elif self._node.where(extent) is not None or not self._node.will_keep(
+                extent
+            ):  # it has holes, or is gone
                 dropped.append(extent)
         self._send(messages.ResidencyChanged(tuple(filled), tuple(dropped)))
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin, and
         fills that wait for the agent."""
-        if now < self._tick_at:
-            return
-        self._tick_at = now + TICK_S
-        if progressing := self._runner.shared_fills.progressing():
+        self._tick_at = time.monotonic() + TICK_S
+        if progressing := self._shared_fills.progressing():
             self._send(messages.ResidencyChanged(progressing=tuple(progressing)))
-        node = self._runner.node
-        self._runner.shared_fills.give_up(
-            lambda extent: not node.will_keep(extent) or node.where(extent) is not None
+        self._shared_fills.give_up(
+            lambda extent: not self._node.will_keep(extent) or self._node.where(extent) is not None
         )
         self._end_waits()
 
@@ -213,7 +219,7 @@ class ClusterLink:
                 with channel:
                     self._heard_at, self._patience_s = time.monotonic(), START_S
                     self._channel = channel
-                    self._runner.loop.post(self._began)
+                    self._loop.post(self._began)
                     self._serve(channel)
                     self._channel = None
                 process.kill()
@@ -222,14 +228,14 @@ class ClusterLink:
                     code = process.wait(END_S)
                 if not self._closed.is_set():
                     log.warning("the peer agent ended unexpectedly", extra={"code": code})
-                self._runner.loop.post(self._ended)
+                self._loop.post(self._ended)
             self._closed.wait(RESTART_S)
 
     def _began(self) -> None:
         """Tell a new agent all that this node holds."""
         self._send(messages.ResidencyChanged(anew=True))
-        for tier in self._runner.node.policy.tiers:
-            self._note(self._runner.node.resident_in(tier))
+        for tier in self._node.policy.tiers:
+            self._note(self._node.resident_in(tier))
 
     def _ended(self) -> None:
         waiting, self._locating = self._locating, {}
@@ -255,9 +261,9 @@ class ClusterLink:
             for fd in descriptors:  # none is expected
                 os.close(fd)
             if isinstance(message, messages.BorrowExtent):
-                self._runner.loop.post(partial(self._lending.lend, channel, message))
+                self._loop.post(partial(self._lending.lend, channel, message))
             else:
-                self._runner.loop.post(partial(self._handle, message))
+                self._loop.post(partial(self._handle, message))
 
     def _handle(self, message: messages.ToDaemon) -> None:
         if isinstance(message, messages.ExtentLocated):
@@ -269,7 +275,7 @@ class ClusterLink:
         elif isinstance(message, messages.ClusterState):
             self._changed(message.report)
         elif isinstance(message, messages.WrongCopy):
-            self._check(message.extent)
+            self._lending.check(message.extent)
 
     # What the agent asks for.
 
@@ -283,31 +289,24 @@ class ClusterLink:
         if then is not None:
             then(found)
 
-    def _changed(self, report: ClusterReport) -> None:
+    def _changed(self, report: messages.ClusterReport) -> None:
         self.report = report
         if report.settled and (view := report.view()) != self._view:
             self._view = view
             self._runner.handle(events.ViewChanged(view))
 
     def _keep(self, wanted: messages.KeepExtents) -> None:
-        node = self._runner.node
 
         def kept_here(extent: ExtentId) -> bool:
-            return node.will_keep(extent) or (wanted.later and node.keeping.prefetches(extent))
+            return self._node.will_keep(extent) or (wanted.later and self._node.keeping.prefetches(extent))
 
         for extent in wanted.extents:
-            if node.keeping.full:
+            if self._node.keeping.full:
                 break
-            if node.keeping.lacks(extent):
+            if self._node.keeping.lacks(extent):
                 self._runner.handle(events.PeerWants(extent))
         kept = tuple(extent for extent in wanted.extents if kept_here(extent))
         self._send(messages.ExtentsKept(wanted.number, kept))
-
-    def _check(self, extent: ExtentId) -> None:
-        """Check a copy of which a peer got wrong bytes."""
-        tier = self._runner.node.where(extent)
-        if tier is not None:
-            self._runner.checks.verify(extent, tier, lambda _: None)
 
 
 def _environment() -> dict[str, str]:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from cachesvc.core.errors import NotFound, TierFailed
 from cachesvc.core.model import ExtentId
+from cachesvc.daemon.blocks.replies import Lent
 from cachesvc.daemon.peers import messages
-from cachesvc.daemon.peers.block_replies import Lent
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.tiers.fill_progress import FillProgress
 

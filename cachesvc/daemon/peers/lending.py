@@ -9,11 +9,12 @@ from contextlib import suppress
 
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.daemon.fills.checks import CheckResult, is_own_limit
-from cachesvc.daemon.fills.shared_fills import SharedFill
+from cachesvc.core.node.node import Node
+from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
+from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.shared_fills import SharedFill, SharedFills
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.processes.datagrams import send
-from cachesvc.daemon.runner import Runner
 from cachesvc.tiers.tier import Checksums
 
 log = logging.getLogger(__name__)
@@ -24,15 +25,18 @@ MAX_PENDING = 512
 class Lending:
     """Runs on the loop's thread. Answers each request once, on the channel that it came from."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(
+        self, node: Node, checks: Checks, shared_fills: SharedFills, hole_records: HoleRecords
+    ) -> None:
+        self._node, self._checks = node, checks
+        self._shared_fills, self._hole_records = shared_fills, hole_records
         self._pending = 0
 
     def complete_in(self, extent: ExtentId) -> TierName | None:
         """The tier with a copy for other nodes; None where there is none, or one with holes: another node may be able to
         read the missing objects."""
-        tier = self._runner.node.where(extent)
-        return None if tier is None or self._runner.hole_records.of(extent, tier).ranges else tier
+        tier = self._node.where(extent)
+        return None if tier is None or self._hole_records.of(extent, tier).ranges else tier
 
     def lend(self, channel: socket.socket, request: messages.BorrowExtent) -> None:
         """Answer with an extent that is resident, is being filled, or will be soon.
@@ -44,7 +48,7 @@ class Lending:
             _send(channel, messages.LentExtent(request.number))
             return
         self._pending += 1
-        node, checks = self._runner.node, self._runner.checks
+        node, checks = self._node, self._checks
         extent = request.extent
         tier = self.complete_in(extent)
 
@@ -79,7 +83,7 @@ class Lending:
 
         if tier is None:
             if node.will_keep(extent) and node.where(extent) is None:
-                self._runner.shared_fills.when_begun(extent, begun)
+                self._shared_fills.when_begun(extent, begun)
             else:
                 absent()
         elif node.policy.tiers[tier].stalled:  # the peer gives up before the disk answers
@@ -90,6 +94,12 @@ class Lending:
             checks.verify(extent, tier, checked)
         else:
             checked(True)
+
+    def check(self, extent: ExtentId) -> None:
+        """Check a copy whose bytes were wrong at a peer."""
+        tier = self._node.where(extent)
+        if tier is not None:
+            self._checks.verify(extent, tier, lambda _: None)
 
     def _reply(self, channel: socket.socket, answer: messages.LentExtent, *descriptors: int) -> None:
         self._pending -= 1

@@ -120,23 +120,24 @@ class Locator:
     def _answer(self, node: str, batch: list[_Pending]) -> None:
         questions = [each.question for each in batch]
         if node == self._me:
-            self._conclude(batch, self._owned.find(node, questions), self._owned.young)
+            self._conclude(batch, self._owned.find(node, questions), self._owned.recent)
             return
         try:
-            answers, young = self._call(node, questions, peek=False)
+            answers, recent = self._call(node, questions, peek=False)
         except CALL_ERRORS as error:
             if isinstance(error, grpc.RpcError):
                 self._members.failed(node, f"{error.code().name}: {error.details()}")
             for each in batch:
                 self._queue(_Pending(each.question, each.nodes[1:], each.done))
             return
-        self._conclude(batch, answers, young)
+        self._conclude(batch, answers, recent)
 
-    def _conclude(self, batch: list[_Pending], answers: list[Answer], young: bool) -> None:
-        """Hand the answers on. Of those that name the source, an owner that may not know all holders is no proof."""
+    def _conclude(self, batch: list[_Pending], answers: list[Answer], recent: bool) -> None:
+        """Hand the answers on. An owner with a recent directory may not know all holders: where it names the source, the
+        stand-in is asked, too."""
         unsure: defaultdict[str, list[tuple[_Pending, Answer]]] = defaultdict(list)
         for each, answer in zip(batch, answers, strict=True):
-            if young and answer.node == SOURCE and len(each.nodes) > 1:
+            if recent and answer.node == SOURCE and len(each.nodes) > 1:
                 unsure[each.nodes[1]].append((each, answer))
             else:
                 each.done(answer.node, answer.generation)
@@ -155,7 +156,7 @@ class Locator:
     def _call(
         self, node: str, questions: list[Question], peek: bool, keep: bool = False
     ) -> tuple[list[Answer], bool]:
-        """Return a node's answers, and whether its directory is young. Raises one of CALL_ERRORS; ValueError for a node
+        """Return a node's answers, and whether its directory is recent. Raises one of CALL_ERRORS; ValueError for a node
         that went away meanwhile and for an answer of another length."""
         address = self._members.address_of(node)
         if not address:

@@ -18,6 +18,7 @@ import grpc
 from cachesvc.cluster.membership import Membership
 from cachesvc.core.placement.roster import Endpoint, Greeting, Roster, Row
 from cachesvc.core.placement.view import View
+from cachesvc.daemon.peers.messages import NodeRow
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -28,7 +29,7 @@ SETTLE_S = 5.0
 
 
 @dataclass(slots=True)
-class Contact:
+class _Contact:
     """An address: the release of its node, the extents that the node holds, the seconds that the last greeting took, and
     the error of the last call that failed."""
 
@@ -49,6 +50,7 @@ class Members:
         changed: Callable[[View], None],
         restarted: Callable[[str], None],
         listed: Callable[[set[str]], None],
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._roster = roster
         self._calls = calls
@@ -60,10 +62,10 @@ class Members:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._settled = threading.Event()
-        self._settle_at = time.monotonic() + SETTLE_S
+        self._settle_s, self._settle_at = settle_s, time.monotonic() + settle_s
         self._greeting: set[str] = set()
         self._pool = ThreadPoolExecutor(GREETERS, "greet")
-        self._contacts: dict[str, Contact] = {}
+        self._contacts: dict[str, _Contact] = {}
         self._view = roster.view()
 
     def start(self, membership: Membership) -> None:
@@ -104,11 +106,12 @@ class Members:
         if address:
             self._note_failed(address, why)
 
-    def rows(self) -> list[tuple[Row, Contact]]:
+    def rows(self) -> tuple[NodeRow, ...]:
         """All members and refused nodes, for `cachesvc nodes`."""
+        now = time.monotonic()
         with self._lock:
             rows = self._roster.members()
-        return [(row, self._contacts.get(row.address) or Contact()) for row in rows]
+        return tuple(_row(each, self._contacts.get(each.address) or _Contact(), now) for each in rows)
 
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
@@ -124,7 +127,7 @@ class Members:
         self._on_listed(addresses)
 
     def _run(self) -> None:
-        settle_at = time.monotonic() + SETTLE_S
+        settle_at = time.monotonic() + self._settle_s
         while True:
             now = time.monotonic()
             with self._lock:
@@ -147,7 +150,7 @@ class Members:
         except grpc.RpcError as error:
             self._note_failed(address, f"{error.code().name}: {error.details()}")
         else:
-            self._contacts[address] = Contact(reply.release, reply.extents, time.monotonic() - began)
+            self._contacts[address] = _Contact(reply.release, reply.extents, time.monotonic() - began)
             greeting = Greeting(reply.name, reply.instance, reply.protocol, reply.weight_bytes, reply.zone)
             with self._lock:
                 self._roster.greeted(address, greeting, time.monotonic())
@@ -160,7 +163,7 @@ class Members:
             self._wake.set()
 
     def _note_failed(self, address: str, why: str) -> None:
-        self._contacts.setdefault(address, Contact()).error = why
+        self._contacts.setdefault(address, _Contact()).error = why
         with self._lock:
             self._roster.failed(address, time.monotonic())
         self._wake.set()
@@ -173,3 +176,18 @@ class Members:
             self._view = view
         log.info("the cluster changed", extra={"members": len(view.members), "away": len(view.away)})
         self._changed(view)
+
+
+def _row(row: Row, contact: _Contact, now: float) -> NodeRow:
+    return NodeRow(
+        name=row.name,
+        address=row.address,
+        zone=row.zone,
+        release=contact.release,
+        weight_bytes=row.weight_bytes,
+        extents=contact.extents,
+        state=row.state,
+        away_s=int(now - row.since) if row.state == "away" else 0,
+        why=row.why or ("" if row.state == "present" else contact.error),
+        round_trip_us=int(contact.round_trip_s * 1e6),
+    )

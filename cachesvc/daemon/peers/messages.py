@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.peers.state import ClusterReport
+from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
 
@@ -90,6 +91,41 @@ class WrongCopy(msgspec.Struct, frozen=True, tag=True):
 
     extent: ExtentId
     node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away."""
+
+    name: str
+    address: str
+    zone: str
+    release: str
+    weight_bytes: int
+    extents: int
+    state: str
+    away_s: int
+    why: str
+    round_trip_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """The cluster as the agent sees it. `rows` are all members, present or not."""
+
+    me: str = ""
+    settled: bool = False
+    by_zone: bool = False
+    members: tuple[Member, ...] = ()
+    away: frozenset[str] = frozenset()
+    rows: tuple[NodeRow, ...] = ()
+    sent_bytes: int = 0
+    lookups: int = 0
+    redirects: int = 0
+
+    def view(self) -> View:
+        """The view among which extents are placed."""
+        return View(self.me, self.members, self.away, self.by_zone)
 
 
 class ClusterState(msgspec.Struct, frozen=True, tag=True):

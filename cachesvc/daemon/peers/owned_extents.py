@@ -11,7 +11,7 @@ from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer, ExtentDirectory
 from cachesvc.core.placement.view import View
 
-YOUNG_S = 60.0
+RECENT_S = 60.0
 """A directory does not know all holders for this time after its start or a change of owners: they announce their extents
 within it."""
 
@@ -41,9 +41,9 @@ class OwnedExtents:
         self.redirects = 0
 
     @property
-    def young(self) -> bool:
+    def recent(self) -> bool:
         """True if holders may be unknown still."""
-        return time.monotonic() - self._changed_at < YOUNG_S
+        return time.monotonic() - self._changed_at < RECENT_S
 
     def view_changed(self, view: View) -> None:
         """Take another view: nodes that left are forgotten."""
@@ -114,8 +114,11 @@ class OwnedExtents:
             self._directory.renew(node, progressing, now)
 
     def _behind(self, question: Question) -> tuple[str, ...]:
-        """This node, where it may read from the asker: the asker's fill was interrupted, so others may follow it, and this
-        node follows one of which this directory does not know what it reads from. An owner that was away knew."""
+        """This node, where it may read from the asker.
+
+        That is so after the asker's fill was interrupted, since other nodes may follow that fill, and where this directory
+        does not know from which node this node fills the extent. An owner that is away now had told it.
+        """
         upstream = self._upstream.get(question.extent, SOURCE)
         known = self._directory.upstream(self._me, question.extent) == upstream
         return (self._me,) if question.failed and not known else ()

@@ -1,12 +1,16 @@
-"""Calls to other nodes: one stub for each address, with certificates that are renewed."""
+"""Calls to other nodes: one stub for each address, with certificates that are renewed; and the ids in their messages."""
 
 from __future__ import annotations
 
 import os
+import struct
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from cachesvc.config import Tls
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -14,6 +18,9 @@ CALL_S = 2.0
 """The timeout of a call. A node that does not answer in time is away, and its stand-in is asked."""
 RECONNECT_S = 5.0
 """The limit of gRPC's own backoff between connections."""
+ID_BYTES = 16
+"""The bytes of an extent's id in a message. A fill has 8 more, for its generation."""
+_FILL = struct.Struct("<16sQ")
 
 
 class PeerCalls:
@@ -70,3 +77,22 @@ class PeerCalls:
             )
             stub = self._stubs[address] = services.Stub(channel, "Peers")
             return stub
+
+
+def unpack_ids(data: bytes) -> list[ExtentId]:
+    """Return the ids of a message. Raises InvalidInput."""
+    if len(data) % ID_BYTES:
+        raise InvalidInput(f"{len(data):,} bytes are no list of extents")
+    return [ExtentId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
+
+
+def pack_fills(fills: Iterable[tuple[ExtentId, int]]) -> bytes:
+    """Return extents with their generations as bytes."""
+    return b"".join(_FILL.pack(extent, generation) for extent, generation in fills)
+
+
+def unpack_fills(data: bytes) -> list[tuple[ExtentId, int]]:
+    """The inverse of `pack_fills`. Raises InvalidInput."""
+    if len(data) % _FILL.size:
+        raise InvalidInput(f"{len(data):,} bytes are no list of fills")
+    return [(ExtentId(extent), generation) for extent, generation in _FILL.iter_unpack(data)]

@@ -9,15 +9,15 @@ import grpc
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.roster import OLDEST_VERSION, PROTOCOL_VERSION
-from cachesvc.daemon.control.statuses import errors_as_statuses
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
-from cachesvc.daemon.peers.wire import ID_BYTES, unpack_fills, unpack_ids
+from cachesvc.daemon.peers.peer_calls import ID_BYTES, unpack_fills, unpack_ids
+from cachesvc.daemon.statuses import errors_as_statuses
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 
 class PeersServicer:
-    """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets extents of which a peer
-    got a wrong copy from here."""
+    """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets the extents whose copies
+    from here were wrong."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PeersServicer:
                 pb.ExtentPlace(node=each.node, filling=each.filling, generation=each.generation)
                 for each in answers
             ]
-            return pb.LookupReply(places=places, young=self._owned.young)
+            return pb.LookupReply(places=places, young=self._owned.recent)
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
         with errors_as_statuses(context):

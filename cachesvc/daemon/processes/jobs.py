@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, TypeAlias
 
 import msgspec
@@ -57,6 +58,10 @@ class BuildJob(msgspec.Struct, frozen=True, tag=True):
     catalogs: str
     refresh: bool
     version: str = ""
+
+    def reads(self, uri: str) -> bool:
+        """Tell whether the build may read a URI: below one of its own, up to the first wildcard."""
+        return any(uri.startswith(re.split(r"[*?\[{]", each)[0].rstrip("/")) for each in self.uris)
 
 
 class BuildProgress(msgspec.Struct, frozen=True, tag=True):

@@ -64,20 +64,20 @@ class Flood(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
-        self._windows: dict[object, _Window] = {}
+        self.windows: dict[object, _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether to log the record."""
         if record.levelno < logging.WARNING:
             return True
         now = self._now()
-        window = self._windows.get(record.msg)
+        window = self.windows.get(record.msg)
         if window is None or now - window.since >= FLOOD_S:
             if window is not None and window.lines > FLOOD_LINES:
                 record.left_out = window.lines - FLOOD_LINES
-            if window is None and len(self._windows) >= MESSAGES:
-                self._windows.clear()
-            window = self._windows[record.msg] = _Window(now)
+            if window is None and len(self.windows) >= MESSAGES:
+                self.windows.clear()
+            window = self.windows[record.msg] = _Window(now)
         window.lines += 1
         if window.lines == FLOOD_LINES:
             record.more = f"left out for {FLOOD_S - (now - window.since):.0f} s"

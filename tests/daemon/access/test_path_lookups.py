@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.daemon.access.path_lookups import LOOKUP_S, THREADS_PER_MOUNT, Lookups, mount_points
-from cachesvc.daemon.fills.filler import _reads
 from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources import links
 from cachesvc.sources.uri import allowlist
@@ -170,6 +169,6 @@ def test_only_builds_that_read_a_hung_path_fail() -> None:
         return BuildJob(list(uris), Options(), "", False)
 
     hung = "file:///mnt/nfs/set/0.bin"
-    assert _reads(build("s3://b/", "file:///mnt/nfs/"), hung)
-    assert _reads(build("file:///mnt/nfs/s*/{0..3}.bin"), hung)
-    assert not _reads(build("s3://b/", "file:///mnt/disk/"), hung)
+    assert build("s3://b/", "file:///mnt/nfs/").reads(hung)
+    assert build("file:///mnt/nfs/s*/{0..3}.bin").reads(hung)
+    assert not build("s3://b/", "file:///mnt/disk/").reads(hung)

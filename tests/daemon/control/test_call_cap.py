@@ -1,9 +1,11 @@
-"""One user's endless control calls leave room for others. As root: users are real."""
+"""One user's endless control calls leave room for others, and idle connections end. As root: users are real."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -11,12 +13,15 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy
 from cachesvc.daemon.control.call_cap import CALLS_PER_USER
+from cachesvc.daemon.control.server import connection_limits
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.users import ALICE, BOB, as_root, effective_user
 from tests.support.waiting import wait_until
@@ -138,3 +143,38 @@ def test_a_call_without_its_message_is_a_typed_error(daemon: Daemon, body: bytes
             with pytest.raises(grpc.RpcError) as caught:
                 list(call(iter([] if body is None else [body]), timeout=20))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)  # and empty settings
+
+
+def test_a_connection_without_calls_is_closed_and_the_next_call_connects_again() -> None:
+    """Uses the daemon's own options with shorter timeouts."""
+    options = [(name, min(value, 300)) for name, value in connection_limits(300)]
+    with tempfile.TemporaryDirectory(prefix="cs-") as folder, futures.ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool, options=options)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+        server.add_insecure_port(f"unix:{folder}/s")
+        server.start()
+        with grpc.insecure_channel(f"unix:{folder}/s") as channel:
+            ask = health_pb2_grpc.HealthStub(channel).Check
+            gone = threading.Semaphore(0)
+
+            def changed(state: grpc.ChannelConnectivity) -> None:
+                if state is grpc.ChannelConnectivity.IDLE:
+                    gone.release()
+
+            channel.subscribe(changed)
+            gone.acquire()  # the initial state
+            for _ in range(2):
+                ask(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+                assert gone.acquire(timeout=WAIT_S)
+            ask(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+            for sent in (b"", PREFACE):
+                with socket.socket(socket.AF_UNIX) as idle:
+                    idle.settimeout(WAIT_S)
+                    idle.connect(f"{folder}/s")
+                    idle.sendall(sent)
+                    while idle.recv(4096):
+                        pass  # gRPC's settings, then the end
+        server.stop(None)

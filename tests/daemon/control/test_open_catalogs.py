@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed.node import Daemon, open_files
+from tests.support.reading import read_extent
 from tests.support.waiting import wait_until
 
 PAGE = 4096
@@ -39,10 +39,7 @@ def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
 
         def reads(dataset: DatasetId, size_bytes: int) -> None:
             grants = DaemonGrants(daemon.socket_dir, dataset)
-            (answer,) = grants.acquire([0], 20.0)
-            assert isinstance(answer, Granted)
-            assert os.pread(answer.fd, size_bytes, 0) == data[:size_bytes]
-            os.close(answer.fd)
+            assert read_extent(grants, 0) == data[:size_bytes]
             grants.close()
 
         first = opened(0)

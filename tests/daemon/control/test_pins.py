@@ -7,17 +7,12 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from cachesvc.core.model import DatasetId
-from cachesvc.daemon.control.pins import Pins
-from cachesvc.daemon.runner import Runner
+from cachesvc.daemon.control.pins import PinFile
 from tests.support.faults.power_cuts import Cut, Durable
-
-UNUSED = cast(Runner, None)
-"""These tests use the file only."""
 
 
 def pinned_through_a_cut(
@@ -36,7 +31,7 @@ def pinned_through_a_cut(
         sync(durable, fd)
 
     (before / "state").mkdir(parents=True)
-    pins = Pins(f"{before}/state/pins.json", UNUSED)
+    pins = PinFile(f"{before}/state/pins.json")
     known: dict[DatasetId, int] = {}
     allowed = [known]
     with patch.context() as patched, suppress(Cut):
@@ -46,10 +41,10 @@ def pinned_through_a_cut(
             wanted = {other: whose for other, whose in known.items() if other != dataset}
             wanted |= {} if user is None else {dataset: user}
             allowed = [known, wanted]
-            pins._store(dataset, user)
+            pins.store(dataset, user)
             known = wanted
     durable.close()
-    return allowed, Pins(f"{after}/state/pins.json", UNUSED).stored()
+    return allowed, PinFile(f"{after}/state/pins.json").stored()
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -197,7 +197,7 @@ def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost
             posted.append(call)
             calls.notify()
 
-    def turn() -> None:
+    def one_call() -> None:
         with calls:
             assert calls.wait_for(lambda: posted, 10.0)
             call = posted.pop(0)
@@ -211,14 +211,15 @@ def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost
         lambda name, stalled: None,
         lambda: now[0],
     )
-    watch.add(disk, Lane("probe", post, lambda: now[0]), (), lambda: 0.0)
+    probes = Lane("probe", post, lambda: now[0])
+    watch.add(disk, probes, (), lambda: 0.0)
     made_anew(directory)
     other = open_nvme(NAME, directory)
 
     def probe() -> None:
         now[0] = max(now[0], watch.next_deadline())
         watch.tick()
-        turn()
+        one_call()
 
     probe()
     probe()
@@ -235,7 +236,7 @@ def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost
     found = disk.take()
     assert found is not None
     found.tier.close()
-    watch.close(5.0)
+    probes.close(5.0)
 
 
 # The core.

@@ -1,4 +1,4 @@
-"""Disks that hang and answer again are used again; disks that are only busy are never lost."""
+"""Disks that hang and answer again are used again, and fills go elsewhere meanwhile; busy disks are never lost."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from testbed.held import held
-from tests.support.faults.disks import EXTENTS, LOST_S, lost, node, sample
-from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, lost, node, on_faulty_disk, sample
 from tests.support.waiting import wait_until
 
 BACK_S = 60.0
+STALLED_S = 10.0
+"""A probe is sent within 2 s and found silent 3 to 4.5 s later; the tier is lost after 15 s at the soonest."""
 LOADED_S = 45.0
 """Three times as long as a disk may stay without a quick answer."""
 WRITERS = 6
@@ -33,19 +34,12 @@ while True:
 @pytest.mark.slow
 def test_a_disk_that_hangs_and_answers_again_is_used_again(tmp_path: Path) -> None:
     data = sample(tmp_path)
-    with (
-        FaultyDisk(tmp_path) as disk,
-        node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found,
-        contextlib.ExitStack() as stack,
-    ):
+    with on_faulty_disk(tmp_path, data, ram="1536KiB") as (disk, found):
         assert found.daemon.process is not None
         pid = found.daemon.pid
         found.fill()
         assert found.read() == EXTENTS
         before = held(pid)
-        stack.callback(
-            disk.behave, ""
-        )  # also after a failure: a daemon that hangs in the disk cannot be ended
         disk.behave("hang")
         assert found.read() > 0
         wait_until(lambda: lost(found), LOST_S)
@@ -95,3 +89,22 @@ def test_a_disk_that_others_keep_busy_is_never_lost(tmp_path: Path) -> None:
             rounds += 1
         assert rounds > 0
         assert "a tier is lost" not in found.daemon.log
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_reads_beside_a_disk_that_hangs_go_elsewhere_within_seconds(tmp_path: Path) -> None:
+    data = sample(tmp_path)
+    with on_faulty_disk(tmp_path, data, size="16MiB", ram="1MiB") as (disk, found):
+        disk.behave("hang")
+        began = time.monotonic()
+        assert found.read() == EXTENTS
+        assert time.monotonic() - began < STALLED_S
+        assert not lost(found)
+        assert "a disk does not answer" in found.daemon.log
+        disk.behave("")
+        wait_until(lambda: "a disk answers again" in found.daemon.log, LOST_S)
+        found.control.evict(found.dataset)
+        found.fill()
+        assert not lost(found)
+        assert found.tier().used_bytes >= (EXTENTS - 16) * EXTENT

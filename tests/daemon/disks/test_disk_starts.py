@@ -17,9 +17,9 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon.disks.closing import CLOSE_S
 from cachesvc.daemon.disks.opening import SILENT_S, DirectoryOpening, wait_until_open
 from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.disks.tier_threads import CLOSE_S
 from cachesvc.daemon.fills.pool import STOP_S
 from cachesvc.daemon.loop.lanes import Lane
 from testbed.servers import free_ports

@@ -35,10 +35,10 @@ from tests.support.faults.disks import (
     lost,
     mounted,
     node,
+    on_faulty_disk,
     sample,
     stored,
 )
-from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.waiting import wait_until
 
 
@@ -127,25 +127,19 @@ def test_a_directory_that_comes_back_is_used_again_with_its_extents(tmp_path: Pa
         assert found.read() == EXTENTS
 
 
-def test_a_disk_that_answers_with_eio_is_lost(tmp_path: Path, data: bytes) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
-        found.fill()
-        disk.behave("eio")
-        wait_until(lambda: found.tier().lost)
-        assert found.read() == EXTENTS
-
-
-@pytest.mark.slow
-def test_a_disk_that_answered_with_eio_is_used_again(tmp_path: Path, data: bytes) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
+@pytest.mark.parametrize("ends", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_disk_that_answers_with_eio_is_lost_until_it_ends(tmp_path: Path, data: bytes, ends: bool) -> None:
+    with on_faulty_disk(tmp_path, data, ram="1536KiB") as (disk, found):
         found.fill()
         disk.behave("eio")
         wait_until(lambda: lost(found), LOST_S)
-        disk.behave("")
-        wait_until(lambda: not lost(found), AGAIN_S)
-        found.control.evict(found.dataset)
-        found.fill()
         assert found.read() == EXTENTS
+        if ends:
+            disk.behave("")
+            wait_until(lambda: not lost(found), AGAIN_S)
+            found.control.evict(found.dataset)
+            found.fill()
+            assert found.read() == EXTENTS
 
 
 @pytest.mark.slow
@@ -153,7 +147,7 @@ def test_a_disk_that_answered_with_eio_is_used_again(tmp_path: Path, data: bytes
 def test_a_disk_that_is_slow_in_writes_alone_is_lost_within_30_s(
     tmp_path: Path, data: bytes, call: str
 ) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
+    with on_faulty_disk(tmp_path, data, ram="1MiB") as (disk, found):
         assert found.read() == EXTENTS
         found.control.evict(found.dataset)
         disk.behave(f"{call} 5")
@@ -166,13 +160,12 @@ def test_a_disk_that_is_slow_in_writes_alone_is_lost_within_30_s(
         began = time.monotonic()
         assert found.read() == EXTENTS
         assert time.monotonic() - began < 5.0, "no read waits for the disk any more"
-        disk.behave("")
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_slow_to_sync_is_not_lost(tmp_path: Path, data: bytes) -> None:
     """Disks that others write to are slow to sync, too; readers wait for no sync."""
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1MiB") as found:
+    with on_faulty_disk(tmp_path, data, ram="1MiB") as (disk, found):
         disk.behave("fsync 2")  # a commit takes 4 s
         until = time.monotonic() + LOST_S
         while time.monotonic() < until:
@@ -185,7 +178,7 @@ def test_a_disk_that_is_slow_to_sync_is_not_lost(tmp_path: Path, data: bytes) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["5", "3600"], ids=["answers in 5 s", "hangs"])
 def test_a_disk_that_hardly_answers_is_lost_within_30_s(tmp_path: Path, data: bytes, fault: str) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB", ram="1536KiB") as found:
+    with on_faulty_disk(tmp_path, data, ram="1536KiB") as (disk, found):
         found.fill()
         disk.behave(fault)
         with isolation(found) as after:
@@ -289,7 +282,7 @@ def test_pinned_extents_are_evicted_last_when_a_daemon_starts_with_a_smaller_bud
 
 
 def test_evicted_bytes_are_free_when_evict_answers(tmp_path: Path, data: bytes) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+    with on_faulty_disk(tmp_path, data) as (disk, found):
         for slow, call in (("rename 0.1", "commits"), ("unlink 0.05", "removals")):
             disk.behave(slow)
             found.fill()
@@ -302,13 +295,12 @@ def test_evicted_bytes_are_free_when_evict_answers(tmp_path: Path, data: bytes) 
 
 @pytest.mark.slow
 def test_an_eviction_on_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, data: bytes) -> None:
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+    with on_faulty_disk(tmp_path, data) as (disk, found):
         found.fill()
         disk.behave("hang")
         began = time.monotonic()
         assert found.control.evict(found.dataset).evicted_bytes == len(data)
         assert time.monotonic() - began < LOST_S
-        disk.behave("")
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ import pytest
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted
 from cachesvc.core.model import ExtentId
 from testbed.held import held
 from testbed.node import Daemon
+from tests.support.reading import contents, granted
 from tests.support.waiting import wait_until
 
 EXTENT = 4096
@@ -130,10 +130,8 @@ def test_a_start_over_a_million_extents_costs_little_more_than_listing_them(
         assert each_bytes < BYTES_EACH
         grants = DaemonGrants(daemon.socket_dir, dataset)
         for index in range(EXTENTS):
-            (answer,) = grants.acquire([index], READY_S)
-            assert isinstance(answer, Granted)
-            assert os.pread(answer.fd, EXTENT, 0) == data[index * EXTENT : (index + 1) * EXTENT]
-            os.close(answer.fd)
+            found = contents(granted(grants, index, READY_S))
+            assert found == data[index * EXTENT : (index + 1) * EXTENT]
         grants.close()
         with Control(daemon.socket_dir) as control:
             (tier,) = control.status().tiers

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted
 from tests.support.faults.disks import AGAIN_S, EXTENT, EXTENTS, LOST_S, Node, node, sample, stored
 from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.reading import contents, granted
 from tests.support.waiting import wait_until
 
 HALF = (EXTENTS // 2 + 4) * EXTENT
@@ -23,13 +23,10 @@ SOON_S = 2.0
 def places(found: Node) -> list[str]:
     """Paths of the extents. All are granted once, so the daemon has checked them."""
     with closing(DaemonGrants(found.daemon.socket_dir, found.dataset)) as grants:
-        answers = [answer for index in range(EXTENTS) for answer in grants.acquire([index], LOST_S)]
-        assert all(isinstance(answer, Granted) for answer in answers)
-        paths = [
-            os.readlink(f"/proc/self/fd/{answer.fd}") for answer in answers if isinstance(answer, Granted)
-        ]
+        answers = [granted(grants, index, LOST_S) for index in range(EXTENTS)]
+        paths = [os.readlink(f"/proc/self/fd/{answer.fd}") for answer in answers]
         for answer in answers:
-            os.close(answer.fd)  # type: ignore[union-attr]
+            os.close(answer.fd)
     return paths
 
 
@@ -40,11 +37,9 @@ def slowest(found: Node, indices: list[int], seconds: float) -> float:
         for index in indices:
             with closing(DaemonGrants(found.daemon.socket_dir, found.dataset)) as grants:
                 began = time.monotonic()
-                (answer,) = grants.acquire([index], LOST_S)
+                answer = granted(grants, index, LOST_S)
                 most = max(most, time.monotonic() - began)
-                assert isinstance(answer, Granted)
-                assert os.pread(answer.fd, EXTENT, 0) == found.data[index * EXTENT : (index + 1) * EXTENT]
-                os.close(answer.fd)
+                assert contents(answer) == found.data[index * EXTENT : (index + 1) * EXTENT]
     return most
 
 

@@ -17,13 +17,13 @@ import pytest
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, RECORDS
 from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.reading import contents, granted
 from tests.support.waiting import wait_until
 
 LATENCY_S = 0.1
@@ -73,12 +73,10 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
             source = open_s3(S3Settings(endpoint=proxy.endpoint))
             version = source.head(uri)
 
-            def granted(index: int) -> bytes:
-                (answer,) = grants.acquire([index], LOST_S + 15.0)
-                assert isinstance(answer, Granted)
+            def ours_read(index: int) -> bytes:
+                answer = granted(grants, index, LOST_S + 15.0)
                 assert answer.origin == "ram"
-                found = os.pread(answer.fd, EXTENT, 0)
-                os.close(answer.fd)
+                found = contents(answer)
                 grants.release([index])
                 return found
 
@@ -96,7 +94,7 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
             control.evict(dataset)
             ours, theirs = list[float](), list[float]()
             for index in range(EXTENTS):  # alternately, so that both run under the same load
-                for call, times in ((granted, ours), (read, theirs)):
+                for call, times in ((ours_read, ours), (read, theirs)):
                     took_s, found = timed(partial(call, index))
                     assert found == body[index * EXTENT : (index + 1) * EXTENT]
                     times.append(took_s)
@@ -141,12 +139,9 @@ def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_s
             def grant(dataset: DatasetId, index: int) -> tuple[float, str]:
                 """The time of a grant and its tier; checks the bytes."""
                 grants = DaemonGrants(daemon.socket_dir, dataset)
-                (answer,) = grants.acquire([index], 2 * LOST_S)
-                assert isinstance(answer, Granted)
-                at_s = time.monotonic()
-                found = os.pread(answer.fd, answer.size_bytes, 0)
+                answer = granted(grants, index, 2 * LOST_S)
+                at_s, found = time.monotonic(), contents(answer)
                 assert {found[at : at + SMALL] for at in range(0, len(found), SMALL)} <= pieces
-                os.close(answer.fd)
                 grants.close()
                 return at_s, answer.origin
 

@@ -12,8 +12,7 @@ import pytest
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.fills.commits import MAX_UNCOMMITTED, Commits
-from tests.support.faults.disks import EXTENTS, node, sample
-from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.faults.disks import EXTENTS, on_faulty_disk, sample
 
 DISK = TierName("nvme0")
 SYNC_S = 2.0
@@ -91,9 +90,8 @@ def test_fills_wait_while_too_many_commits_are_pending(fails: bool) -> None:
 
 def test_fills_do_not_wait_for_syncs(tmp_path: Path) -> None:
     data = sample(tmp_path)
-    with FaultyDisk(tmp_path) as disk, node(tmp_path, data, f"{disk.path}=4MiB") as found:
+    with on_faulty_disk(tmp_path, data) as (disk, found):
         disk.behave(f"fsync {SYNC_S}")
         began = time.monotonic()
         assert found.read() == EXTENTS
         assert time.monotonic() - began < EXTENTS / 4 * SYNC_S
-        disk.behave("")

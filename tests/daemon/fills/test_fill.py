@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,6 +37,9 @@ FROM_NODE = jobs.JobDone(digests=bytes(8), peer_bytes=10)
 GONE = jobs.JobDone(SourceUnavailable.code, "it is gone")
 DAMAGED = jobs.JobDone(CorruptData.code, "it is damaged")
 SOURCE = Located("", "")
+EXTENT = ExtentId(bytes(16))
+DESCRIPTORS = 3
+"""Those of a fill that other nodes may follow."""
 
 
 class Disk(RamTier):
@@ -151,3 +155,37 @@ def test_bytes_that_come_late_are_counted(tmp_path: Path) -> None:
         bench.fills.tier_lost(DISK, "it hangs")
         bench.end_calls()
         assert bench.fills.counts.source_bytes(bench.dataset.id) == GOOD.source_bytes
+
+
+@contextmanager
+def few_descriptors(spare: int) -> Iterator[None]:
+    """Let this process open only `spare` more descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open("/dev/null", os.O_RDONLY)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))
+        try:
+            while True:
+                taken.append(os.dup(taken[0]))
+        except OSError:
+            pass
+        for _ in range(spare):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("spare", range(DESCRIPTORS))
+def test_a_fill_that_cannot_be_shared_leaves_no_descriptor(spare: int) -> None:
+    fills, target = SharedFills(), os.memfd_create("target")
+    before = descriptors()
+    with few_descriptors(spare), pytest.raises(OSError, match="Too many open files"):
+        fills.begin(EXTENT, RAM, 1, target)
+    assert descriptors() == before
+    with few_descriptors(DESCRIPTORS):
+        fills.end(fills.begin(EXTENT, RAM, 1, target))
+    assert descriptors() == before
+    os.close(target)

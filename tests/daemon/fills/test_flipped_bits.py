@@ -167,8 +167,8 @@ def test_records_are_right_while_bits_flip_under_their_readers(
             records, batch_size=64, shuffle=True, num_workers=2, worker_type=worker_type, epochs=None
         )
         read = iter(batches)
-        for turn in range(3 * count * RECORDS // 64):
-            if turn in (
+        for number in range(3 * count * RECORDS // 64):
+            if number in (
                 160,
                 200,
                 240,
@@ -288,11 +288,11 @@ def test_a_million_samples_are_right_while_one_block_in_a_hundred_flips(
     with node(tmp_path, monkeypatch, allow, 2, env) as found, flipper(3, *found.nvme) as flips:
         records = open_dataset(allow, format="records", record_bytes=RECORD_BYTES, verify=True)
         batches = DataLoader(records, batch_size=512, shuffle=True, num_workers=2, persistent_workers=True)
-        turns = len(records) // 512
+        steps = len(records) // 512
         for epoch in range(epochs):
-            due = set(draw.choice(turns, flips_an_epoch, replace=False)) if 1 < epoch < epochs - 1 else set()
-            for turn, batch in enumerate(batches):
-                if turn in due:
+            due = set(draw.choice(steps, flips_an_epoch, replace=False)) if 1 < epoch < epochs - 1 else set()
+            for step, batch in enumerate(batches):
+                if step in due:
                     flips.flip(1)
                     proxy.faults += [Fault("flip", path=".bin", after_bytes=int(draw.integers(OBJECT_BYTES)))]
                 for index, record in zip(batches.indices, batch.numpy()):

@@ -357,16 +357,8 @@ def test_copies_with_holes_are_neither_handed_over_nor_lent(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (f"127.0.0.1:{port}" for port in free_ports(2))
-    options = [
-        "--ram",
-        "64MiB",
-        "--fillers",
-        "1",
-        "--allow",
-        "s3://bucket/",
-        "--cluster",
-        f"static:{one},{two}",
-    ]
+    options = ["--ram", "64MiB", "--fillers", "1", "--allow", "s3://bucket/"]
+    options += ["--cluster", f"static:{one},{two}"]
     first, second = (["--node-name", name, "--advertise", at] for name, at in (("one", one), ("two", two)))
     credentials = {"AWS_ENDPOINT_URL": store.endpoint}
     monkeypatch.setenv("CACHESVC", "require")

@@ -20,10 +20,10 @@ from tests.support.users import BOB, as_root, as_user
 EXTENTS, MOST = 100, 300
 _SERVE = f"""
 import sys
-import cachesvc.daemon.datasets as datasets
+import cachesvc.daemon.claims as claims
 from cachesvc.__main__ import run
 from testbed.service import fork_daemon
-datasets.MAX_CLAIMED_EXTENTS = {MOST}
+claims.MAX_CLAIMED_EXTENTS = {MOST}
 sys.exit(run(launch=fork_daemon))
 """
 

@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import CODE_KEY, MAX_MESSAGE_BYTES, Control
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control.server import CONTROL_THREADS
-from cachesvc.daemon.control.statuses import STATUSES
+from cachesvc.daemon.statuses import STATUSES
 from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed import WAIT_S
 from testbed.node import Daemon
+from tests.support.reading import read_extent
 from tests.support.waiting import wait_until
 
 EXTENT = 64 << 10
@@ -74,11 +74,7 @@ def undisturbed(daemon: Daemon, dataset: DatasetId) -> Iterator[DaemonGrants]:
 
 
 def read_one(reader: DaemonGrants, extent: int) -> None:
-    (answer,) = reader.acquire([extent], 20.0)
-    assert isinstance(answer, Granted)
-    assert os.pread(answer.fd, 4, 0) == b"\0\1\2\3"
-    os.close(answer.fd)
-    reader.release([extent])
+    assert read_extent(reader, extent)[:4] == b"\0\1\2\3"
 
 
 def footprint(pid: int) -> tuple[int, int]:
@@ -170,17 +166,7 @@ def test_a_second_greeting_or_garbage_ends_that_connection_only(
             assert answers[-1] == b""
 
 
-METHODS = (
-    "OpenDataset",
-    "Prefetch",
-    "Status",
-    "List",
-    "Pin",
-    "Evict",
-    "Verify",
-    "Read",
-    "None",
-)
+METHODS = ["OpenDataset", "Prefetch", "Status", "List", "Pin", "Evict", "Verify", "Read", "None"]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -224,15 +210,10 @@ def test_many_callers_with_the_largest_messages_cost_bounded_memory(daemon: Daem
     assert daemon.process is not None
     pid, before = daemon.pid, footprint(daemon.pid)[1]
     length = MAX_MESSAGE_BYTES - 64
-    unknown = [
-        0xFA,
-        0x7F,
-        length & 127 | 128,
-        length >> 7 & 127 | 128,
-        length >> 14 & 127 | 128,
-        length >> 21,
-    ]
-    body = bytes(unknown) + bytes(length)  # an unknown field, which is kept with its parsed message
+    varint = [*(length >> shift & 127 | 128 for shift in (0, 7, 14)), length >> 21]
+    body = bytes([0xFA, 0x7F, *varint]) + bytes(
+        length
+    )  # an unknown field, which is kept with its parsed message
 
     def call(_: int) -> bool:
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
@@ -290,23 +271,8 @@ def answers(daemon: Daemon) -> bool:
 
 
 sizes = st.sampled_from([0, 1, 4095, 4096, 2**31, 2**63 - 1, 2**64 - 1])
-words = st.sampled_from(
-    [
-        "",
-        ".",
-        "../..",
-        "/",
-        "records",
-        "tokens",
-        "files",
-        "mds",
-        "uint16",
-        "\0",
-        "%s",
-        "é\n\x1b[2J",
-        "x" * 9000,
-    ]
-) | st.text(max_size=20)
+KNOWN = [".", "../..", "/", "records", "tokens", "files", "mds", "uint16", "%s"]
+words = st.sampled_from(["", "\0", "é\n\x1b[2J", "x" * 9000, *KNOWN]) | st.text(max_size=20)
 options = st.builds(
     pb.DatasetOptions,
     format=words,

@@ -17,11 +17,11 @@ import pytest
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.daemon.datasets import MAX_UNUSED
 from testbed.node import Daemon
+from tests.support.reading import granted
 from tests.support.waiting import wait_until
 
 EXTENT = 4096
@@ -31,12 +31,11 @@ PAUSE_S = 0.15
 RECORDS = Options(format="records", record_bytes=64, extent_bytes=EXTENT)
 
 
-def granted(grants: DaemonGrants, index: int) -> float:
+def wait_of(grants: DaemonGrants, index: int) -> float:
     """Acquire and release an extent; return the seconds until it is granted."""
     began = time.perf_counter()
-    (answer,) = grants.acquire([index], 60.0)
+    answer = granted(grants, index, 60.0)
     took_s = time.perf_counter() - began
-    assert isinstance(answer, Granted)
     os.close(answer.fd)
     grants.release([index])
     return took_s
@@ -47,7 +46,7 @@ def ask(socket_dir: str, dataset: DatasetId, over: Connection) -> None:
     grants = DaemonGrants(socket_dir, dataset)
     waits = []
     while not over.poll(0.001):
-        waits.append((time.monotonic(), granted(grants, 0)))
+        waits.append((time.monotonic(), wait_of(grants, 0)))
     grants.close()
     over.send(waits)
 
@@ -99,11 +98,11 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
             dataset = control.open_dataset([f"{tmp_path}/large/"], RECORDS)
         large = DaemonGrants(daemon.socket_dir, dataset.id)
         with phase("first extent"):
-            assert granted(large, MILLION - 1) < 60.0
+            assert wait_of(large, MILLION - 1) < 60.0
         for name in ("plan", "another plan in its place"):
             with phase(name):
                 large.submit(Plan(order, steps, steps + 8, following))
-                granted(large, int(order[0]))
+                wait_of(large, int(order[0]))
         for name, pinned in (("pin", True), ("eviction of what is pinned", None), ("unpin", False)):
             with phase(name):
                 if pinned is None:
@@ -122,7 +121,7 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
                 (tmp_path / f"{number}" / "0.bin").write_bytes(bytes(EXTENT))
                 other = control.open_dataset([f"{tmp_path}/{number}/"], RECORDS)
                 with closing(DaemonGrants(daemon.socket_dir, other.id)) as grants:
-                    granted(grants, 0)
+                    wait_of(grants, 0)
             assert dataset.id not in [each.dataset.id for each in control.list()]
         over.send(None)
         waits = over.recv()

@@ -8,8 +8,8 @@ import random
 import resource
 import subprocess
 import sys
-import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from cachesvc.tiers.checksum import StreamedChecksums
 from cachesvc.tiers.ram import RamTier
 from testbed import WAIT_S
 from testbed.node import Daemon
+from tests.support.reading import contents, granted
 from tests.support.waiting import wait_until
 
 EXTENT = 68 << 10  # a smaller one takes no descriptor
@@ -57,8 +58,7 @@ def read_all(daemon: Daemon, dataset: DatasetId, data: bytes, seen: Counter[str]
         (answer,) = grants.acquire([index], WAIT_S)
         seen[type(answer).__name__] += 1
         if isinstance(answer, Granted):
-            assert os.pread(answer.fd, EXTENT, 0) == data[index * EXTENT : (index + 1) * EXTENT]
-            os.close(answer.fd)
+            assert contents(answer) == data[index * EXTENT : (index + 1) * EXTENT]
             grants.release([index])
     grants.close()
 
@@ -77,21 +77,8 @@ def test_more_extents_than_open_files_leave_room_for_readers(tmp_path: Path) -> 
             [f"{tmp_path}/data/"], Options(format="records", record_bytes=EXTENT)
         ).id
         seen: Counter[str] = Counter()
-        errors: list[BaseException] = []
-
-        def read() -> None:
-            try:
-                read_all(daemon, dataset, data, seen)
-            except BaseException as error:
-                errors.append(error)
-                raise
-
-        threads = [threading.Thread(target=read) for _ in range(READERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(lambda _: read_all(daemon, dataset, data, seen), range(READERS)))
         assert seen["Granted"] > 0, "the rest, more on a busy machine, is read elsewhere"
         wait_until(lambda: control.status().tiers[0].used_bytes == 128 * EXTENT)
         connected = 0
@@ -128,18 +115,14 @@ def test_extents_that_cannot_be_verified_for_lack_of_open_files_are_read_elsewhe
         daemon.start()
         grants = DaemonGrants(daemon.socket_dir, dataset)
         stack.callback(grants.close)
-        (answer,) = grants.acquire([0], WAIT_S)
-        assert isinstance(answer, Granted)
-        os.close(answer.fd)
+        contents(granted(grants, 0))
         assert daemon.process is not None
         _, hard = limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
         stack.callback(resource.prlimit, daemon.pid, resource.RLIMIT_NOFILE, limits)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (1, hard))
         assert grants.acquire([1], WAIT_S) == [Refused(1)]
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
-        (answer,) = grants.acquire([1], WAIT_S)
-        assert isinstance(answer, Granted)
-        os.close(answer.fd)
+        contents(granted(grants, 1))
 
 
 def test_below_the_least_limit_a_daemon_does_not_start(tmp_path: Path) -> None:

@@ -301,17 +301,15 @@ def test_a_reader_whose_plan_exceeds_the_cap_stays_connected_without_a_plan(
     watched: dict[int, Callable[[], object]] = {}
     before, lane = len(os.listdir("/proc/self/fd")), ManualLane()
     requests, intake = RecordedRequests(), PlanIntake(lane, rows_per_user=8)  # type: ignore[arg-type]
-    path, numbers = str(tmp_path / "grants.sock"), iter(range(1, 10))
+    numbers = iter(range(1, 10))
     server = GrantsServer(
-        path,
-        0o666,
         requests,  # type: ignore[arg-type]
         intake,
         watched.__setitem__,
         watched.__delitem__,
         lambda: next(numbers),
-        9,
     )
+    server.listen(str(tmp_path / "grants.sock"), 0o666, 9)
     (listener,) = watched
     channels: dict[int, socket.socket] = {}
     theirs: dict[int, int] = {}

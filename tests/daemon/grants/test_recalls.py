@@ -21,7 +21,9 @@ from loader import DataLoader, Dataset, open_dataset
 from loader.reading.reader import ExtentReader
 from loader.workers.engines import WorkerType
 from testbed.node import Daemon
+from tests.support.faults.disks import flip
 from tests.support.faults.faulty_disk import FaultyDisk
+from tests.support.reading import contents, granted
 from tests.support.training.loader_fakes import MemoryGrants, compiled
 from tests.support.waiting import wait_until
 
@@ -37,14 +39,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     monkeypatch.setenv("CACHESVC", "require")
 
     def over(directory: Path, *more: str) -> Daemon:
-        options = [
-            "--nvme",
-            f"{directory}=64MiB",
-            "--extent-bytes",
-            str(EXTENT),
-            "--allow",
-            f"{tmp_path}/data/",
-        ]
+        options = ["--nvme", f"{directory}=64MiB", "--extent-bytes", str(EXTENT)]
+        options += ["--allow", f"{tmp_path}/data/"]
         daemon = Daemon(tmp_path / "node", [*options, *(more or ("--ram", "0"))])
         monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
         return daemon
@@ -66,15 +62,6 @@ def wrong(batches: DataLoader) -> int:
     )
 
 
-def flip_a_bit(path: Path) -> None:
-    path.chmod(0o600)
-    with open(path, "r+b") as file:
-        file.seek(5000)
-        (byte,) = file.read(1)
-        file.seek(5000)
-        file.write(bytes([byte ^ 1]))
-
-
 @pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
     tmp_path: Path, environment: Callable[..., Daemon], workers: int, kind: WorkerType
@@ -88,7 +75,7 @@ def test_a_loader_that_has_a_rotten_file_open_reads_it_anew_once_that_is_found(
         assert wrong(batches) == 0
         wait_until(lambda: control.status().tiers[0].used_bytes >= EXTENT * EXTENTS)
         for path in sorted((tmp_path / "nvme").rglob("extents/*/*"))[:3]:
-            flip_a_bit(path)
+            flip(path, 5000)
         *_, last = control.verify(DatasetId(data.version))
         assert last.corrupt_extents == 3
         # within a second or two: a look comes once a second
@@ -175,11 +162,9 @@ def test_a_disk_that_has_no_room_at_the_commit_is_full_for_a_while(
             def read() -> list[str]:
                 found = []
                 for extent in range(EXTENTS):
-                    (answer,) = grants.acquire([extent], 30.0)
-                    assert isinstance(answer, Granted)
-                    assert os.pread(answer.fd, 100, 0) == BODY[extent * EXTENT :][:100]
+                    answer = granted(grants, extent)
+                    assert contents(answer) == BODY[extent * EXTENT :][:EXTENT]
                     found.append(answer.origin)
-                    os.close(answer.fd)
                     grants.release([extent])
                 return found
 

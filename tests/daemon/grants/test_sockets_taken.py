@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.grants.unix_sockets import check_free, make_room
+from cachesvc.daemon.unix_sockets import check_free, make_room
 from testbed.node import Daemon
 from tests.support.shell import complaint, serve
 

@@ -97,14 +97,15 @@ def test_a_tier_that_answers_neither_probe_nor_call_stalls(
     )
     tier = SilentProbe()
     jobs_s = lambda: 0.0 if heard else busy_s  # noqa: E731 - its jobs end when the stall is reported
-    watch.add(tier, Lane("probe", posted.put, lambda: now[0]), (), jobs_s)  # type: ignore[arg-type]
+    probes = Lane("probe", posted.put, lambda: now[0])
+    watch.add(tier, probes, (), jobs_s)  # type: ignore[arg-type]
     for _ in range(5):
         watch.tick()
         now[0] = watch.next_deadline()
     assert heard == ([("nvme0", True)] if busy_s else []), "said once"
     tier.answer.set()
     posted.get(timeout=WAIT_S)()
-    watch.close(WAIT_S)
+    probes.close(WAIT_S)
     assert heard == ([("nvme0", True), ("nvme0", False)] if busy_s else [])
 
 
@@ -120,11 +121,12 @@ def test_an_unexpected_error_of_a_probe_counts_as_a_failed_probe(
         lambda *_: None,
         lambda: now[0],
     )
-    watch.add(BrokenProbe(), Lane("probe", posted.put, lambda: now[0]), (), lambda: 0.0)  # type: ignore[arg-type]
+    probes = Lane("probe", posted.put, lambda: now[0])
+    watch.add(BrokenProbe(), probes, (), lambda: 0.0)  # type: ignore[arg-type]
     for _ in range(2):
         now[0] = max(now[0], watch.next_deadline())
         watch.tick()
         posted.get(timeout=WAIT_S)()
-    watch.close(WAIT_S)
+    probes.close(WAIT_S)
     assert len(lost) == 1
     assert "unexpectedly" in lost[0]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from cachesvc.core.errors import NotFound
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
-from cachesvc.daemon.datasets import Datasets, in_use, is_claimed
+from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.shared_fills import SharedFills
 from cachesvc.daemon.peers import messages
@@ -32,17 +30,8 @@ class Lender:
         self.node = Node([TierSpec(RAM, 1000)], NodeSettings())
         anything: Any = None
         self.datasets = Datasets(str(folder), anything, anything, anything, anything)
-        self.datasets.claimed = partial(is_claimed, self.node)
-        self.datasets.used = partial(in_use, self.node)
         self.holes, self.fills = HoleRecords(lambda: 0.0), SharedFills()
-        runner: Any = SimpleNamespace(
-            node=self.node,
-            checks=None,
-            datasets=self.datasets,
-            hole_records=self.holes,
-            shared_fills=self.fills,
-        )
-        self.lending = Lending(runner)
+        self.lending = Lending(self.node, anything, self.fills, self.holes)
         self.channel, self.agent = channel_pair()
         self.agent.setblocking(False)
         known = self.datasets.admit(dataset(1))

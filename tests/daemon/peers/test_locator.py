@@ -15,9 +15,9 @@ import pytest
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting, Roster
-from cachesvc.daemon.peers import members
+from cachesvc.daemon.peers.agent import hidden_from
 from cachesvc.daemon.peers.locator import Locator
-from cachesvc.daemon.peers.members import Members
+from cachesvc.daemon.peers.members import SETTLE_S, Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -53,12 +53,12 @@ def served(servicer: object) -> Iterator[str]:
     server.stop(None).wait(WAIT_S)
 
 
-def located() -> tuple[Members, Locator]:
+def located(settle_s: float = SETTLE_S) -> tuple[Members, Locator]:
     """The parts of a peer agent that find extents."""
     calls = PeerCalls(None, "")
     hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=ME, instance="0")
     roster = Roster(Greeting(ME, "0", PROTOCOL_VERSION, 1000), grace_s=600.0)
-    found = Members(roster, calls, hello, lambda _: None, lambda _: None, lambda _: None)
+    found = Members(roster, calls, hello, lambda _: None, lambda _: None, lambda _: None, settle_s)
     return found, Locator(ME, found, OwnedExtents(ME, lambda extents, later: set()), calls)
 
 
@@ -83,12 +83,17 @@ def test_an_answer_of_another_length_is_none() -> None:
     assert (held, coming) == ([], [])
 
 
-def test_fills_do_not_wait_for_ever_for_members_that_cannot_be_greeted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(members, "SETTLE_S", 0.0)
-    known, locator = located()  # not started: the addresses of this node are in use
+def test_fills_do_not_wait_for_ever_for_members_that_cannot_be_greeted() -> None:
+    known, locator = located(settle_s=0.0)  # not started: the addresses of this node are in use
     answers = queue.SimpleQueue[str]()
     locator.locate(EXTENTS[0], (), lambda node, _: answers.put(node))
     assert answers.get_nowait() == SOURCE
     assert not known.settled
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "localhost", "[::1]"])
+def test_a_loopback_address_is_hidden_from_other_machines_only(host: str) -> None:
+    mine, there = f"{host}:7070", "192.0.2.1:7070"
+    assert hidden_from(mine, [mine, "127.0.0.2:7070"]) == ""
+    assert hidden_from(mine, [mine, there]) == there
+    assert hidden_from(there, ["192.0.2.2:7070"]) == ""

@@ -28,6 +28,7 @@ from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports, two_ports
+from tests.support.faults.disks import flip
 from tests.support.waiting import wait_until
 
 EXTENT = 256 << 10
@@ -39,8 +40,12 @@ OPTIONS = Options(format="records", record_bytes=RECORD)
 class Nodes:
     """Daemons of one static cluster over `data`, not yet started."""
 
-    def __init__(self, root: Path, data: Path, names: str = "ab") -> None:
-        self.root, self.data = root, data
+    def __init__(self, root: Path, names: str = "ab") -> None:
+        self.root, self.data = root, root / "data"
+        self.data.mkdir()
+        self.contents = np.random.default_rng(1).bytes(EXTENTS * EXTENT)
+        self.size = len(self.contents)
+        (self.data / "0.bin").write_bytes(self.contents)
         self.addresses = {name: f"127.0.0.1:{two_ports()}" for name in names}
 
     def node(
@@ -56,13 +61,6 @@ class Nodes:
         member = ["--cluster", f"static:{','.join(self.addresses.values())}", "--node-name", name]
         options = [*given, *member, "--advertise", self.addresses[at or name], *more]
         return Daemon(self.root / (at or name), options, credentials)
-
-
-def data_in(folder: Path) -> bytes:
-    folder.mkdir()
-    contents = np.random.default_rng(1).bytes(EXTENTS * EXTENT)
-    (folder / "0.bin").write_bytes(contents)
-    return contents
 
 
 def states(daemon: Daemon) -> dict[str, str]:
@@ -82,30 +80,21 @@ def fill(daemon: Daemon, data: Path) -> tuple[DatasetId, pb.PrefetchReply]:
         return dataset, list(control.prefetch(dataset))[-1]
 
 
-def read(daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, dict[str, float]]:
+def read(daemon: Daemon, data: Path) -> tuple[bytes, dict[str, float]]:
     """Read every record in order through the loader; return the bytes and the waiting times of its steps."""
-    monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
-    dataset = open_dataset(f"{data}/", format="records", record_bytes=RECORD)
-    batches = DataLoader(dataset, batch_size=16)
-    found = b"".join(np.asarray(batch).tobytes() for batch in batches)
-    waited = batches.stats().wait_by_cause_s
-    dataset.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        dataset = open_dataset(f"{data}/", format="records", record_bytes=RECORD)
+        batches = DataLoader(dataset, batch_size=16)
+        found = b"".join(np.asarray(batch).tobytes() for batch in batches)
+        waited = batches.stats().wait_by_cause_s
+        dataset.close()
     return found, waited
 
 
 def copies(node: Path) -> list[Path]:
     """Files of the extents on a node's disk."""
     return sorted(path for path in (node / "nvme").rglob("?" * 32 + ".*"))
-
-
-def flip(path: Path) -> None:
-    """Flip one bit of an extent's file."""
-    path.chmod(0o600)
-    with open(path, "r+b") as file:
-        file.seek(1000)
-        byte = file.read(1)[0]
-        file.seek(1000)
-        file.write(bytes([byte ^ 4]))
 
 
 def metric(address: str, name: str) -> float:
@@ -116,113 +105,101 @@ def metric(address: str, name: str) -> float:
     return float(found[1])
 
 
-def test_extents_of_a_peer_are_not_read_from_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, metrics = tmp_path / "data", f"127.0.0.1:{free_ports(1)[0]}"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+def test_extents_of_a_peer_are_not_read_from_the_source(tmp_path: Path) -> None:
+    nodes, metrics = Nodes(tmp_path), f"127.0.0.1:{free_ports(1)[0]}"
     with nodes.node("a", "--metrics", metrics) as other, nodes.node("b") as node:
         meet(other, node)
-        _, there = fill(other, data)
-        found, waited = read(node, data, monkeypatch)
-        _, here = fill(node, data)
+        _, there = fill(other, nodes.data)
+        found, waited = read(node, nodes.data)
+        _, here = fill(node, nodes.data)
         with Control(node.socket_dir) as control:
             reply = control.status()
             (status,) = reply.datasets
-        wait_until(lambda: metric(metrics, "cachesvc_peer_sent_bytes_total") == len(contents))
+        wait_until(lambda: metric(metrics, "cachesvc_peer_sent_bytes_total") == nodes.size)
         assert metric(metrics, 'cachesvc_nodes{state="present"}') == 2
-    assert found == contents
-    assert (there.source_bytes, there.peer_bytes) == (len(contents), 0)
-    assert (here.source_bytes, here.peer_bytes, here.resident_extents) == (0, len(contents), EXTENTS)
-    assert (status.source_bytes, status.peer_bytes) == (0, len(contents))
-    assert (reply.cluster.present, reply.cluster.away, reply.cluster.received_bytes) == (2, 0, len(contents))
+    assert found == nodes.contents
+    assert (there.source_bytes, there.peer_bytes) == (nodes.size, 0)
+    assert (here.source_bytes, here.peer_bytes, here.resident_extents) == (0, nodes.size, EXTENTS)
+    assert (status.source_bytes, status.peer_bytes) == (0, nodes.size)
+    assert (reply.cluster.present, reply.cluster.away, reply.cluster.received_bytes) == (2, 0, nodes.size)
     assert waited["peer"] > 0
     assert waited["source"] == 0
 
 
-def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, nvme = tmp_path / "data", tmp_path / "b" / "nvme"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+def test_a_corrupt_copy_is_repaired_from_a_peer_where_the_source_is_gone(tmp_path: Path) -> None:
+    nodes, nvme = Nodes(tmp_path), tmp_path / "b" / "nvme"
     nvme.mkdir(parents=True)
     with nodes.node("a") as other, nodes.node("b", "--nvme", f"{nvme}=64MiB", ram="0") as node:
         meet(other, node)
-        fill(other, data)
-        dataset, _ = fill(node, data)
-        flip(copies(tmp_path / "b")[3])
-        (data / "0.bin").rename(tmp_path / "away")
+        fill(other, nodes.data)
+        dataset, _ = fill(node, nodes.data)
+        flip(copies(tmp_path / "b")[3], 1000)
+        (nodes.data / "0.bin").rename(tmp_path / "away")
         with Control(node.socket_dir) as control:
             report = list(control.verify(dataset))[-1]
             assert report.corrupt_extents == 1
             list(control.prefetch(dataset))
             (status,) = control.status().datasets
-        (tmp_path / "away").rename(data / "0.bin")  # the loader stats the files that it opens
-        found, _ = read(node, data, monkeypatch)
-    assert found == contents
-    assert status.resident_bytes == len(contents)
+        (tmp_path / "away").rename(nodes.data / "0.bin")  # the loader stats the files that it opens
+        found, _ = read(node, nodes.data)
+    assert found == nodes.contents
+    assert status.resident_bytes == nodes.size
 
 
-def test_a_node_checks_copies_from_before_its_start_before_it_lends_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, nvme = tmp_path / "data", tmp_path / "a" / "nvme"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+def test_a_node_checks_copies_from_before_its_start_before_it_lends_them(tmp_path: Path) -> None:
+    nodes, nvme = Nodes(tmp_path), tmp_path / "a" / "nvme"
     nvme.mkdir(parents=True)
     with nodes.node("a", "--nvme", f"{nvme}=64MiB", ram="0") as other, nodes.node("b") as node:
-        fill(other, data)
+        fill(other, nodes.data)
         other.stop()
-        flip(copies(tmp_path / "a")[0])
+        flip(copies(tmp_path / "a")[0], 1000)
         other.start()  # and no job opens the dataset there again
         meet(other, node)
-        _, here = fill(node, data)
-        found, _ = read(node, data, monkeypatch)
+        _, here = fill(node, nodes.data)
+        found, _ = read(node, nodes.data)
         with Control(other.socket_dir) as control:
             corrupt = sum(tier.corrupt_extents for tier in control.status().tiers)
-    assert found == contents
-    assert (here.peer_bytes, here.source_bytes) == (len(contents) - EXTENT, EXTENT)
+    assert found == nodes.contents
+    assert (here.peer_bytes, here.source_bytes) == (nodes.size - EXTENT, EXTENT)
     assert corrupt == 1
 
 
 def test_a_dataset_of_some_users_is_shared_between_members(tmp_path: Path) -> None:
     """Which users may read it is for each node to enforce."""
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
-    rule = ["--allow", f"{data}/=uid:64001"]
+    nodes = Nodes(tmp_path)
+    rule = ["--allow", f"{nodes.data}/=uid:64001"]
     with nodes.node("a", *rule) as other, nodes.node("b", *rule) as node:
         meet(other, node)
-        assert fill(other, data)[1].resident_extents == EXTENTS
-        _, here = fill(node, data)
-    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
+        assert fill(other, nodes.data)[1].resident_extents == EXTENTS
+        _, here = fill(node, nodes.data)
+    assert (here.peer_bytes, here.source_bytes) == (nodes.size, 0)
 
 
-def test_a_node_that_dies_loses_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+def test_a_node_that_dies_loses_no_byte(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
     with nodes.node("a") as other, nodes.node("b") as node:
         meet(other, node)
-        fill(other, data)
+        fill(other, nodes.data)
         other.kill()
-        found, _ = read(node, data, monkeypatch)
-        _, here = fill(node, data)
+        found, _ = read(node, nodes.data)
+        _, here = fill(node, nodes.data)
         wait_until(lambda: states(node)["a"] == "away")
-    assert found == contents
-    assert (here.peer_bytes, here.source_bytes) == (0, len(contents))
+    assert found == nodes.contents
+    assert (here.peer_bytes, here.source_bytes) == (0, nodes.size)
 
 
 def test_nodes_that_prefetch_at_once_fetch_each_extent_once(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
+    nodes = Nodes(tmp_path, "abc")
     with nodes.node("a") as first, nodes.node("b") as second, nodes.node("c") as third, ExitStack() as stack:
         daemons = (first, second, third)
         meet(*daemons)
         controls = [stack.enter_context(Control(daemon.socket_dir)) for daemon in daemons]
-        datasets = [control.open_dataset([f"{data}/"], OPTIONS).id for control in controls]
+        datasets = [control.open_dataset([f"{nodes.data}/"], OPTIONS).id for control in controls]
         streams = [control.prefetch(dataset) for control, dataset in zip(controls, datasets, strict=True)]
         replies = [list(stream)[-1] for stream in streams]
     assert [reply.resident_extents for reply in replies] == [EXTENTS] * 3
-    assert sum(reply.source_bytes for reply in replies) == len(contents)
-    assert sum(reply.peer_bytes for reply in replies) == 2 * len(contents)
+    assert sum(reply.source_bytes for reply in replies) == nodes.size
+    assert sum(reply.peer_bytes for reply in replies) == 2 * nodes.size
 
 
 def certified(folder: Path, name: str, signed_by: trustme.CA, host: str = "127.0.0.1") -> list[str]:
@@ -242,8 +219,7 @@ def authority(folder: Path) -> trustme.CA:
 
 
 def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
+    nodes = Nodes(tmp_path, "abc")
     ca, strangers = authority(tmp_path), trustme.CA()
     of_strangers = certified(tmp_path, "c", strangers)
     with (
@@ -253,16 +229,15 @@ def test_nodes_authenticate_by_certificates(tmp_path: Path) -> None:
     ):
         wait_until(lambda: states(node).get("a") == "present")
         wait_until(lambda: set(states(stranger).values()) == {"present", "unknown"})
-        fill(other, data)
-        _, here = fill(node, data)
-        _, strange = fill(stranger, data)
-    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
-    assert (strange.peer_bytes, strange.source_bytes) == (0, len(contents))
+        fill(other, nodes.data)
+        _, here = fill(node, nodes.data)
+        _, strange = fill(stranger, nodes.data)
+    assert (here.peer_bytes, here.source_bytes) == (nodes.size, 0)
+    assert (strange.peer_bytes, strange.source_bytes) == (0, nodes.size)
 
 
 def test_one_certificate_serves_all_nodes(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    nodes = Nodes(tmp_path)
     one = [
         *certified(tmp_path, "all", authority(tmp_path), "cachesvc.example"),
         "--tls-name",
@@ -270,9 +245,9 @@ def test_one_certificate_serves_all_nodes(tmp_path: Path) -> None:
     ]
     with nodes.node("a", *one) as other, nodes.node("b", *one) as node:
         meet(other, node)
-        fill(other, data)
-        _, here = fill(node, data)
-    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
+        fill(other, nodes.data)
+        _, here = fill(node, nodes.data)
+    assert (here.peer_bytes, here.source_bytes) == (nodes.size, 0)
 
 
 def test_old_certificates_are_used_while_the_new_ones_do_not_match(tmp_path: Path) -> None:
@@ -311,17 +286,16 @@ def agent_of(daemon: Daemon) -> int:
 def test_the_agent_has_no_credentials_keeps_no_descriptors_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    nodes = Nodes(tmp_path)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not apply to peers
     secret = {"AWS_SECRET_ACCESS_KEY": "hush-hush"}
     with nodes.node("a", credentials=secret) as other, nodes.node("b") as node:
         meet(other, node)
-        fill(other, data)
+        fill(other, nodes.data)
         first = agent_of(other)
         assert b"hush-hush" not in Path(f"/proc/{first}/environ").read_bytes()
-        dataset, here = fill(node, data)
-        assert here.peer_bytes == len(contents)
+        dataset, here = fill(node, nodes.data)
+        assert here.peer_bytes == nodes.size
 
         def lent() -> list[str]:
             names = []
@@ -337,29 +311,26 @@ def test_the_agent_has_no_credentials_keeps_no_descriptors_and_is_replaced(
             control.evict(dataset)
             again = list(control.prefetch(dataset))[-1]
             assert again.resident_extents == EXTENTS
-            assert again.peer_bytes + again.source_bytes == 2 * len(contents)
+            assert again.peer_bytes + again.source_bytes == 2 * nodes.size
             before = again.peer_bytes
             control.evict(dataset)
             meet(other, node)
             again = list(control.prefetch(dataset))[-1]
-    assert again.peer_bytes == before + len(contents)
+    assert again.peer_bytes == before + nodes.size
 
 
 @pytest.mark.slow
-def test_fills_do_not_wait_for_an_agent_that_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+def test_fills_do_not_wait_for_an_agent_that_stands_still(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
     with nodes.node("a") as other, nodes.node("b") as node:
         meet(other, node)
         os.kill(agent_of(node), signal.SIGSTOP)
-        found, _ = read(node, data, monkeypatch)
-    assert found == contents
+        found, _ = read(node, nodes.data)
+    assert found == nodes.contents
 
 
 def test_an_invalid_request_is_a_typed_error(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, tmp_path / "data", "a")
+    nodes = Nodes(tmp_path, "a")
     question = pb.ExtentQuestion(extent=b"x" * 15)
     with nodes.node("a") as node, grpc.insecure_channel(nodes.addresses["a"]) as channel:
         meet(node)
@@ -376,35 +347,33 @@ def test_an_invalid_request_is_a_typed_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data)
+    nodes = Nodes(tmp_path)
     with nodes.node("a") as other, nodes.node("b") as node:
         meet(other, node)
-        fill(other, data)
+        fill(other, nodes.data)
         first = agent_of(other)
         other.take_over()
         wait_until(lambda: agent_of(other) not in (0, first))
         meet(other, node)
-        _, here = fill(node, data)
+        _, here = fill(node, nodes.data)
         other.kill()
         other.start()  # at once, while the killed one's agent may still have the addresses
         meet(other, node)
-    assert (here.peer_bytes, here.source_bytes) == (len(contents), 0)
+    assert (here.peer_bytes, here.source_bytes) == (nodes.size, 0)
 
 
 @pytest.mark.slow
 def test_the_second_node_of_a_name_is_refused_by_name(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    contents, nodes = data_in(data), Nodes(tmp_path, data, "abc")
+    nodes = Nodes(tmp_path, "abc")
     with nodes.node("a") as first, nodes.node("b") as second, nodes.node("b", at="c") as third:
         wait_until(lambda: sorted(states(first)) == ["a", "b"])
         wait_until(lambda: any(each.state == "refused" for each in rows(first)))
         refused = [each for each in rows(first) if each.state == "refused"]
         assert [each.name for each in refused] == ["b"]
         assert "--node-name" in refused[0].why
-        replies = [fill(daemon, data)[1] for daemon in (first, second, third)]
+        replies = [fill(daemon, nodes.data)[1] for daemon in (first, second, third)]
     assert [reply.resident_extents for reply in replies] == [EXTENTS] * 3
-    assert sum(reply.source_bytes for reply in replies) <= 2 * len(contents)
+    assert sum(reply.source_bytes for reply in replies) <= 2 * nodes.size
 
 
 def rows(daemon: Daemon) -> Sequence[pb.NodeStatus]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -30,7 +28,9 @@ DEAD = os.WEXITED | os.WNOHANG | os.WNOWAIT
 def pool(tmp_path: Path) -> Iterator[Pool]:
     """Two fillers and a builder, started so far that they die with the fork server."""
     with a_pool(tmp_path, 2) as found:
-        found.loop.run_until(lambda: all(each.process.pid for each in found.fillers._living))
+        found.loop.run_until(
+            lambda: all(each.pid for builds in (True, False) for each in found.processes(builds))
+        )
         wait_until(lambda: [each.num_threads() > 1 for each in server(found).children()] == [True] * 3)
         yield found
 
@@ -51,7 +51,7 @@ def test_fillers_are_replaced_when_the_fork_server_dies(pool: Pool) -> None:
         first.kill()
         done = pool.of("under way")
         assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, True)
-        pool.loop.run_until(lambda: not set(before) & {each.process.pid for each in pool.fillers._living})
+        pool.loop.run_until(lambda: not any(map(pool.lives, before)))
         pool.verify("again", memory, RAM)
         assert pool.of("again").code == 0
     assert not set(before) & set(pool.pids())
@@ -65,7 +65,7 @@ def test_a_server_found_dead_is_replaced_at_once(pool: Pool) -> None:
     first = server(pool)
     first.kill()
     wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE)
-    child, channel = pool.fillers._forks.fork()  # before the loop has seen the death
+    child, channel = pool.forks.fork()  # before the loop has seen the death
     with channel:
         pool.loop.run_until(lambda: bool(child.pid))
         assert psutil.Process(child.pid).parent() in psutil.Process().children()
@@ -77,13 +77,13 @@ def test_the_exit_code_of_a_filler_is_reported(pool: Pool, number: signal.Signal
         for pid in pool.pids():
             os.kill(pid, signal.SIGSTOP)
         pool.verify("under way", memory, RAM)
-        killed = [each.process for each in pool.fillers._living if not each.builds]
+        killed = pool.processes()
         for process in killed:
             os.kill(process.pid, number)
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGCONT)
         # The loop waits 50 ms for the server's message, which comes later on a busy host.
-        assert [pool.fillers._forks.wait(process, 10.0) for process in killed] == [-number] * 2
+        assert [pool.forks.wait(process, 10.0) for process in killed] == [-number] * 2
         assert f"(exit code -{int(number)})" in pool.of("under way").message
 
 
@@ -105,7 +105,7 @@ def test_a_filler_that_crashes_over_one_job_says_so(
 
 
 def test_a_filler_that_is_killed_before_its_start_ends(pool: Pool) -> None:
-    forks = pool.fillers._forks
+    forks = pool.forks
     os.kill(server(pool).pid, signal.SIGSTOP)
     child, channel = forks.fork()
     forks.kill(child)
@@ -148,22 +148,6 @@ def test_fillers_share_no_descriptors(pool: Pool) -> None:
     assert not any(held(pid, "pipe:") & pipes for pid in pool.pids())
 
 
-def test_a_death_that_is_read_twice_does_not_block(pool: Pool) -> None:
-    """The loop sees a filler's end and the server's message about it in one round; the first handler reads the message."""
-    first, forks = server(pool), pool.fillers._forks
-    filler = next(each for each in pool.fillers._living if not each.builds)
-    os.kill(filler.process.pid, signal.SIGKILL)
-    assert forks._server is not None
-    assert select.select([forks._server[1]], [], [], 10.0)[0]
-    began = time.monotonic()
-    pool.fillers._read(filler)
-    assert filler.process.code == -signal.SIGKILL
-    forks._read_message()
-    assert time.monotonic() - began < 0.5
-    assert first.is_running()
-    assert pool.pids() == [each.pid for each in first.children() if each.pid in pool.pids()]
-
-
 def test_living_fillers_go_on_while_none_can_be_forked(pool: Pool) -> None:
     first = server(pool)
     before = first.rlimit(psutil.RLIMIT_NOFILE)
@@ -171,17 +155,17 @@ def test_living_fillers_go_on_while_none_can_be_forked(pool: Pool) -> None:
     with opened(pool.inside) as memory:
         killed, living = pool.pids()
         os.kill(killed, signal.SIGKILL)
-        pool.loop.run_until(lambda: not any(each.process.pid == killed for each in pool.fillers._living))
+        pool.loop.run_until(lambda: not pool.lives(killed))
         for number in range(5):
             pool.verify(number, memory, RAM)
             assert pool.of(number).code == 0
         os.kill(living, signal.SIGKILL)
-        pool.loop.run_until(lambda: not any(each.process.pid == living for each in pool.fillers._living))
+        pool.loop.run_until(lambda: not pool.lives(living))
         pool.verify("by nobody", memory, RAM)
         done = pool.of("by nobody")
         assert (done.code, done.retry, done.lost) == (SourceUnavailable.code, True, False)
         assert "allow more processes" in done.message
-        pool.loop.run_until(lambda: all(each.builds for each in pool.fillers._living))
+        pool.loop.run_until(lambda: not pool.processes())
         first.rlimit(psutil.RLIMIT_NOFILE, before)
         pool.verify("again", memory, RAM)
         assert pool.of("again").code == 0
@@ -195,7 +179,7 @@ def test_an_inherited_ignored_sigchld_has_no_effect(tmp_path: Path) -> None:
             (pid,), first = pool.pids(), server(pool)
             signal.signal(signal.SIGCHLD, before)
             os.kill(pid, signal.SIGKILL)
-            pool.loop.run_until(lambda: not any(each.process.pid == pid for each in pool.fillers._living))
+            pool.loop.run_until(lambda: not pool.lives(pid))
             pool.verify("again", memory, RAM)
             assert pool.of("again").code == 0
             assert server(pool) == first
@@ -210,7 +194,7 @@ def test_a_daemon_that_adopts_orphans_reaps_them(pool: Pool) -> None:
     assert adopt(1) == 0
     try:
         server(pool).kill()
-        pool.loop.run_until(lambda: not pool.fillers._living)
+        pool.loop.run_until(lambda: not pool.processes() and not pool.processes(builds=True))
         # A zombie with threads that are not dead yet cannot be reaped.
         wait_until(lambda: all(os.waitid(os.P_PID, pid, DEAD) for pid in before))
         with opened(pool.inside) as memory:
@@ -227,7 +211,7 @@ def test_a_dead_filler_leaves_no_descriptor(pool: Pool) -> None:
         def life(number: int) -> None:
             for pid in pool.pids():
                 os.kill(pid, signal.SIGKILL)
-            pool.loop.run_until(lambda: len(pool.fillers._living) == 1)  # only the builder is left
+            pool.loop.run_until(lambda: not pool.processes())
             pool.verify(number, memory, RAM)
             assert pool.of(number).code == 0
             pool.pids()

@@ -86,4 +86,4 @@ def test_repeated_warnings_are_limited_and_counted() -> None:
     assert vars(record)["left_out"] == 2 * FLOOD_LINES
     for number in range(3 * MESSAGES):
         assert told(f"one of many: {number}")
-    assert len(flood._windows) <= MESSAGES
+    assert len(flood.windows) <= MESSAGES

@@ -18,6 +18,7 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed.node import Daemon
+from tests.support.faults.faulty_disk import FaultyDisk
 
 EXTENT = 64 << 10
 EXTENTS = 32
@@ -85,11 +86,28 @@ def node(
         assert "Traceback" not in daemon.log, daemon.log
 
 
+@contextlib.contextmanager
+def on_faulty_disk(
+    tmp_path: Path, data: bytes, *more: str, size: str = "4MiB", ram: str = "0"
+) -> Iterator[tuple[FaultyDisk, Node]]:
+    """A disk and a node over it. The disk works again at the end: a daemon that hangs in it cannot be ended."""
+    with (
+        FaultyDisk(tmp_path) as disk,
+        node(tmp_path, data, f"{disk.path}={size}", ram=ram, more=more) as found,
+    ):
+        try:
+            yield disk, found
+        finally:
+            disk.behave("")
+
+
 def stored(directory: Path) -> list[Path]:
     return sorted((directory / "cachesvc-nvme/v1/extents").rglob("?" * 32 + ".*"))
 
 
 def flip(path: Path, at: int) -> None:
+    """Flip a bit of a file."""
+    path.chmod(0o600)
     with open(path, "r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]

@@ -16,9 +16,9 @@ import numpy as np
 from cachesvc.config import Tls
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.fills.block_client import BlockClient
-from cachesvc.daemon.peers.block_replies import Lent
-from cachesvc.daemon.peers.block_server import BlockServer, Lend
+from cachesvc.daemon.blocks.client import BlockClient
+from cachesvc.daemon.blocks.replies import Lent
+from cachesvc.daemon.blocks.server import MAX_CONNECTIONS, BlockServer, Lend
 from cachesvc.tiers.checksum import block_digest
 from cachesvc.tiers.fill_progress import FillProgress
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
@@ -104,9 +104,10 @@ def serving(
     address: str = "127.0.0.1:0",
     on_sent: Callable[[int], None] = lambda _: None,
     bytes_per_s: float = inf,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> Iterator[str]:
     """A server in this process; yields its address."""
-    server = BlockServer(lend, tls, bytes_per_s, on_sent)
+    server = BlockServer(lend, tls, bytes_per_s, on_sent, max_connections)
     port = server.listen(address)
     thread = threading.Thread(target=server.serve)
     thread.start()

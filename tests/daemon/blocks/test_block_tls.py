@@ -14,10 +14,9 @@ import trustme
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.fills.block_client import PeerBusy, PeerFailed, PeerLacks, PeerSilent
-from cachesvc.daemon.peers import block_server
+from cachesvc.daemon.blocks.client import PeerBusy, PeerFailed, PeerSilent
 from testbed import WAIT_S
-from tests.support.membership.blocks import BLOCKS, DATA, EXTENT, Copy, client, digests_of, resident, serving
+from tests.support.membership.blocks import BLOCKS, DATA, Copy, client, digests_of, resident, serving
 from tests.support.waiting import wait_until
 
 NAME = "peers.cachesvc.internal"
@@ -65,17 +64,6 @@ def test_blocks_come_over_tls_while_they_are_filled(tmp_path: Path, ca: trustme.
         assert reading.result(WAIT_S) == DIGESTS
         fcntl.fcntl(copy.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
         assert copy.bytes() == DATA
-
-
-def test_a_file_is_filled_over_tls_and_the_connection_used_again(tmp_path: Path, ca: trustme.CA) -> None:
-    tls = certified(tmp_path, "node", ca)
-    with shared(tls) as address, client(tls) as peers, open(tmp_path / "extent", "w+b") as file:
-        with Copy(file.fileno()) as copy:
-            for _ in range(3):
-                with pytest.raises(PeerLacks):
-                    peers.read(address, EXTENT[::-1], len(DATA), copy.fd, copy.progress)  # type: ignore[arg-type]
-            assert copy.read_from(peers, address) == DIGESTS
-        assert (tmp_path / "extent").read_bytes() == DATA
 
 
 def test_one_certificate_serves_all_nodes_under_its_name(tmp_path: Path, ca: trustme.CA) -> None:
@@ -126,13 +114,15 @@ def test_unusable_certificates_are_refused_at_once(tmp_path: Path, ca: trustme.C
         pass
 
 
-def test_a_full_server_says_so_over_tls(
-    tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_server, "MAX_CONNECTIONS", 0)
-    monkeypatch.setattr(block_server.BlockServer, "_end_idle", lambda _: False)
+def test_a_full_server_says_so_over_tls(tmp_path: Path, ca: trustme.CA) -> None:
     tls = certified(tmp_path, "node", ca)
-    with shared(tls) as address, client(tls) as peers, Copy() as copy, pytest.raises(PeerBusy):
+    with (
+        resident() as lend,
+        serving(lend, tls, max_connections=0) as address,
+        client(tls) as peers,
+        Copy() as copy,
+        pytest.raises(PeerBusy),
+    ):
         copy.read_from(peers, address)
 
 

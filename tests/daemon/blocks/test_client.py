@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,17 +21,16 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.fills.block_client import (
+from cachesvc.daemon.blocks.client import (
     IDLE_S,
+    BlockClient,
     PeerAborted,
     PeerBusy,
     PeerFailed,
     PeerLacks,
     PeerSilent,
-    _Connection,
-    _IdleConnections,
 )
-from cachesvc.daemon.peers.block_wire import Frame, Kind, receive_request
+from cachesvc.daemon.blocks.wire import Frame, Kind, receive_request
 from cachesvc.tiers.fill_progress import FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
 from testbed import WAIT_S
@@ -410,12 +409,16 @@ def test_a_disk_without_room_is_no_fault_of_the_peer(tmp_path: Path) -> None:
 
 def test_connections_to_addresses_that_are_never_asked_again_are_closed() -> None:
     now = [0.0]
-    idle = _IdleConnections(lambda: now[0])
-    (gone, first), (here, second) = socket.socketpair(), socket.socketpair()
-    idle.give_back("gone:1", _Connection(gone, 0))
-    now[0] = IDLE_S
-    idle.give_back("here:1", _Connection(here, 0))
-    assert gone.fileno() == -1
-    assert idle.take("here:1", 0) is here
-    for each in (here, first, second):
-        each.close()
+    with (
+        resident() as lend,
+        serving(lend) as gone,
+        serving(lend) as here,
+        closing(BlockClient(now=lambda: now[0])) as peers,
+    ):
+        with Copy() as copy:
+            copy.read_from(peers, gone)
+        before = open_descriptors()
+        now[0] = IDLE_S
+        with Copy() as copy:
+            copy.read_from(peers, here)
+        wait_until(lambda: open_descriptors() == before)

@@ -1,4 +1,4 @@
-"""Reads blocks of extents from other nodes (`peers/block_wire.py`), also while those nodes are filling them.
+"""Reads blocks of extents from other nodes (`blocks/wire.py`), also while those nodes are filling them.
 
 Each block is compared with its digest as it arrives and marked in the fill's progress, so that this node gives it on at
 once, and the next peer is asked for the missing blocks alone.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.access.tls_contexts import TlsContexts
-from cachesvc.daemon.peers.block_wire import (
+from cachesvc.daemon.access.tls import TlsContexts
+from cachesvc.daemon.blocks.wire import (
     FRAME_BLOCKS,
     MAX_RANGES,
     VERSION,
@@ -86,12 +86,18 @@ _FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
 class BlockClient:
     """Keeps connections to peers. Safe to share between threads, not across a fork."""
 
-    def __init__(self, tls: Tls | None = None, tls_name: str = "", silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self,
+        tls: Tls | None = None,
+        tls_name: str = "",
+        silent_s: float = SILENT_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`tls_name`: the name that the certificates of all peers bear, "" where each bears its own host. Raises
         InvalidInput for unusable certificates."""
         self._tls = TlsContexts(tls, tls_name) if tls else None
         self._silent_s = silent_s
-        self._idle = _IdleConnections()
+        self._idle = _IdleConnections(now)
         self._buffers = Buffers(BUFFERS_BYTES)
         self._pid = os.getpid()
 
@@ -269,7 +275,7 @@ class _Connection(NamedTuple):
 class _IdleConnections:
     """Connections that wait for their next request, by address. Thread-safe."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._kept: dict[str, list[tuple[float, _Connection]]] = {}

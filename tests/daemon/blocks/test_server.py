@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cachesvc.core.errors import Busy, TierFailed
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.peers import block_server
-from cachesvc.daemon.peers.block_replies import Lent, _without
-from cachesvc.daemon.peers.block_wire import (
+from cachesvc.daemon.blocks.replies import Lent
+from cachesvc.daemon.blocks.wire import (
     MAX_RANGES,
     VERSION,
     ConnectionEnded,
@@ -175,11 +172,8 @@ def test_an_extent_that_is_shorter_than_lent_ends_the_connection() -> None:
                 receive(connection, 2 * BLOCK + 16)
 
 
-def test_at_the_limit_idle_connections_give_way_and_working_ones_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(block_server, "MAX_CONNECTIONS", 2)
-    with Copy() as copy, serving(copy.lend) as address, ExitStack() as stack:
+def test_at_the_limit_idle_connections_give_way_and_working_ones_do_not() -> None:
+    with Copy() as copy, serving(copy.lend, max_connections=2) as address, ExitStack() as stack:
         copy.fill(0)
         idle = stack.enter_context(connected(address))
         ask(idle, (0, 1), extent=ExtentId(bytes(16)))
@@ -256,28 +250,3 @@ def test_closing_ends_connections_and_leaves_no_descriptor() -> None:
                 thread.join(WAIT_S)
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@given(st.data(), st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
-def test_what_is_left_is_what_was_wanted_and_not_sent(
-    data: st.DataObject, wanted: set[int], sent: set[int]
-) -> None:
-    def runs(indices: set[int]) -> list[Range]:
-        """Consecutive indices as ranges, some of them cut in two."""
-        found: list[Range] = []
-        for index in sorted(indices):
-            if found and sum(found[-1]) == index and data.draw(st.booleans()):
-                found[-1] = (found[-1][0], found[-1][1] + 1)
-            else:
-                found.append((index, 1))
-        return found
-
-    asked = runs(wanted)
-    ready = [
-        (first, count)
-        for begin, size in asked
-        for first, count in runs({i for i in range(begin, begin + size) if i in sent})
-    ]
-    left = _without(asked, ready)
-    assert [i for first, count in left for i in range(first, first + count)] == sorted(wanted - sent)
-    assert all(count for _, count in left)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.daemon.peers.send_rate import BURST_S, SendRate
+from cachesvc.daemon.blocks.replies import BURST_S, SendRate
 
 RATE = 1000.0
 

@@ -1,4 +1,4 @@
-"""Serves blocks of extents to other nodes (`block_wire.py`): a thread for each connection, a bounded number of them.
+"""Serves blocks of extents to other nodes (`wire.py`): a thread for each connection, a bounded number of them.
 
 It runs in the peer agent, which has no credentials, at the lowest priority, so that the node's own readers go first.
 """
@@ -18,9 +18,9 @@ from math import inf
 from cachesvc.config import Tls
 from cachesvc.core.errors import Busy, CacheError, NotFound
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.access.tls_contexts import TlsContexts
-from cachesvc.daemon.peers.block_replies import BlockReplies, Lent
-from cachesvc.daemon.peers.block_wire import (
+from cachesvc.daemon.access.tls import TlsContexts
+from cachesvc.daemon.blocks.replies import BlockReplies, Lent, SendRate
+from cachesvc.daemon.blocks.wire import (
     ConnectionEnded,
     Frame,
     Kind,
@@ -29,7 +29,6 @@ from cachesvc.daemon.peers.block_wire import (
     receive_request,
     set_timeout,
 )
-from cachesvc.daemon.peers.send_rate import SendRate
 
 log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 256
@@ -81,12 +80,13 @@ class BlockServer:
         tls: Tls | None = None,
         bytes_per_s: float = inf,
         on_sent: Callable[[int], None] = lambda _: None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         """`bytes_per_s` limits all connections together. Raises InvalidInput for unusable certificates."""
         self._lend = lend
         self._tls = TlsContexts(tls) if tls else None
         self._rate = SendRate(bytes_per_s)
-        self._on_sent = on_sent
+        self._on_sent, self._max_connections = on_sent, max_connections
         self._lock = threading.Lock()
         self._open: set[_Connection] = set()
         self._closing = threading.Event()
@@ -136,8 +136,8 @@ class BlockServer:
     def _start(self, accepted: socket.socket) -> None:
         connection = _Connection(accepted)
         with self._lock:
-            busy = len(self._open) >= MAX_CONNECTIONS and not self._end_idle()
-            if len(self._open) >= MAX_CONNECTIONS + MAX_REFUSALS:
+            busy = len(self._open) >= self._max_connections and not self._end_idle()
+            if len(self._open) >= self._max_connections + MAX_REFUSALS:
                 accepted.close()
                 return
             self._open.add(connection)
@@ -149,8 +149,8 @@ class BlockServer:
 
     def _end_idle(self) -> bool:
         """End the connection that is idle for the longest time; return whether there is one."""
-        longest = min(self._open, key=lambda each: each.idle_since)
-        if longest.idle_since == inf:
+        longest = min(self._open, key=lambda each: each.idle_since, default=None)
+        if longest is None or longest.idle_since == inf:
             return False
         longest.idle_since = inf
         longest.end()

@@ -7,11 +7,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isinf
 
-from cachesvc.daemon.peers.block_wire import FRAME_BLOCKS, Frame, Kind, Range, RequestRefused, within
-from cachesvc.daemon.peers.send_rate import SendRate
+from cachesvc.daemon.blocks.wire import FRAME_BLOCKS, Frame, Kind, Range, RequestRefused, within
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
 from cachesvc.tiers.fill_progress import FillProgress, FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -23,6 +23,9 @@ COPY_BYTES = 256 << 10
 """Bytes that are read and encrypted at a time, over TLS; they stay in the processor's cache."""
 KEEPALIVE_S = 1.0
 """A WAIT frame is sent after this time without another frame."""
+BURST_S = 0.05
+"""Unused time that is kept: bytes of this time may be sent at once. Longer bursts would fill the queues of the link, which
+the job's own traffic shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,31 @@ class Lent:
     size_bytes: int
     digests: bytes | None = None
     progress: FillProgress | None = None
+
+
+class SendRate:
+    """A limit on the bytes per second that all connections together send.
+
+    A token bucket whose senders wait in the order in which they ask: the generic cell rate algorithm of ITU-T I.371,
+    annex A. Thread-safe."""
+
+    def __init__(self, bytes_per_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        """`bytes_per_s`: infinite for no limit. `now` returns seconds of a clock that never goes back."""
+        assert bytes_per_s > 0
+        self._bytes_per_s = bytes_per_s
+        self._now = now
+        self._lock = threading.Lock()
+        self._free_at = now()
+
+    def take(self, size_bytes: int) -> float:
+        """Take the tokens of `size_bytes`; return the seconds to wait before sending them."""
+        if isinf(self._bytes_per_s):
+            return 0.0
+        with self._lock:
+            now = self._now()
+            begin = max(self._free_at, now - BURST_S)
+            self._free_at = begin + size_bytes / self._bytes_per_s
+        return max(0.0, begin - now)
 
 
 class BlockReplies:

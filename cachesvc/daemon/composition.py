@@ -1,0 +1,287 @@
+"""The composition root: builds the parts of the daemon, room by room, and hands each what it needs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from cachesvc.config import GRANTS_SOCKET, Settings, most_callers, most_in_ram, most_readers
+from cachesvc.core import commands, events
+from cachesvc.core.model import RAM, TierName
+from cachesvc.core.node.node import Node
+from cachesvc.core.tiering.policy import NodeSettings
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import Tenants
+from cachesvc.daemon.claims import DatasetClaims
+from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.pins import PinFile, Pins
+from cachesvc.daemon.control.prefetches import Prefetches
+from cachesvc.daemon.control.reports import Reports
+from cachesvc.daemon.control.server import ControlServer
+from cachesvc.daemon.control.service import Service
+from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.disks.budgets import Budgets
+from cachesvc.daemon.disks.memory_pressure import MemoryPressure
+from cachesvc.daemon.disks.opening import DirectoryOpening, tiers_at_start, wait_until_open
+from cachesvc.daemon.disks.reactions import DiskReactions
+from cachesvc.daemon.disks.renewal import Disk
+from cachesvc.daemon.disks.tier_threads import TierThreads
+from cachesvc.daemon.disks.watch import DiskWatch
+from cachesvc.daemon.fills.build_queue import BuildQueue
+from cachesvc.daemon.fills.checks import Checks
+from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fill import FillParts
+from cachesvc.daemon.fills.fills import Fills
+from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.shared_fills import SharedFills
+from cachesvc.daemon.grants.granting import Granting
+from cachesvc.daemon.grants.plan_intake import PlanIntake
+from cachesvc.daemon.grants.reader_events import ReaderEvents
+from cachesvc.daemon.grants.server import GrantsServer
+from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.own_directories import OwnDirectories
+from cachesvc.daemon.parent.messages import CopyHeld
+from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
+from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.peers.lending import Lending
+from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.residency import in_use, is_claimed
+from cachesvc.daemon.runner import Runner
+from cachesvc.sources.uri import Allowlist
+from cachesvc.system.footprint import FILLS, largest_ram_bytes
+from cachesvc.system.memory import allowed_bytes
+from cachesvc.tiers.ram import RamTier
+
+log = logging.getLogger(__name__)
+DRAIN_S = 10.0
+"""The longest wait for fills under way when another daemon replaces this one. Those that take longer are begun again by the
+next daemon."""
+POLL_S = 0.02
+
+
+class Composition:
+    """Call `access`, `datasets`, `tiers`, `fills`, `readers` and `control` in this order. `ending` collects the steps that
+    undo them at the end or after a failed start. No part is given this object."""
+
+    def __init__(
+        self, settings: Settings, loop: Loop, fillers: FillerPool, open_files: int, ending: ExitStack
+    ) -> None:
+        self._settings, self._loop, self._fillers = settings, loop, fillers
+        self._open_files, self._ending = open_files, ending
+        self._state_dir = settings.state_dir
+
+    def access(self, allowed: Allowlist, lookups: Lookups) -> None:
+        """Build what knows who may use which data, and how much of it. Raises InvalidInput for what the settings get
+        wrong."""
+        self._allowed, self._lookups = allowed, lookups
+        self._quotas = Quotas(self._settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
+        self._tenants = Tenants(allowed, self._settings.rules)
+
+    def datasets(self) -> None:
+        """Build what knows the datasets. No other daemon runs from here on."""
+        loader = ThreadPool(2, "catalogs")
+        self._datasets = Datasets(
+            f"{self._state_dir}/catalogs", self._allowed, self._tenants, self._lookups, loader
+        )
+        self._ending.callback(self._datasets.close)
+        self._ending.callback(loader.shutdown, wait=False)
+
+    def tiers(self, parent: ParentLink, held: Sequence[tuple[CopyHeld, int]]) -> None:
+        """Open the tiers, and build the core and the threads of the tiers."""
+        settings = self._settings
+        ram = RamTier(RAM, most_in_ram(self._open_files), parent)
+        self._openings = self._opened()
+        in_ram = adopt_copies(ram, settings.ram_bytes, held)  # while they go on
+        self._lost = wait_until_open(self._openings)
+        specs, self._recovered = tiers_at_start(settings, self._openings, self._lost, in_ram)
+        fills = settings.fillers * FILLS
+        core = NodeSettings(
+            max_fills=fills,
+            fill_bytes=(fills - 1) * settings.extent_bytes,
+            scrub_bytes_per_s=settings.scrub_rate,
+            unplanned_share=settings.unplanned_share,
+        )
+        node = Node(specs, core)
+        self._datasets.claimed, self._datasets.used = partial(is_claimed, node), partial(in_use, node)
+        self._runner = Runner(node, time.monotonic)
+        self._threads = TierThreads(node.policy.tiers, ram, self._openings, self._lane)
+        self._ending.callback(self._threads.close)
+        self._ending.callback(self._fillers.stop)
+        nvme = {each.disk.name: spec for each, spec in zip(self._openings, settings.nvme, strict=True)}
+        together_bytes = largest_ram_bytes(allowed_bytes(), settings.own_bytes) + settings.work_bytes
+        self._budgets = Budgets(nvme, settings.extent_bytes, settings.work_bytes, together_bytes)
+
+    def fills(self) -> None:
+        """Build what fills, checks and evicts extents, and the link to the peer agent."""
+        runner, threads = self._runner, self._threads
+        node, tiers = runner.node, threads.open_tiers
+        ram = node.policy.tiers.get(RAM)
+        memory = self._budgets.fill_memory(ram)
+        resized = lambda budget_bytes: runner.handle(events.Resized(RAM, budget_bytes))  # noqa: E731
+        self._pressure = MemoryPressure(
+            ram, self._budgets, memory, self._lane("memory"), time.monotonic, resized
+        )
+        self._ending.callback(self._pressure.close)
+        self._holes, shared = HoleRecords(time.monotonic), SharedFills()
+        suspect = lambda tier: self._watch.suspect(tier)  # noqa: E731 - which is built later
+        self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, suspect)
+        parts = FillParts(
+            tiers,
+            threads.calls,
+            Commits(threads.committers, threads.calls),
+            self._datasets,
+            self._fillers,
+            self._checks,
+            self._holes,
+            runner.handle,
+            memory,
+            shared,
+        )
+        self._cluster: ClusterLink | None = None
+        if self._settings.cluster is not None:
+            lending = Lending(node, self._checks, shared, self._holes)
+            self._cluster = ClusterLink(
+                self._settings, self._weight_bytes(), runner, self._loop, lending, shared
+            )
+            parts.locate, parts.wrong_copy = self._cluster.locate, self._cluster.wrong_copy
+        self._fills = Fills(parts)
+
+    def readers(self) -> None:
+        """Build what serves readers, and what watches the disks that it grants from."""
+        runner, threads, checks = self._runner, self._threads, self._checks
+        self._claims = DatasetClaims(runner, self._datasets, self._quotas, self._holes)
+        requests = ReaderEvents(runner, self._loop, self._datasets, self._claims, self._quotas, checks)
+        self._plans, self._stalls = PlanIntake(self._lane("plans")), requests.stalls
+        self._ending.callback(self._plans.close)
+        self._grants = GrantsServer(
+            requests, self._plans, self._loop.watch, self._loop.unwatch, self._claims.next_id
+        )
+        granting = Granting(self._grants, threads.open_tiers, checks, self._holes, runner.handle)
+        runner.execute = {
+            commands.StartFill: self._fills.start,
+            commands.Grant: granting.grant,
+            commands.Recall: granting.recall,
+            commands.Refuse: granting.refuse,
+            commands.Fail: granting.fail,
+            commands.Evict: self._fills.evict,
+            commands.Verify: checks.scrub,
+        }
+        reactions = DiskReactions(
+            runner, threads, self._budgets, self._fillers, self._fills, checks, granting, self._holes
+        )
+        self._watch = DiskWatch(
+            reactions.lost, reactions.back, reactions.measured, reactions.stalled, time.monotonic
+        )
+        for each in self._openings:
+            name = each.disk.name
+            busy_s = partial(self._fillers.busy_s, name)
+            self._watch.add(each.disk, each.probes, threads.of(name), busy_s)
+        runner.timers += [self._watch, self._pressure]
+
+    def control(self) -> None:
+        """Tell the core what its tiers hold, build the control API and open the sockets."""
+        settings, loop, runner, ending = self._settings, self._loop, self._runner, self._ending
+        datasets, claims, counts, cluster = self._datasets, self._claims, self._fills.counts, self._cluster
+        pins = Pins(PinFile(f"{self._state_dir}/pins.json"), runner, loop, datasets, claims)
+        self._report_recovered(pins)
+        for name, why in self._lost.items():
+            self._watch.not_opened(name, why)
+        grants_socket = f"{settings.socket_dir}/{GRANTS_SOCKET}"
+        self._grants.listen(grants_socket, settings.socket_mode, most_readers(self._open_files))
+        ending.callback(self._grants.close)
+        pins.restore()
+        if cluster is not None:
+            ending.callback(cluster.close)
+            cluster.start()
+        service = Service(
+            loop,
+            runner,
+            datasets,
+            claims,
+            Callers(self._tenants, self._lookups, self._grants.caller),
+            pins,
+            Prefetches(loop, runner, claims, counts, cluster),
+            Reports(loop, runner.node, datasets, pins, self._grants, counts, self._fillers, cluster),
+            BuildQueue(self._fillers.build),
+            self._checks,
+            self._threads,
+            settings.extent_bytes,
+        )
+        control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))
+        ending.callback(control.close)
+        directories = OwnDirectories(settings, loop, self._grants, control)
+        ending.callback(directories.close)
+        if settings.metrics:  # Prometheus's library takes 50 ms of CPU
+            from cachesvc.daemon.metrics.collector import MetricsCollector
+            from cachesvc.daemon.metrics.scrape_server import ScrapeServer
+
+            MetricsCollector(
+                loop, runner.node, datasets, self._grants, counts, self._fillers, cluster, self._stalls
+            ).register()
+            ScrapeServer(settings.metrics)
+
+    def run(self) -> None:
+        """Serve until the loop is stopped."""
+        self._loop.run(self._runner.next_deadline, self._runner.tick, time.monotonic)
+
+    @property
+    def hangs(self) -> bool:
+        """After the end: this process cannot end before a disk answers."""
+        return self._threads.hangs
+
+    def leave(self) -> None:
+        """Begin no more fills, since another daemon replaces this one, and end the loop when those under way have ended.
+        Readers are served meanwhile from what is resident. Runs on the loop's thread."""
+        log.info("another daemon replaces this one")
+        self._fills.pause()
+        threading.Thread(target=self._drain, name="departure", daemon=True).start()
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while self._loop.call(lambda: self._fills.under_way or self._plans.under_way):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_S)
+        self._loop.stop()
+
+    def _lane(self, name: str) -> Lane:
+        return Lane(name, self._loop.post)
+
+    def _opened(self) -> list[DirectoryOpening]:
+        """Begin to open all cache directories."""
+        openings = []
+        for number, spec in enumerate(self._settings.nvme):
+            name = TierName(f"nvme{number}")
+            disk = Disk(name, Path(spec.path).absolute(), spec.mounted)
+            openings.append(DirectoryOpening(disk, self._lane(f"probe-{name}")))
+            openings[-1].begin()
+        return openings
+
+    def _weight_bytes(self) -> int:
+        """Return the room of all tiers, which decides this node's share of a cluster's extents. As configured where that is
+        in bytes, since shares move when it changes."""
+        tiers = self._runner.node.policy.tiers
+        sizes = (
+            spec.size_bytes or tiers[each.disk.name].given_bytes
+            for each, spec in zip(self._openings, self._settings.nvme, strict=True)
+        )
+        return self._settings.ram_bytes + sum(sizes)
+
+    def _report_recovered(self, pins: Pins) -> None:
+        """Tell the core what its tiers hold. Pinned extents come last, so they stay, where the extents exceed a budget.
+        Copies on disks are verified before their first grant; sealed memory cannot have changed."""
+        for event in self._recovered:
+            budget_bytes = self._runner.node.policy.tiers[event.tier].budget_bytes
+            if sum(event.extents.values()) > budget_bytes:
+                event = pins.pinned_last(event)
+            if event.tier != RAM:
+                self._checks.unverified[event.tier].update(event.extents)
+            self._runner.handle(event)

@@ -1,0 +1,128 @@
+"""Requests of readers that came through the grants socket, turned into events for the core."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from cachesvc.core import events
+from cachesvc.core.errors import CacheError, OutOfSpace
+from cachesvc.core.model import RAM, DatasetId, ExtentId
+from cachesvc.core.stalls import StallReport, Stalls
+from cachesvc.core.tiering.budgets import working
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import admits
+from cachesvc.daemon.claims import DatasetClaims
+from cachesvc.daemon.datasets import Datasets, ServedDataset, unknown
+from cachesvc.daemon.fills.checks import Checks
+from cachesvc.daemon.grants.plan_intake import PlanEntries
+from cachesvc.daemon.grants.replies import ConnectedReader
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+class ReaderEvents:
+    """Runs on the loop's thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        loop: Loop,
+        datasets: Datasets,
+        claims: DatasetClaims,
+        quotas: Quotas,
+        checks: Checks,
+    ) -> None:
+        self.handle = runner.handle
+        self.stalls: dict[DatasetId, Stalls] = {}
+        """How long the steps of each dataset's readers waited."""
+        self._node = runner.node
+        self._loop, self._datasets = loop, datasets
+        self._claims, self._quotas, self._checks = claims, quotas, checks
+        self._reported: set[int] = set()
+        """Users whose excess claims of held memory were logged."""
+
+    def connected(
+        self, reader: ConnectedReader, dataset: DatasetId, then: Callable[[ServedDataset | CacheError], None]
+    ) -> None:
+        """Load a dataset on another thread and declare it for the reader; `then` gets the dataset or the error, unless the
+        reader has left."""
+
+        def declared(known: ServedDataset) -> None:
+            if not reader.gone:
+                then(known)
+
+        def loaded(future: Future[ServedDataset]) -> None:
+            if reader.gone:
+                return  # a claim for a reader that has left would never end
+            error = future.exception() or self._refusal(future.result(), reader)
+            if error is None:
+                known = self._datasets.admit(future.result())
+                self._claims.declare(reader.id, known, reader.peer.uid, gradual=True)
+                self._claims.after(self._node.claims.claimed, known.id, partial(declared, known))
+            elif isinstance(error, CacheError):
+                then(error)
+            else:
+                log.error("a catalog cannot be loaded", extra={"dataset": dataset, "error": str(error)})
+                then(CacheError(f"the catalog of dataset {dataset} cannot be loaded: {error}"))
+
+        self._datasets.load(dataset).add_done_callback(lambda f: self._loop.post(lambda: loaded(f)))
+
+    def _refusal(self, dataset: ServedDataset, reader: ConnectedReader) -> CacheError | None:
+        """The reason why a user may not have a dataset; None where the user may."""
+        if not admits(dataset.rules, reader.peer):
+            return unknown(dataset.id)
+        try:
+            self._claims.check_share(dataset, reader.peer.uid)
+        except OutOfSpace as error:
+            return error
+        return None
+
+    def held(self, reader: ConnectedReader, extent: ExtentId, size_bytes: int) -> None:
+        """Handle HOLD: a reader holds an extent since before this daemon's start. `size_bytes`: its memory; 0 for a file.
+
+        Without a limit a user could take the RAM tier by claims alone. The limit of a user is its quota, or half of the RAM
+        budget without one; the daemon's own user may claim all of the budget.
+        """
+        user, ram = reader.peer.uid, self._node.policy.tiers.get(RAM)
+        limit_bytes = ram.budget_bytes if ram else 0
+        if user != os.geteuid():
+            quota_bytes = self._quotas.of_user(user)
+            limit_bytes = limit_bytes // 2 if quota_bytes is None else quota_bytes
+        self.handle(events.HoldReported(reader.id, extent, size_bytes, user, limit_bytes))
+        if self._node.readers.held_bytes(reader.id, extent) < size_bytes and user not in self._reported:
+            self._reported.add(user)
+            log.warning(
+                "memory that a reader claims to hold from before the start is not counted",
+                extra={"peer_uid": user, "most_bytes": limit_bytes},
+            )
+
+    def suspected(self, extent: ExtentId) -> None:
+        """Handle SUSPECT: a reader found wrong bytes in a copy on a disk."""
+        self._checks.mark_unverified(extent)
+
+    def gone(self, reader: ConnectedReader) -> None:
+        """Handle the reader's end, which ends its leases, its plan and its claim in this order, and unload the
+        catalogs that nothing needs any more."""
+        self.handle(events.ReaderGone(reader.id))
+        self.handle(events.PlanEnded(reader.id))
+        self.handle(events.JobEnded(reader.id))
+        self._datasets.unload_unclaimed()
+
+    def tier_budgets(self) -> list[int]:
+        """Budgets in bytes of the tiers that are not lost."""
+        return [tier.budget_bytes for tier in working(self._node.policy.tiers)]
+
+    def planned(self, reader: ConnectedReader, plan: PlanEntries) -> None:
+        """Handle a PLAN that has been read."""
+        job, user = reader.job, reader.peer.uid
+        self.handle(events.Planned(reader.id, reader.id, plan.entries, plan.following, launch=job, user=user))
+
+    def waited(self, dataset: DatasetId, report: StallReport) -> None:
+        """Handle WAITED: add how long a rank's steps waited."""
+        self.stalls.setdefault(dataset, Stalls()).add(report)
