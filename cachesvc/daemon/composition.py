@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cachesvc.config import GRANTS_SOCKET, Settings, most_callers, most_in_ram, most_readers
-from cachesvc.core import commands, events
+from cachesvc.core import commands
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
@@ -26,7 +26,7 @@ from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets
-from cachesvc.daemon.disks.budgets import Budgets
+from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets
 from cachesvc.daemon.disks.memory_pressure import MemoryPressure
 from cachesvc.daemon.disks.opening import DirectoryOpening, tiers_at_start, wait_until_open
 from cachesvc.daemon.disks.reactions import DiskReactions
@@ -37,6 +37,7 @@ from cachesvc.daemon.fills.build_queue import BuildQueue
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill import FillParts
+from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
@@ -116,23 +117,22 @@ class Composition:
         self._ending.callback(self._threads.close)
         self._ending.callback(self._fillers.stop)
         nvme = {each.disk.name: spec for each, spec in zip(self._openings, settings.nvme, strict=True)}
-        together_bytes = largest_ram_bytes(allowed_bytes(), settings.own_bytes) + settings.work_bytes
-        self._budgets = Budgets(nvme, settings.extent_bytes, settings.work_bytes, together_bytes)
+        self._budgets = Budgets(nvme)
 
     def fills(self) -> None:
         """Build what fills, checks and evicts extents, and the link to the peer agent."""
         runner, threads = self._runner, self._threads
         node, tiers = runner.node, threads.open_tiers
-        ram = node.policy.tiers.get(RAM)
-        memory = self._budgets.fill_memory(ram)
-        resized = lambda budget_bytes: runner.handle(events.Resized(RAM, budget_bytes))  # noqa: E731
+        ram, work_bytes = node.policy.tiers.get(RAM), self._settings.work_bytes
+        together_bytes = largest_ram_bytes(allowed_bytes(), self._settings.own_bytes) + work_bytes
+        memory = FillMemory(work_bytes, together_bytes, ram)
+        least_bytes = LEAST_EXTENTS * self._settings.extent_bytes
         self._pressure = MemoryPressure(
-            ram, self._budgets, memory, self._lane("memory"), time.monotonic, resized
+            ram, least_bytes, memory, self._lane("memory"), time.monotonic, runner.handle
         )
         self._ending.callback(self._pressure.close)
         self._holes, shared = HoleRecords(time.monotonic), SharedFills()
-        suspect = lambda tier: self._watch.suspect(tier)  # noqa: E731 - which is built later
-        self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, suspect)
+        self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, self._suspect)
         parts = FillParts(
             tiers,
             threads.calls,
@@ -251,6 +251,9 @@ class Composition:
                 break
             time.sleep(POLL_S)
         self._loop.stop()
+
+    def _suspect(self, tier: TierName) -> None:
+        self._watch.suspect(tier)
 
     def _lane(self, name: str) -> Lane:
         return Lane(name, self._loop.post)

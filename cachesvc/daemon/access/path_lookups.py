@@ -15,11 +15,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from cachesvc.core.errors import Busy, CacheError, SourceUnavailable
+from cachesvc.core.errors import Busy, SourceUnavailable
 from cachesvc.sources import links
+from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.uri import Allowlist, allowlist, canonical, resolved
 from cachesvc.tiers.mounts import all_mounts
 
@@ -53,21 +53,25 @@ class Lookups:
         """Return the result of work that resolves paths, or raise its error. Raises SourceUnavailable, with `uri` in its
         text, where a mount on the way hangs: at once where that is known, else when the work has waited `LOOKUP_S` for a
         slot or for one lookup. Raises Busy where no thread can be started."""
-        done: Future[_T] = Future()
-        thread = threading.Thread(target=_settle, args=(work, done), name="lookup", daemon=True)
+        thread: list[int] = []
+
+        def looked_up() -> _T:
+            thread.append(threading.get_ident())
+            return work()
+
         try:
-            thread.start()
+            call = LimitedCall(looked_up, "lookup")
         except RuntimeError:
             raise Busy(
                 f"{uri}: no thread can be started to look it up; allow more processes or memory"
             ) from None
-        while not wait((done,), POLL_S).done:
-            since, mount = self._under_way.get(thread.ident or 0, (self._clock(), ""))
+        while not call.ends_within(POLL_S):
+            since, mount = self._under_way.get(thread[0] if thread else 0, (self._clock(), ""))
             if self._clock() - since > LOOKUP_S:
                 log.warning("a lookup hangs", extra={"mount": mount})
                 raise _Hung().typed(uri)
         try:
-            return done.result()
+            return call.result()
         except _Hung as error:
             raise error.typed(uri) from None
 
@@ -126,15 +130,6 @@ class _Hung(Exception):
         return SourceUnavailable(
             f"{uri}: a mount on its way hangs (a lookup takes over {LOOKUP_S:.0f} s); look at the node's mounts"
         )
-
-
-def _settle(work: Callable[[], _T], done: Future[_T]) -> None:
-    try:
-        done.set_result(work())
-    except Exception as error:  # raised again in the caller's thread
-        done.set_exception(error)
-        if not isinstance(error, (CacheError, _Hung)):
-            raise
 
 
 def mount_points() -> frozenset[str]:

@@ -6,10 +6,21 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from time import gmtime, strftime
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from cachesvc.catalog.options import Options
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.v1 import cachesvc_pb2 as pb
+
+_M = TypeVar("_M", bound=Message)
+
+
+def message_of(kind: type[_M], source: object, **more: object) -> _M:
+    """Return a message with `more`, and with the other fields that `source` has as attributes."""
+    names = set(kind.DESCRIPTOR.fields_by_name).difference(more)
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **more)
 
 
 def options_of(given: pb.DatasetOptions, extent_bytes: int) -> Options:
@@ -22,15 +33,12 @@ def options_of(given: pb.DatasetOptions, extent_bytes: int) -> Options:
 
 def dataset_message(dataset: ServedDataset) -> pb.Dataset:
     """Return a dataset's message for a caller who may see it."""
-    catalog = dataset.catalog
-    return pb.Dataset(
+    return message_of(
+        pb.Dataset,
+        dataset.catalog,
         id=dataset.id,
-        uri=catalog.uri,
-        format=catalog.format,
-        samples=catalog.samples,
         extents=len(dataset.extent_ids),
         size_bytes=dataset.size_bytes,
-        stored_bytes=catalog.stored_bytes,
     )
 
 

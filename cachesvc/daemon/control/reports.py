@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from dataclasses import asdict
 
 import cachesvc
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import Peer, admits
-from cachesvc.daemon.control.messages import dataset_message
+from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.fills.fill import FillCounts
@@ -51,7 +50,7 @@ class Reports:
             return pb.NodesReply()
         report = self._cluster.report
         rows = [
-            pb.NodeStatus(**asdict(row), me=row.name == report.me and row.state == "present")
+            message_of(pb.NodeStatus, row, me=row.name == report.me and row.state == "present")
             for row in report.rows
         ]
         return pb.NodesReply(nodes=rows, clustered=True)
@@ -62,9 +61,8 @@ class Reports:
         return [self._dataset_status(dataset) for dataset in listed if admits(dataset.rules, caller)]
 
     def _dataset_status(self, dataset: ServedDataset) -> pb.DatasetStatus:
-        here = resident(self._node, dataset)
-        found = self._loop.call(lambda: self._counted(dataset))
-        found.dataset.CopyFrom(dataset_message(dataset))
+        here, message = resident(self._node, dataset), dataset_message(dataset)
+        found = self._loop.call(lambda: self._counted(dataset, message))
         found.resident_bytes = dataset.bytes_of(extent for extent, _ in here)
         found.resident_extents = len(here)
         return found
@@ -72,17 +70,7 @@ class Reports:
     def _status(self) -> pb.StatusReply:
         status = self._node.status()
         tiers = [
-            pb.TierStatus(
-                name=tier.tier,
-                budget_bytes=tier.budget_bytes,
-                used_bytes=tier.used_bytes,
-                held_bytes=tier.held_bytes,
-                lost=tier.lost,
-                stalled=tier.stalled,
-                full=tier.full,
-                corrupt_extents=tier.corrupt_count,
-                scrubbed_bytes=tier.scrubbed_bytes,
-            )
+            message_of(pb.TierStatus, tier, name=tier.tier, corrupt_extents=tier.corrupt_count)
             for tier in status.tiers
         ]
         return pb.StatusReply(
@@ -92,45 +80,33 @@ class Reports:
             tiers=tiers,
             readers=self._grants.readers().total(),
             fills_running=status.fills,
-            sources=pb.SourceStatus(**asdict(self._fillers.source_requests)),
+            sources=message_of(pb.SourceStatus, self._fillers.source_requests),
             cluster=self._cluster_status(),
         )
 
     def _cluster_status(self) -> pb.ClusterStatus | None:
         if self._cluster is None:
             return None
-        report = self._cluster.report
+        report, received_bytes = self._cluster.report, self._counts.received_bytes
         states = Counter(row.state for row in report.rows)
-        return pb.ClusterStatus(
+        return message_of(
+            pb.ClusterStatus,
+            report,
+            received_bytes=received_bytes,
             present=states["present"],
             away=states["away"],
-            received_bytes=self._counts.received_bytes,
-            sent_bytes=report.sent_bytes,
         )
 
-    def _counted(self, dataset: ServedDataset) -> pb.DatasetStatus:
+    def _counted(self, dataset: ServedDataset, message: pb.Dataset) -> pb.DatasetStatus:
         counters = self._node.counters(dataset.id)
-        return pb.DatasetStatus(
+        return message_of(
+            pb.DatasetStatus,
+            counters,
+            dataset=message,
             readers=self._grants.readers()[dataset.id],
             pinned=dataset.id in self._pins,
-            hits=counters.hits,
-            ahead=counters.ahead,
-            misses=counters.misses,
-            refused=counters.refused,
             source_bytes=self._counts.source_bytes(dataset.id),
             peer_bytes=self._counts.peer_bytes(dataset.id),
-            bound=counters.bound,
-            kept_bytes=counters.kept_bytes,
             listed_at=self._datasets.stale.get(dataset.id, 0),
-            epochs=[
-                pb.EpochStatus(
-                    number=each.number,
-                    touched=each.touched,
-                    hits=each.hits,
-                    hit_rate=each.hit_rate,
-                    bound=each.bound,
-                    of_bound=each.of_bound,
-                )
-                for each in counters.epochs
-            ],
+            epochs=[message_of(pb.EpochStatus, each) for each in counters.epochs],
         )

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from cachesvc.config import NvmeSpec, size_text
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import TierName
-from cachesvc.core.records.residency import TierState
-from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.system.memory import Memory
 from cachesvc.tiers.probe import Room
 
@@ -42,23 +40,11 @@ def checked_budget(spec: NvmeSpec, room: Room, ours_bytes: int, extent_bytes: in
 
 
 class Budgets:
-    """The budgets of tiers and fills, which change as disks and memory fill and empty."""
+    """The budgets of cache directories, which change as disks fill and empty."""
 
-    def __init__(
-        self, specs: Mapping[TierName, NvmeSpec], extent_bytes: int, work_bytes: int, room_bytes: int
-    ) -> None:
-        """Fills may always take `work_bytes` of memory, and together with the RAM tier `room_bytes`."""
-        self._specs, self._extent_bytes = specs, extent_bytes
-        self._work_bytes, self._room_bytes = work_bytes, room_bytes
+    def __init__(self, specs: Mapping[TierName, NvmeSpec]) -> None:
+        self._specs = specs
         self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
-
-    def ram_budget(self, given_bytes: int) -> RamBudget:
-        """The RAM tier's budget, at most `given_bytes`."""
-        return RamBudget(given_bytes, LEAST_EXTENTS * self._extent_bytes)
-
-    def fill_memory(self, ram: TierState | None) -> FillMemory:
-        """The memory budget of fills beside the RAM tier."""
-        return FillMemory(self._work_bytes, self._room_bytes, ram)
 
     def renewed(self, tier: TierName) -> None:
         """Drop the measurements of a tier, which has another directory now."""

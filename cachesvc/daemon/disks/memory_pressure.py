@@ -6,9 +6,11 @@ import logging
 import math
 from collections.abc import Callable
 
+from cachesvc.core import events
 from cachesvc.core.errors import CacheError
+from cachesvc.core.model import RAM
 from cachesvc.core.records.residency import TierState
-from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, Budgets
+from cachesvc.daemon.disks.budgets import CALM_S, MEASURE_EVERY_S, RamBudget
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.system.memory import Memory, memories
@@ -25,16 +27,16 @@ class MemoryPressure:
     def __init__(
         self,
         ram: TierState | None,
-        budgets: Budgets,
+        least_bytes: int,
         fill_memory: FillMemory,
         lane: Lane,
         clock: Callable[[], float],
-        resized: Callable[[int], None],
+        handle: Callable[[events.Event], None],
     ) -> None:
-        """`resized` is called with the new budget in bytes. Without a RAM tier nothing is measured."""
-        self._ram, self._lane, self._clock, self._resized = ram, lane, clock, resized
+        """`least_bytes` is the least budget of the RAM tier. Without one nothing is measured."""
+        self._ram, self._lane, self._clock, self._handle = ram, lane, clock, handle
         self._fill_memory = fill_memory
-        self._budget = budgets.ram_budget(ram.given_bytes if ram else 0)
+        self._budget = RamBudget(ram.given_bytes if ram else 0, least_bytes)
         self._due_at = clock() if ram else math.inf
 
     def next_deadline(self) -> float:
@@ -65,7 +67,7 @@ class MemoryPressure:
             log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
         else:
             log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
-        self._resized(budget_bytes)
+        self._handle(events.Resized(RAM, budget_bytes))
 
     def _failed(self, error: CacheError) -> None:
         log.warning("free memory cannot be measured", extra={"error": str(error)})

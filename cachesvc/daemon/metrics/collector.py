@@ -24,6 +24,35 @@ from cachesvc.daemon.residency import resident
 PRIVATE = "private"
 """The common label of all datasets that are restricted to some users (`daemon/access/tenants.py`): a scraper is no user."""
 WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+_OF_TIERS = (
+    (_GAUGE, "tier_budget_bytes", "budget_bytes", "Budget of a tier."),
+    (_GAUGE, "tier_used_bytes", "used_bytes", "Bytes resident, reserved or being evicted."),
+    (
+        _GAUGE,
+        "tier_held_bytes",
+        "held_bytes",
+        "The part of the budget that readers have mapped since before this daemon started.",
+    ),
+    (_GAUGE, "tier_lost", "lost", "1 while a tier answers with errors."),
+    (_COUNTER, "corrupt_extents", "corrupt_count", "Copies that failed their checksums."),
+    (_COUNTER, "scrubbed_bytes", "scrubbed_bytes", "Bytes verified in the background."),
+    (_COUNTER, "evicted_bytes", "evicted_bytes", "Bytes evicted to make room."),
+)
+"""The kind and name of a metric, the attribute of a tier's status, and what it is."""
+_OF_SOURCES = {
+    "requests": "Read requests to sources, retries included.",
+    "retries": "Retried requests.",
+    "throttled": "Responses that asked for fewer requests.",
+    "hedges": "Late reads for which a second request was sent.",
+    "hedge_bytes": "Bytes received by second requests.",
+}
+_OF_DEMANDS = {
+    "hits": "Demands of a resident extent.",
+    "ahead": "Demands of an extent that a plan had fetched ahead.",
+    "misses": "Demands that waited.",
+    "refused": "Demands answered with: read elsewhere.",
+}
 
 
 class MetricsCollector:
@@ -86,42 +115,18 @@ class MetricsCollector:
 
     def _tiers(self) -> Iterator[Metric]:
         tiers = self._node.status().tiers
-        held = "The part of the budget that readers have mapped since before this daemon started."
-        gauges = {
-            "tier_budget_bytes": ("Budget of a tier.", [each.budget_bytes for each in tiers]),
-            "tier_used_bytes": (
-                "Bytes resident, reserved or being evicted.",
-                [each.used_bytes for each in tiers],
-            ),
-            "tier_held_bytes": (held, [each.held_bytes for each in tiers]),
-            "tier_lost": ("1 while a tier answers with errors.", [each.lost for each in tiers]),
-        }
-        counters = {
-            "corrupt_extents": (
-                "Copies that failed their checksums.",
-                [each.corrupt_count for each in tiers],
-            ),
-            "scrubbed_bytes": ("Bytes verified in the background.", [each.scrubbed_bytes for each in tiers]),
-            "evicted_bytes": ("Bytes evicted to make room.", [each.evicted_bytes for each in tiers]),
-        }
-        names = [each.tier for each in tiers]
-        for name, (about, values) in gauges.items():
-            yield _family(GaugeMetricFamily, name, about, "tier", zip(names, values, strict=True))
-        for name, (about, values) in counters.items():
-            yield _family(CounterMetricFamily, name, about, "tier", zip(names, values, strict=True))
+        for kind, name, attribute, about in _OF_TIERS:
+            yield _family(
+                kind, name, about, "tier", [(each.tier, getattr(each, attribute)) for each in tiers]
+            )
 
-    def _sources(self) -> list[Metric]:
+    def _sources(self) -> Iterator[Metric]:
         """Read the counters of all sources together, since a source's name may belong to a tenant."""
-        asked = self._fillers.source_requests
-        counters = {
-            "requests": ("Read requests to sources, retries included.", asked.requests),
-            "retries": ("Retried requests.", asked.retries),
-            "throttled": ("Responses that asked for fewer requests.", asked.throttled),
-            "hedges": ("Late reads for which a second request was sent.", asked.hedges),
-            "hedge_bytes": ("Bytes received by second requests.", asked.hedge_bytes),
-            "read_bytes": ("Bytes that sources sent, without hedges.", asked.bytes),
-        }
-        return [CounterMetricFamily(f"cachesvc_source_{name}", *each) for name, each in counters.items()]
+        counters = self._fillers.source_requests
+        for name, about in _OF_SOURCES.items():
+            yield CounterMetricFamily(f"cachesvc_source_{name}", about, getattr(counters, name))
+        about = "Bytes that sources sent, without hedges."
+        yield CounterMetricFamily("cachesvc_source_read_bytes", about, counters.bytes)
 
     def _cluster_metrics(self) -> list[Metric]:
         """Read the counters of the peer agent and the states of members."""
@@ -158,20 +163,14 @@ class MetricsCollector:
         yield _family(
             GaugeMetricFamily, "resident_bytes", "Bytes of a dataset on this node.", "dataset", here
         )
-        ahead = "Demands of an extent that a plan had fetched ahead."
-        sums = {
-            "hits": ("Demands of a resident extent.", [(label, each.hits) for label, each in counters]),
-            "ahead": (ahead, [(label, each.ahead) for label, each in counters]),
-            "misses": ("Demands that waited.", [(label, each.misses) for label, each in counters]),
-            "refused": (
-                "Demands answered with: read elsewhere.",
-                [(label, each.refused) for label, each in counters],
-            ),
-            "source_bytes": ("Fetched from the source.", of_each(self._counts.source_bytes)),
-            "peer_bytes": ("Bytes received from other nodes.", of_each(self._counts.peer_bytes)),
-        }
-        for name, (about, values) in sums.items():
+        for name, about in _OF_DEMANDS.items():
+            values = [(label, getattr(each, name)) for label, each in counters]
             yield _family(CounterMetricFamily, name, about, "dataset", values)
+        fetched = of_each(self._counts.source_bytes)
+        yield _family(CounterMetricFamily, "source_bytes", "Fetched from the source.", "dataset", fetched)
+        received = of_each(self._counts.peer_bytes)
+        about = "Bytes received from other nodes."
+        yield _family(CounterMetricFamily, "peer_bytes", about, "dataset", received)
         public = [(label, each) for label, each in counters if label != PRIVATE]  # rates do not add up
         # 0: no job claims the dataset, so its bound is unknown
         bounds = [(label, each.bound) for label, each in public if each.bound]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Iterable
 from typing import Any
+
+import grpc
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates
 from cachesvc.v1 import cachesvc_pb2 as pb
+from cachesvc.v1 import services
 
 CALL_S = 2.0
 """The timeout of a call. A node that does not answer in time is away, and its stand-in is asked."""
@@ -53,11 +55,6 @@ class PeerCalls:
             self._stubs = {address: stub for address, stub in self._stubs.items() if address in addresses}
 
     def _stub(self, address: str) -> Any:
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        import grpc
-
-        from cachesvc.v1 import services
-
         with self._lock:
             if self._certificates is not None and self._certificates.renewed():
                 self._stubs = {}  # the old connections end with the calls under way

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import InvalidInput, TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.opening import SILENT_S, DirectoryOpening, wait_until_open
@@ -209,33 +207,6 @@ def test_a_disk_that_works_later_is_used_with_its_extents(tmp_path: Path, data: 
         assert len(stored(disk.backing)) >= EXTENTS - 1, "nothing of it was evicted"
         assert found.read() == EXTENTS, "each verified before its first grant"
         assert found.tier().corrupt_extents == 1
-
-
-@contextlib.contextmanager
-def reading(found: Node) -> Iterator[list[float]]:
-    """Read in a loop meanwhile; yields the times of the reads in seconds."""
-    enough, took = threading.Event(), [0.0]
-    grants = DaemonGrants(found.daemon.socket_dir, found.dataset)
-
-    def read() -> None:
-        index = 0
-        while not enough.is_set():
-            began = time.monotonic()
-            (answer,) = grants.acquire([index % EXTENTS], LOST_S)
-            if isinstance(answer, Granted):
-                os.close(answer.fd)
-                grants.release([index % EXTENTS])
-            took.append(time.monotonic() - began)
-            index += 1
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield took
-    finally:
-        enough.set()
-        reader.join()
-        grants.close()
 
 
 @pytest.mark.slow

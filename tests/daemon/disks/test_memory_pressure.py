@@ -25,7 +25,6 @@ from tests.support.meminfo import MEMINFO
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
-NEVER = 9223372036854771712
 
 
 def tree(root: Path, files: Mapping[str, object]) -> list[Memory]:

@@ -8,6 +8,8 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,19 +24,64 @@ from cachesvc.client.protocol import Granted
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.events import PlanEnded
-from cachesvc.core.model import DatasetId
+from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
+from cachesvc.daemon.grants.replies import ConnectedReader
 from cachesvc.daemon.grants.server import GrantsServer
 from testbed import WAIT_S
 from testbed.node import Daemon
-from tests.support.plans import EXTENT, EXTENTS, IDS, ManualLane, RecordedRequests, memory
 from tests.support.users import BOB, as_root
 from tests.support.waiting import wait_until
 
-LONG = SHORT_ROWS + 1
+EXTENT, EXTENTS = 4096, 16
+IDS = tuple(ExtentId(bytes([number])) for number in range(EXTENTS))
 
+
+def memory(body: bytes) -> int:
+    fd = os.memfd_create("plan")
+    os.write(fd, body)
+    return fd
+
+
+class ManualLane:
+    """A lane that runs its calls one by one, each on `run`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], None], otherwise: object) -> None:
+        self.calls.append((work, then))
+
+    def run(self) -> None:
+        work, then = self.calls.pop(0)
+        then(work())
+
+
+class RecordedRequests:
+    """Records the plans and events that the grants socket passes on."""
+
+    def __init__(self) -> None:
+        self.received: list[object] = []
+
+    def planned(self, reader: ConnectedReader, plan: PlanEntries) -> None:
+        self.received.append((reader.id, len(plan.entries)))
+
+    def handle(self, event: object) -> None:
+        self.received.append(event)
+
+    def gone(self, reader: ConnectedReader) -> None:
+        pass
+
+    def connected(self, reader: ConnectedReader, dataset: DatasetId, then: Callable[[Any], None]) -> None:
+        then(SimpleNamespace(id=dataset, extent_ids=IDS))
+
+    def tier_budgets(self) -> list[int]:
+        return []
+
+
+LONG = SHORT_ROWS + 1
 Numbers = list[int]
 
 
