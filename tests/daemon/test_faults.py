@@ -38,7 +38,7 @@ from loader.reading.connect import DatasetLink
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
-from tests.support.greetings import greeted, tell
+from tests.support.greetings import tell
 from tests.support.processes import children, slow_fillers
 from tests.support.reading import contents, read_extent
 from tests.support.records import EXTENT, EXTENTS, RECORDS, opened, options, written
@@ -187,40 +187,6 @@ def test_a_reader_that_leaves_before_its_welcome_leaves_no_claim(
         assert listed.bound == 0
 
 
-def test_hostile_readers_end_only_their_own_connection(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon, tmp_path)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/0.bin").write_bytes(os.urandom(EXTENT))
-    with Control(daemon.socket_dir) as control:
-        other = control.open_dataset([f"{tmp_path}/other/"], RECORDS).id
-    twice = greeted(daemon, dataset)
-    tell(twice, Message(Op.GET, 1, 3))
-    tell(twice, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(other)))
-    huge = 2**64 - 1
-    for message in (
-        Message(Op.GET, 1, EXTENTS),
-        Message(Op.GET, 2**32 - 1, huge),
-        Message(Op.HOLD, 0, huge),
-        Message(Op.SUSPECT, 0, huge),
-        Message(Op.SUSPECT, 0, 3),
-        Message(Op.RELEASE, 0, huge),
-        Message(Op.WELCOME, 1, 1),
-        Message(Op.CATALOG, 0, huge),
-        Message(Op.PASSED, 0, huge),
-    ):
-        channel = greeted(daemon, dataset)
-        with contextlib.suppress(BrokenPipeError):
-            for _ in range(3):
-                tell(channel, message)
-        channel.close()
-    holder = greeted(daemon, dataset)
-    for number in range(20_000):
-        tell(holder, Message(Op.HOLD, 0, number % EXTENTS, text="ram"))
-    twice.close()
-    holder.close()
-    reads_right(daemon, dataset, data)
-
-
 def test_a_program_of_another_release_is_told_so_at_once(
     tmp_path: Path,
     daemon: Daemon,
@@ -243,23 +209,6 @@ def test_a_program_of_another_release_is_told_so_at_once(
         caller = identity.CallerIdentity(daemon.socket_dir)
         assert caller.metadata() == ()  # its calls carry no identity
     reads_right(daemon, dataset, data)
-
-
-def test_a_reader_that_reads_no_answers_is_dropped(tmp_path: Path, daemon: Daemon, data: bytes) -> None:
-    dataset = opened(daemon, tmp_path)
-    reads_right(daemon, dataset, data)
-    deaf = greeted(daemon, dataset)
-
-    def ask() -> None:
-        for number in range(10_000):
-            tell(deaf, Message(Op.GET, number, number % EXTENTS))
-
-    with pytest.raises(ConnectionError):
-        ask()
-    deaf.close()
-    reads_right(daemon, dataset, data)
-    with Control(daemon.socket_dir) as control:
-        wait_until(lambda: control.status().readers == 0)
 
 
 def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(

@@ -41,11 +41,9 @@ def extent(number: int) -> ExtentId:
 
 class Bench:
     def __init__(self) -> None:
-        self.committer, self.other = Steps(), Steps()
+        self.committer = Steps()
         lanes: Any = {DISK: self.committer}
-        calls: Any = {DISK: self.other}
-        self.commits = Commits(lanes, calls)
-        self.lane_after: Callable[[ExtentId, TierName], object] = self.commits.lane_after
+        self.commits = Commits(lanes, lanes)
         self.said: list[str] = []
 
     def commit(self, number: int, work: Callable[[], None] = lambda: None) -> None:
@@ -53,17 +51,6 @@ class Bench:
         self.commits.submit(
             extent(number), DISK, work, lambda _: said(f"{number}"), lambda error: said(str(error))
         )
-
-
-def test_a_call_after_a_commit_waits_only_for_that_commit() -> None:
-    bench = Bench()
-    bench.commit(1)
-    bench.commit(2)
-    assert bench.lane_after(extent(1), DISK) is bench.committer
-    assert bench.lane_after(extent(3), DISK) is bench.other
-    bench.committer.step()
-    assert bench.lane_after(extent(1), DISK) is bench.other
-    assert bench.lane_after(extent(2), DISK) is bench.committer
 
 
 @pytest.mark.parametrize("fails", [False, True])

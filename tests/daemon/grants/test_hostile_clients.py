@@ -133,7 +133,7 @@ def test_descriptors_that_belong_to_no_message_are_closed_at_once(
         assert wire.decode(channel.recv(4096)).op is Op.CATALOG  # so all messages before it were received
 
 
-@pytest.mark.parametrize("op", [Op.GET, Op.HOLD, Op.RELEASE, Op.PASSED, Op.CATALOG])
+@pytest.mark.parametrize("op", [Op.GET, Op.HOLD, Op.SUSPECT, Op.RELEASE, Op.PASSED, Op.CATALOG])
 def test_floods_from_clients_that_never_read(
     daemon: Daemon, dataset: DatasetId, undisturbed: DaemonGrants, op: Op
 ) -> None:

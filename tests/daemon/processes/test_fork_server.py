@@ -99,7 +99,8 @@ def test_a_filler_that_crashes_over_one_job_says_so(
         for job in range(together):
             pool.verify(job, memory, RAM)
         os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
         answers = [pool.of(job) for job in range(together)]
         assert {(each.retry, each.lost, each.crashed) for each in answers} == {(True, True, crashed)}
 
