@@ -1,7 +1,7 @@
 """Every error that a user can meet: whose fault it is, and what to do.
 
 The errors form one tree. `code` is the process exit code of the CLI and the number on the grants wire; the gRPC status is
-chosen from it in `daemon/control/statuses.py` alone.
+chosen from it in `daemon/statuses.py` alone.
 """
 
 from __future__ import annotations

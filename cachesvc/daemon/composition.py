@@ -168,9 +168,9 @@ class Composition:
         runner.execute = {
             commands.StartFill: self._fills.start,
             commands.Grant: granting.grant,
-            commands.Recall: granting.recall,
-            commands.Refuse: granting.refuse,
-            commands.Fail: granting.fail,
+            commands.Recall: self._grants.recall,
+            commands.Refuse: self._grants.refuse,
+            commands.Fail: self._grants.fail,
             commands.Evict: self._fills.evict,
             commands.Verify: checks.scrub,
         }

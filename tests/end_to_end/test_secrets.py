@@ -20,7 +20,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.safe_text import redacted
 from cachesvc.daemon.access.tenants import Peer
-from cachesvc.daemon.grants.replies import ConnectedReader
+from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.sources.s3.proxies import Proxy
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from testbed import WAIT_S

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -60,13 +61,13 @@ class ControlServer:
     def __init__(
         self, settings: Settings, service: Service, caller: Callable[[int], Peer | None], connections: int
     ) -> None:
-        self._settings, self._service = settings, service
-        self._caller, self._connections = caller, connections
+        self._path = control_path(settings)
+        self._started = partial(_started_server, settings, service, caller, connections)
         self._start()
 
     def is_in_place(self) -> bool:
         """Tell whether the socket's path still leads to this server."""
-        return self._file is not None and identity(control_path(self._settings)) == self._file
+        return self._file is not None and identity(self._path) == self._file
 
     def start_again(self) -> None:
         """Bind the socket again, since its file was removed. Calls under way end, and clients repeat them."""
@@ -77,11 +78,11 @@ class ControlServer:
     def close(self) -> None:
         """Stop, and remove the socket's file. Calls under way may go on for `STOP_GRACE_S`."""
         self._server.stop(STOP_GRACE_S)
-        remove(control_path(self._settings), self._file)
+        remove(self._path, self._file)
 
     def _start(self) -> None:
-        self._server = _started_server(self._settings, self._service, self._caller, self._connections)
-        self._file = identity(control_path(self._settings))
+        self._server = self._started()
+        self._file = identity(self._path)
 
 
 def _started_server(

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Granting:
-    """Executes the commands `Grant`, `Recall`, `Refuse` and `Fail`. Runs on the loop's thread."""
+    """Executes the command `Grant`. Runs on the loop's thread."""
 
     def __init__(
         self,
@@ -49,20 +49,6 @@ class Granting:
             self._not_opened(command, error)
         else:
             self._send(command, fd)
-
-    def recall(self, command: commands.Recall) -> None:
-        """Ask a reader to release an extent."""
-        self._server.replies.recall(command.reader, command.extent, command.wrong)
-
-    def refuse(self, command: commands.Refuse) -> None:
-        """Tell a reader to read an extent elsewhere."""
-        self._server.replies.refuse(command.reader, command.request, command.extent)
-
-    def fail(self, command: commands.Fail) -> None:
-        """Tell a reader why it cannot have an extent."""
-        self._server.replies.fail(
-            command.reader, command.request, command.extent, command.code, command.message
-        )
 
     def tier_lost(self, name: TierName) -> None:
         """Answer the readers that wait for files of a lost tier: they read elsewhere."""
@@ -109,9 +95,7 @@ class Granting:
 
     def _send(self, command: commands.Grant, fd: int) -> None:
         """Send the descriptor to the reader and close it."""
-        sent = self._server.replies.grant(
-            command, fd, self._hole_records.of(command.extent, command.tier).ranges
-        )
+        sent = self._server.grant(command, fd, self._hole_records.of(command.extent, command.tier).ranges)
         os.close(fd)
         if not sent:
             self._not_granted(command)

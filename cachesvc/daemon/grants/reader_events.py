@@ -1,29 +1,54 @@
-"""Requests of readers that came through the grants socket, turned into events for the core."""
+"""Connected readers, and their requests: turned into events for the core."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, OutOfSpace
-from cachesvc.core.model import RAM, DatasetId, ExtentId
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.core.tiering.budgets import working
 from cachesvc.daemon.access.quotas import Quotas
-from cachesvc.daemon.access.tenants import admits
+from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import Datasets, ServedDataset, unknown
 from cachesvc.daemon.fills.checks import Checks
-from cachesvc.daemon.grants.plan_intake import PlanEntries
-from cachesvc.daemon.grants.replies import ConnectedReader
+from cachesvc.daemon.grants.plan_intake import PlanEntries, ReceivedPlan
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.runner import Runner
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ConnectedReader:
+    """One connection to the grants socket."""
+
+    id: ReaderId
+    channel: socket.socket
+    peer: Peer
+    token: int = field(repr=False)
+    """Identifies the caller at the control API. Only this connection is told the token, so it is never logged."""
+    gone: bool = False
+    greeted: bool = False
+    dataset: ServedDataset | None = None
+    plan: ReceivedPlan | None = None
+    """The plan that is being read. Later messages of this reader wait until that is done."""
+    knows_holes: bool = False
+    """Its release does not take the bytes of a hole for data."""
+    job: int = 0
+    """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
+
+    def join_job(self, launch: int) -> None:
+        """Join the readers of one job, which send the same `launch`."""
+        self.job = (self.peer.uid + 1) << 64 | launch if launch else 0
 
 
 class ReaderEvents:

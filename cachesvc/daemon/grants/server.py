@@ -6,6 +6,7 @@ leases, its plan and its claim on the dataset. There is no heartbeat.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -15,17 +16,16 @@ from collections.abc import Callable
 from functools import partial
 
 import cachesvc
-from cachesvc.core import events, wire
+from cachesvc.core import commands, events, wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
-from cachesvc.core.model import RAM, DatasetId, ReaderId
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.access.tenants import NO_USER, Peer
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.grants.acceptor import Acceptor
 from cachesvc.daemon.grants.plan_intake import PlanEntries, PlanIntake, ReceivedPlan
-from cachesvc.daemon.grants.reader_events import ReaderEvents
-from cachesvc.daemon.grants.replies import ConnectedReader, Replies
+from cachesvc.daemon.grants.reader_events import ConnectedReader, ReaderEvents
 from cachesvc.system import datagrams
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ class GrantsServer:
         self._next_id = next_id
         self._readers: dict[ReaderId, ConnectedReader] = {}
         self._tokens: dict[int, ConnectedReader] = {}
-        self.replies = Replies(self._readers, self._drop)
 
     def listen(self, path: str, mode: int, max_readers: int) -> None:
         """Open the socket. Raises as `bind`."""
@@ -90,6 +89,34 @@ class GrantsServer:
         """Count the live readers of each dataset, without connections that are not welcomed yet or only identify a
         caller."""
         return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
+
+    def grant(self, command: commands.Grant, fd: int, holes: str) -> bool:
+        """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
+        more descriptors, or the extent has holes and the reader's release does not know them."""
+        reader = self._readers.get(command.reader)
+        if reader is None or reader.dataset is None:
+            return True
+        if holes and not reader.knows_holes:
+            return False
+        dataset, extent = reader.dataset, command.extent
+        index = dataset.index_of[extent]
+        more = " peer" * command.from_peer + (f" {wire.HOLES}{holes}" if holes else "")
+        text = f"{command.tier} {command.stay}{more}"
+        message = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
+        return self._reply(reader, message, fd)
+
+    def recall(self, command: commands.Recall) -> None:
+        """Execute `Recall`: ask for the release of a granted extent."""
+        text = wire.WRONG if command.wrong else wire.ROOM
+        self._about(command.reader, Op.RECALL, 0, command.extent, text=text)
+
+    def refuse(self, command: commands.Refuse) -> None:
+        """Execute `Refuse`: tell a reader to read an extent elsewhere."""
+        self._about(command.reader, Op.REFUSED, command.request, command.extent)
+
+    def fail(self, command: commands.Fail) -> None:
+        """Execute `Fail`: tell a reader why it cannot have an extent."""
+        self._about(command.reader, Op.FAILED, command.request, command.extent, command.code, command.message)
 
     def _accepted(self, channel: socket.socket, peer: Peer) -> None:
         reader = ConnectedReader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
@@ -157,7 +184,7 @@ class GrantsServer:
         elif op is Op.WAITED:
             self._requests.waited(dataset.id, StallReport.decode(message.text))
         elif op is Op.CATALOG:
-            self.replies.catalog(reader, message)
+            self._catalog(reader, message)
         elif op is Op.HOLD:
             # A file takes no memory, but its release comes like that of a held extent.
             size_bytes = dataset.sizes[message.value] if message.text == RAM else 0
@@ -173,7 +200,7 @@ class GrantsServer:
                 f"the daemon is of release {cachesvc.__version__}, whose protocol this program does not speak;"
                 " install one release of cachesvc for both"
             )
-            self.replies.send(reader, wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
+            self._reply(reader, wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))
             raise InvalidInput("a greeting of another protocol: its release is another one")
         if reader.greeted:
             raise InvalidInput("a second greeting")
@@ -181,17 +208,17 @@ class GrantsServer:
         reader.knows_holes = message.size >= wire.KNOWS_HOLES
         reader.join_job(message.value)
         if message.op is Op.IDENTIFY:
-            self.replies.send(reader, wire.encode(Op.WELCOME, size=reader.token))
+            self._reply(reader, wire.encode(Op.WELCOME, size=reader.token))
             return
 
         def loaded(found: ServedDataset | CacheError) -> None:
             if isinstance(found, CacheError):
-                self.replies.send(reader, wire.encode(Op.FAILED, 0, 0, found.code, text=str(found)))
+                self._reply(reader, wire.encode(Op.FAILED, 0, 0, found.code, text=str(found)))
                 return
             reader.dataset = found
             budgets = " ".join(map(str, self._requests.tier_budgets()))
             welcome = wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=budgets)
-            self.replies.send(reader, welcome)
+            self._reply(reader, welcome)
 
         self._requests.connected(reader, DatasetId(message.digest.hex()), loaded)
 
@@ -218,3 +245,29 @@ class GrantsServer:
                 self._requests.planned(reader, result)
 
         self._plans.read(plan, reader.peer.uid, then)
+
+    def _catalog(self, reader: ConnectedReader, message: Message) -> None:
+        """Send the catalog of a reader's dataset."""
+        assert reader.dataset is not None
+        if not self._reply(reader, wire.encode(Op.CATALOG, message.number), reader.dataset.catalog_fd):
+            text = "too many descriptors that readers have not taken are under way; try again"
+            self._reply(reader, wire.encode(Op.FAILED, message.number, 0, DaemonUnavailable.code, text=text))
+
+    def _reply(self, reader: ConnectedReader, message: bytes, fd: int | None = None) -> bool:
+        """Send one message without waiting. False where the kernel carries no more of the daemon's descriptors. A reader
+        whose connection is broken, or who does not read its replies, is disconnected: that bounds its queue."""
+        try:
+            datagrams.send(reader.channel, message, fd)
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                return False
+            self._drop(reader)
+        return True
+
+    def _about(
+        self, to: ReaderId, op: Op, request: int, extent: ExtentId, code: int = 0, text: str = ""
+    ) -> None:
+        reader = self._readers.get(to)
+        if reader is not None and reader.dataset is not None:
+            index = reader.dataset.index_of[extent]
+            self._reply(reader, wire.encode(op, request, index, code, extent, text))

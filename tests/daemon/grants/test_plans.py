@@ -28,7 +28,7 @@ from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
-from cachesvc.daemon.grants.replies import ConnectedReader
+from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.daemon.grants.server import GrantsServer
 from testbed import WAIT_S
 from testbed.node import Daemon
