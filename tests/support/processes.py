@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,15 @@ from testbed.node import Daemon, open_files
 def children(pid: int) -> list[int]:
     """Living descendants of a daemon: the fork server, fillers and builder."""
     return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+
+
+def threads_in_fuse(pid: int) -> int:
+    """Threads of a process that wait for a FUSE mount, in the kernel."""
+    count = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
+            count += Path(f"/proc/{pid}/task/{thread}/wchan").read_text() == "request_wait_answer"
+    return count
 
 
 def slow_fillers(folder: Path) -> tuple[Path, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from typing import Any
 
 from cachesvc.config import Settings
 from cachesvc.core import events
@@ -45,7 +47,6 @@ START_S = 60.0
 replaced."""
 STEP = 1024
 """Extents of one message about residency; together they take 2 ms of the loop's time."""
-SOURCE = Located("", "")
 CHANGES = (
     events.Filled,
     events.FillFailed,
@@ -56,7 +57,13 @@ CHANGES = (
 )
 
 
-Surveyed = Callable[[messages.ExtentsSurveyed], None]
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question to the agent: the answer in its place where the agent gives none until `until`."""
+
+    unanswered: messages.ExtentLocated | messages.ExtentsSurveyed
+    then: Callable[[Any], None]
+    until: float = math.inf
 
 
 class ClusterLink:
@@ -85,10 +92,8 @@ class ClusterLink:
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._numbers = itertools.count(1)
-        self._locating: dict[int, tuple[float, Callable[[Located], None]]] = {}
-        """The time until which each question may stay open, in order, and the callback for its answer."""
+        self._questions: dict[int, _Question] = {}
         self._heard_at, self._patience_s = 0.0, START_S
-        self._surveys: dict[int, Surveyed] = {}
         self._changes: dict[ExtentId, None] = {}
         self._tick_at = 0.0
         self.report = messages.ClusterReport(me=cluster.node_name)
@@ -99,7 +104,7 @@ class ClusterLink:
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""
         self._runner.handle(events.ViewChanged(self._view))
-        self._runner.listeners.append(self._heard)
+        self._runner.listeners.append(self._handled)
         self._runner.timers.append(self)
         self._thread.start()
 
@@ -118,20 +123,22 @@ class ClusterLink:
         """Find out where to read an extent; `then` is called exactly once, with the source where the agent does not
         answer."""
         number = next(self._numbers)
-        self._locating[number] = time.monotonic() + LOCATE_S, then
+        unanswered, until = messages.ExtentLocated(number), time.monotonic() + LOCATE_S
+        question = _Question(unanswered, lambda found: then(Located(found.node, found.address)), until)
+        self._questions[number] = question
         if not self._send(messages.LocateExtent(number, extent, failed)):
-            self._located(messages.ExtentLocated(number))
+            self._answered(unanswered)
 
-    def survey(self, extents: Sequence[ExtentId], then: Surveyed) -> None:
+    def survey(self, extents: Sequence[ExtentId], then: Callable[[messages.ExtentsSurveyed], None]) -> None:
         """Find out which extents other nodes hold, and have their owners fetch the others; `then` is called once.
         Call it on another thread than the loop's: a message about a million extents takes half a second."""
-        number, post = next(self._numbers), self._loop.post
-        message = messages.SurveyExtents(number, tuple(extents))
-        self._loop.call(partial(self._surveys.update, {number: then}))
+        number = next(self._numbers)
+        message, unanswered = messages.SurveyExtents(number, tuple(extents)), messages.ExtentsSurveyed(number)
+        self._loop.call(partial(self._questions.update, {number: _Question(unanswered, then)}))
         if not self._send(message):
-            post(partial(self._surveyed, messages.ExtentsSurveyed(number)))
+            self._loop.post(partial(self._answered, unanswered))
 
-    def _heard(self, event: events.Event) -> None:
+    def _handled(self, event: events.Event) -> None:
         """Note that an event may have changed what this node holds. The changes of one round of the loop are told
         together."""
         if isinstance(event, CHANGES):
@@ -155,13 +162,11 @@ class ClusterLink:
         changes = [self._changes.popitem()[0] for _ in range(min(STEP, len(self._changes)))]
         if self._changes:
             self._loop.post(self._tell)
-        filled, dropped = [], []
+        node, filled, dropped = self._node, [], []
         for extent in changes:
             if self._lending.complete_in(extent) is not None:
                 filled.append(extent)
-            elif self._node.where(extent) is not None or not self._node.will_keep(
-                extent
-            ):  # it has holes, or is gone
+            elif node.where(extent) is not None or not node.will_keep(extent):  # it has holes, or is gone
                 dropped.append(extent)
         self._send(messages.ResidencyChanged(tuple(filled), tuple(dropped)))
 
@@ -171,16 +176,17 @@ class ClusterLink:
         self._tick_at = time.monotonic() + TICK_S
         if progressing := self._shared_fills.progressing():
             self._send(messages.ResidencyChanged(progressing=tuple(progressing)))
+        node = self._node
         self._shared_fills.give_up(
-            lambda extent: not self._node.will_keep(extent) or self._node.where(extent) is not None
+            lambda extent: not node.will_keep(extent) or node.where(extent) is not None
         )
         self._end_waits()
 
     def _end_waits(self) -> None:
         now = time.monotonic()
-        late = list(takewhile(lambda number: self._locating[number][0] <= now, self._locating))
-        for number in late:
-            self._located(messages.ExtentLocated(number))
+        late = [each.unanswered for each in self._questions.values() if each.until <= now]
+        for each in late:
+            self._answered(each)
         channel = self._channel
         if late and channel is not None and now - self._heard_at > self._patience_s:
             end_agent(channel)
@@ -238,12 +244,9 @@ class ClusterLink:
             self._note(self._node.resident_in(tier))
 
     def _ended(self) -> None:
-        waiting, self._locating = self._locating, {}
-        for _, then in waiting.values():
-            then(SOURCE)
-        surveys, self._surveys = self._surveys, {}
-        for number, told in surveys.items():
-            told(messages.ExtentsSurveyed(number))
+        questions, self._questions = self._questions, {}
+        for each in questions.values():
+            each.then(each.unanswered)
 
     def _serve(self, channel: socket.socket) -> None:
         """Answer the process until it ends or sends an invalid message."""
@@ -266,10 +269,8 @@ class ClusterLink:
                 self._loop.post(partial(self._handle, message))
 
     def _handle(self, message: messages.ToDaemon) -> None:
-        if isinstance(message, messages.ExtentLocated):
-            self._located(message)
-        elif isinstance(message, messages.ExtentsSurveyed):
-            self._surveyed(message)
+        if isinstance(message, (messages.ExtentLocated, messages.ExtentsSurveyed)):
+            self._answered(message)
         elif isinstance(message, messages.KeepExtents):
             self._keep(message)
         elif isinstance(message, messages.ClusterState):
@@ -279,15 +280,10 @@ class ClusterLink:
 
     # What the agent asks for.
 
-    def _located(self, message: messages.ExtentLocated) -> None:
-        _, then = self._locating.pop(message.number, (0.0, None))
-        if then is not None:
-            then(Located(message.node, message.address))
-
-    def _surveyed(self, found: messages.ExtentsSurveyed) -> None:
-        then = self._surveys.pop(found.number, None)
-        if then is not None:
-            then(found)
+    def _answered(self, answer: messages.ExtentLocated | messages.ExtentsSurveyed) -> None:
+        question = self._questions.pop(answer.number, None)
+        if question is not None:
+            question.then(answer)
 
     def _changed(self, report: messages.ClusterReport) -> None:
         self.report = report
@@ -296,14 +292,15 @@ class ClusterLink:
             self._runner.handle(events.ViewChanged(view))
 
     def _keep(self, wanted: messages.KeepExtents) -> None:
+        node = self._node
 
         def kept_here(extent: ExtentId) -> bool:
-            return self._node.will_keep(extent) or (wanted.later and self._node.keeping.prefetches(extent))
+            return node.will_keep(extent) or (wanted.later and node.keeping.prefetches(extent))
 
         for extent in wanted.extents:
-            if self._node.keeping.full:
+            if node.keeping.full:
                 break
-            if self._node.keeping.lacks(extent):
+            if node.keeping.lacks(extent):
                 self._runner.handle(events.PeerWants(extent))
         kept = tuple(extent for extent in wanted.extents if kept_here(extent))
         self._send(messages.ExtentsKept(wanted.number, kept))

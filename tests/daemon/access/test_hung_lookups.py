@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.faults.outages import EXTENT, RECORDS, extent, needs_fuse
-from tests.support.processes import children
+from tests.support.processes import children, threads_in_fuse
 from tests.support.waiting import wait_until
 
 CALLERS = 24
@@ -63,9 +62,9 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
             assert extent(daemon, f"{tmp_path}/disk1/", timeout_s=WAIT_S) == data[1]
             answers = [call.result(WAIT_S) for call in calls]
         assert all("hangs" in answer and answer.startswith(str(tmp_path)) for answer in answers), answers
-        before = waiting(pid)
+        before = threads_in_fuse(pid)
         assert "hangs" in opened(daemon, nfs)
-        assert 0 < waiting(pid) <= before <= THREADS_PER_MOUNT, (
+        assert 0 < threads_in_fuse(pid) <= before <= THREADS_PER_MOUNT, (
             "no further thread enters a mount that is known to hang"
         )
         found = settings(Settings(64 << 20, (), (nfs,), str(tmp_path), str(tmp_path)))
@@ -74,7 +73,7 @@ def test_a_mount_that_hangs_in_lookups_stops_only_what_is_about_it(tmp_path: Pat
         mount.go_on()
         wait_until(lambda: not opened(daemon, nfs))
         assert [extent(daemon, nfs, each) for each in (0, 1)] == data[2:]
-        wait_until(lambda: not waiting(pid))
+        wait_until(lambda: not threads_in_fuse(pid))
         assert "Traceback" not in daemon.log
 
 
@@ -119,12 +118,3 @@ def test_a_listing_that_hangs_fails_alone(tmp_path: Path) -> None:
         assert extent(daemon, f"{tmp_path}/late/", timeout_s=WAIT_S) == data
         mount.go_on()
         assert not opened(daemon, f"{tmp_path}/nfs/")
-
-
-def waiting(pid: int) -> int:
-    """Threads of a process that wait for the mount, in the kernel."""
-    count = 0
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed
-            count += Path(f"/proc/{pid}/task/{thread}/wchan").read_text() == "request_wait_answer"
-    return count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import threading
@@ -24,6 +23,7 @@ from testbed.servers import free_ports
 from tests.support.faults.disks import EXTENTS, LOST_S, Node, flip, mounted, node, sample, stored
 from tests.support.faults.faulty_disk import FaultyDisk
 from tests.support.faults.fuse import FaultyMount
+from tests.support.processes import threads_in_fuse
 from tests.support.waiting import wait_until
 
 BACK_S = 60.0
@@ -135,7 +135,7 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_does_not_block_the_next_one(
         disk.behave("hang")
         try:
             wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)
-            wait_until(lambda: waits_for_a_disk(old.pid), LOST_S)
+            wait_until(lambda: threads_in_fuse(old.pid), LOST_S)
             old.terminate()
             wait_until(lambda: found.daemon.log.endswith(" sockets and memory now\n"), CLOSE_S + STOP_S + 5.0)
             restarted(found)
@@ -146,15 +146,6 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_does_not_block_the_next_one(
             disk.behave("")
         assert old.wait(LOST_S) == 0
         wait_until(lambda: tiers_lost(found) == [False] * 3, BACK_S)
-
-
-def waits_for_a_disk(pid: int) -> bool:
-    """Tell whether a thread of a process is in a call of FUSE."""
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            if Path(f"/proc/{pid}/task/{thread}/wchan").read_text() == "request_wait_answer":
-                return True
-    return False
 
 
 @pytest.mark.skipif(bool(FaultyMount.why_not()), reason=f"NOT TESTED: {FaultyMount.why_not()}")
