@@ -29,11 +29,9 @@ class OwnDirectories:
         loop: Loop,
         grants: GrantsServer,
         control: ControlServer,
-        look_s: float = LOOK_S,
     ) -> None:
         self._settings, self._loop = settings, loop
         self._grants, self._control = grants, control
-        self._look_s = look_s
         self._said = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="directories", daemon=True)
@@ -45,7 +43,7 @@ class OwnDirectories:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        while not self._ended.wait(self._look_s):
+        while not self._ended.wait(LOOK_S):
             try:
                 self._look()
                 self._said = ""

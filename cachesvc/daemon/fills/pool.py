@@ -104,7 +104,6 @@ class FillerPool:
         roots: tuple[str, ...],
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._paces = new_paces()
@@ -117,7 +116,6 @@ class FillerPool:
         self._forks = ForkServer("cachesvc.daemon.fills.filler", given, (paces,), watch, unwatch)
         self._watch = watch
         self._unwatch = unwatch
-        self._clock = clock
         self._oom = OomKills()
         # A disk that hangs may keep all fillers of that moment, and new ones must serve the other tiers.
         self._max_hung = MAX_HUNG + settings.fillers * len(settings.nvme)
@@ -161,7 +159,7 @@ class FillerPool:
             )
             answered(jobs.JobDone(SourceUnavailable.code, message, retry=True))
             return
-        filler.waiting[self._number] = _WaitingJob(answered, tiers, self._clock())
+        filler.waiting[self._number] = _WaitingJob(answered, tiers, time.monotonic())
         try:
             send(filler.channel, jobs.Submitted(self._number, job), descriptors)
         except OSError:
@@ -183,7 +181,7 @@ class FillerPool:
     def busy_s(self, tier: TierName) -> float:
         """Age in seconds of the oldest job in a tier, including its wait for the source; 0 without one."""
         waiting = (each for filler in self._living for each in filler.waiting.values() if tier in each.tiers)
-        now = self._clock()
+        now = time.monotonic()
         return now - min((each.since for each in waiting), default=now)
 
     def retire(self, tier: TierName) -> None:
