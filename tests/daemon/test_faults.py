@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -38,7 +37,7 @@ from loader.reading.connect import DatasetLink
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
-from tests.support.greetings import tell
+from tests.support.greetings import connected, tell
 from tests.support.processes import children, slow_fillers
 from tests.support.reading import contents, read_extent
 from tests.support.records import EXTENT, EXTENTS, RECORDS, opened, options, written
@@ -175,8 +174,7 @@ def test_a_reader_that_leaves_before_its_welcome_leaves_no_claim(
 ) -> None:
     dataset = opened(daemon, tmp_path)
     for _ in range(20):
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        channel = connected(daemon)
         tell(channel, Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
         channel.close()
     reads_right(daemon, dataset, data)
@@ -222,10 +220,7 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")) + 3, 4096))
         channels = []
         for _ in range(40):
-            channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            channel.settimeout(WAIT_S)
-            channel.connect(f"{daemon.socket_dir}/grants.sock")
-            channels.append(channel)
+            channels.append(connected(daemon))
         said = wire.decode(channels[-1].recv(wire.MAX_MESSAGE_BYTES))
         assert "as many files open as its limit allows" in said.text
         assert channels[-1].recv(10) == b""

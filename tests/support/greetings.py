@@ -11,12 +11,18 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 
 
-def greeted(daemon: Daemon, dataset: DatasetId, job: int = 0) -> socket.socket:
+def connected(daemon: Daemon) -> socket.socket:
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel.settimeout(WAIT_S)
     channel.connect(f"{daemon.socket_dir}/grants.sock")
-    tell(channel, Message(Op.HELLO, wire.MAGIC, job, digest=bytes.fromhex(dataset)))
-    assert wire.decode(channel.recv(4096)).op is Op.WELCOME
+    return channel
+
+
+def greeted(daemon: Daemon, dataset: DatasetId | None, job: int = 0) -> socket.socket:
+    """Connect as a reader of a dataset, or, where it is None, as a caller who reads none."""
+    channel, digest = connected(daemon), bytes.fromhex(dataset or "")
+    tell(channel, Message(Op.HELLO if dataset else Op.IDENTIFY, wire.MAGIC, job, digest=digest or bytes(16)))
+    assert wire.decode(channel.recv(wire.MAX_MESSAGE_BYTES)).op is Op.WELCOME
     return channel
 
 

@@ -27,9 +27,9 @@ from cachesvc.daemon.access.tenants import Peer, Tenants, admits, peer_of
 from cachesvc.sources.uri import allowlist
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
-from testbed import WAIT_S
 from testbed.node import Daemon
-from tests.support.users import ALICE, BOB, ML, as_root, as_user
+from tests.support.greetings import connected, greeted
+from tests.support.users import ALICE, BOB, ML, as_root, as_user, effective_user
 from tests.support.waiting import wait_until
 
 RECORDS = Options(format="records", record_bytes=4096)
@@ -238,8 +238,7 @@ def test_a_call_without_a_valid_token_is_anonymous(daemon: Daemon, data: Path) -
 
 def test_tokens_are_random_unique_and_end_with_their_connection(daemon: Daemon, data: Path) -> None:
     def hello() -> tuple[socket.socket, int]:
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel.connect(f"{daemon.socket_dir}/grants.sock")
+        channel = connected(daemon)
         channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
         return channel, wire.decode(channel.recv(4096)).size
 
@@ -353,10 +352,10 @@ def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
                 (tier,) = control.status().tiers
             return tier.held_bytes // EXTENT
 
-        hoarders = [hoarding(here, named, range(first, first + 32)) for first in (0, 32)]
+        hoarders = [hoarding(daemon, named, range(first, first + 32)) for first in (0, 32)]
         wait_until(lambda: held() == most)
         daemon.take_over()
-        hoarders += [hoarding(here, named, span) for span in (range(32), range(32, 64), range(64))]
+        hoarders += [hoarding(daemon, named, span) for span in (range(32), range(32, 64), range(64))]
         wait_until(lambda: held() == most)
         assert daemon.log.count("not counted") == 2, "once by each daemon"
         for each in hoarders:
@@ -364,17 +363,10 @@ def test_who_says_to_hold_what_it_never_had_takes_no_more_than_its_part(
         wait_until(lambda: held() == 0)
 
 
-def hoarding(socket_dir: str, dataset: str, extents: range) -> socket.socket:
+def hoarding(daemon: Daemon, dataset: str, extents: range) -> socket.socket:
     """Connect as another user that claims to hold extents in memory from before the start."""
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel.settimeout(WAIT_S)
-    os.seteuid(BOB)  # the kernel notes the effective user at connect
-    try:
-        channel.connect(f"{socket_dir}/grants.sock")
-    finally:
-        os.seteuid(0)
-    channel.send(wire.encode(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
-    assert wire.decode(channel.recv(wire.MAX_MESSAGE_BYTES)).op is Op.WELCOME
+    with effective_user(BOB):  # the kernel notes the effective user at connect
+        channel = greeted(daemon, DatasetId(dataset))
     for extent in extents:
         channel.send(wire.encode(Op.HOLD, 0, extent, text="ram"))
     return channel

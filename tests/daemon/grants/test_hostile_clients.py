@@ -28,8 +28,8 @@ from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.control.server import CONTROL_THREADS
 from cachesvc.daemon.statuses import STATUSES
 from cachesvc.v1 import cachesvc_pb2 as pb
-from testbed import WAIT_S
 from testbed.node import Daemon
+from tests.support.greetings import connected, greeted
 from tests.support.reading import read_extent
 from tests.support.waiting import wait_until
 
@@ -84,17 +84,6 @@ def footprint(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), int(resident.split()[1])
 
 
-@contextlib.contextmanager
-def connected(daemon: Daemon, dataset: DatasetId | None = None) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.settimeout(WAIT_S)
-        channel.connect(f"{daemon.socket_dir}/grants.sock")
-        if dataset is not None:
-            channel.send(wire.encode(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset)))
-            assert wire.decode(channel.recv(4096)).op is Op.WELCOME
-        yield channel
-
-
 messages = st.builds(
     Message,
     st.sampled_from(list(Op)),
@@ -108,17 +97,18 @@ messages = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    greeted=st.booleans(),
+    greets=st.booleans(),
     said=st.lists(st.tuples(messages | st.binary(min_size=1, max_size=5000), st.integers(0, 5)), max_size=8),
 )
 def test_any_messages_with_any_descriptors(
     daemon: Daemon,
     dataset: DatasetId,
     undisturbed: DaemonGrants,
-    greeted: bool,
+    greets: bool,
     said: list[tuple[bytes, int]],
 ) -> None:
-    with connected(daemon, dataset if greeted else None) as channel, contextlib.suppress(OSError):
+    channel = greeted(daemon, dataset) if greets else connected(daemon)
+    with channel, contextlib.suppress(OSError):
         for data, descriptors in said:
             socket.send_fds(channel, [data], [channel.fileno()] * descriptors)
 
@@ -126,7 +116,7 @@ def test_any_messages_with_any_descriptors(
 def test_descriptors_that_belong_to_no_message_are_closed_at_once(
     daemon: Daemon, dataset: DatasetId, undisturbed: DaemonGrants
 ) -> None:
-    with connected(daemon, dataset) as channel:
+    with greeted(daemon, dataset) as channel:
         for _ in range(200):
             socket.send_fds(channel, [wire.encode(Op.PASSED, 0, 1)], [channel.fileno()] * 100)
         channel.send(wire.encode(Op.CATALOG))
@@ -139,7 +129,7 @@ def test_floods_from_clients_that_never_read(
 ) -> None:
     """Each is dropped when its replies fill its buffer, or is served message by message in turn with others."""
     with contextlib.ExitStack() as stack:
-        flooders = [stack.enter_context(connected(daemon, dataset)) for _ in range(4)]
+        flooders = [stack.enter_context(greeted(daemon, dataset)) for _ in range(4)]
         slowest = 0.0
         for number in range(3000):
             for channel in flooders:

@@ -26,12 +26,12 @@ from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.events import PlanEnded
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.core.wire import Message, Op
+from cachesvc.core.wire import Op
 from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.daemon.grants.server import GrantsServer
-from testbed import WAIT_S
 from testbed.node import Daemon
+from tests.support.greetings import greeted
 from tests.support.users import BOB, as_root
 from tests.support.waiting import wait_until
 
@@ -103,16 +103,6 @@ def dataset(daemon: Daemon) -> DatasetId:
         return control.open_dataset([str(daemon.root.parent / "data")], wanted).id
 
 
-@contextlib.contextmanager
-def reader(daemon: Daemon, greeting: Message) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-        channel.settimeout(WAIT_S)
-        channel.connect(f"{daemon.socket_dir}/grants.sock")
-        channel.send(wire.encode(*greeting))
-        assert wire.decode(channel.recv(4096)).op is Op.WELCOME
-        yield channel
-
-
 def columns(extents: Numbers, firsts: Numbers, lasts: Numbers, following: Numbers) -> bytes:
     kinds = zip((extents, firsts, lasts, following), ("<u4", "<u8", "<u8", "<u4"), strict=True)
     return b"".join(np.array(each, kind).tobytes() for each, kind in kinds)
@@ -141,10 +131,6 @@ def test_a_plan_of_too_many_extents_is_refused_before_it_is_sent() -> None:
 
 
 # ---- at a daemon
-
-
-def hello(dataset: DatasetId) -> Message:
-    return Message(Op.HELLO, wire.MAGIC, digest=bytes.fromhex(dataset))
 
 
 def descriptors(daemon: Daemon) -> int:
@@ -190,7 +176,7 @@ HOSTILE: dict[str, tuple[Callable[[], int], int, int]] = {
 def test_an_invalid_plan_ends_its_connection(daemon: Daemon, dataset: DatasetId, kind: str) -> None:
     make, rows, more = HOSTILE[kind]
     before = descriptors(daemon)
-    with reader(daemon, hello(dataset)) as channel:
+    with greeted(daemon, dataset) as channel:
         fd = make()
         socket.send_fds(channel, [wire.encode(Op.PLAN, rows, more)], [fd])
         os.close(fd)
@@ -203,7 +189,7 @@ def test_a_plan_without_a_dataset_or_memory_ends_its_connection(
     daemon: Daemon, dataset: DatasetId, identified: bool
 ) -> None:
     before = descriptors(daemon)
-    with reader(daemon, Message(Op.IDENTIFY, wire.MAGIC) if identified else hello(dataset)) as channel:
+    with greeted(daemon, None if identified else dataset) as channel:
         fd = memory(columns([0], [0], [0], []))
         socket.send_fds(channel, [wire.encode(Op.PLAN, 1, 0)], [fd] if identified else [])
         os.close(fd)
@@ -251,7 +237,7 @@ def test_a_reader_that_ends_while_its_plan_is_read_leaves_nothing(daemon: Daemon
     rows = [0] * plans.MAX_ROWS
     body = columns(rows, rows, rows, rows)
     for _ in range(8):
-        with reader(daemon, hello(dataset)) as channel:
+        with greeted(daemon, dataset) as channel:
             fd = memory(body)
             socket.send_fds(channel, [wire.encode(Op.PLAN, len(rows), len(rows))], [fd])
             os.close(fd)
