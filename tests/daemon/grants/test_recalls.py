@@ -99,7 +99,7 @@ def test_a_file_that_is_cut_under_a_reader_is_replaced_and_no_read_fails(
             os.truncate(path, length * 10_000)
         assert wrong(batches) == 0
         assert [bytes(sample) for sample in (data[0], data[-1])] == [BODY[:RECORD], BODY[-RECORD:]]
-        assert control.status().tiers[0].corrupt_extents == 3
+        wait_until(lambda: control.status().tiers[0].corrupt_extents == 3)
         data.opened.close()
 
 
