@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from cachesvc.core.rates.backoff import (
     LATENCY_SAMPLES,
     LatencyTail,
     Pace,
+    SourceBreaker,
     full_jitter_s,
     hedge_allowed,
 )
@@ -82,6 +84,19 @@ class PagedSource(FlakySource):
         self._maybe()
 
 
+class DeadSource(FlakySource):
+    """A source that refuses connections until `until`."""
+
+    def __init__(self, clock: Clock, until: float = math.inf) -> None:
+        super().__init__(0)
+        self.clock, self.until = clock, until
+
+    def _maybe(self) -> None:
+        self.clock.now += 0.01
+        self.failures = self.calls + (self.clock.now < self.until)
+        super()._maybe()
+
+
 def _resilient(source: FlakySource, clock: Clock, **settings: float) -> Resilient:
     return Resilient(source, Resilience(**settings), clock, lambda: 0.5, clock.sleep)  # type: ignore[arg-type]
 
@@ -142,7 +157,7 @@ def test_a_retry_after_holds_a_read_that_is_refused_twice_where_others_are_serve
         source.calls, source.failures, began = 0, refusals, clock.now
         patient.head("fake://x")
         assert least_s <= clock.now - began <= most_s
-        clock.now += 2 * Pace.FORGET_S
+        clock.now += 2 * Pace.CALM_S
 
 
 def test_retry_after_of_a_failing_server_is_honoured() -> None:
@@ -163,6 +178,32 @@ def test_a_source_that_refuses_everybody_is_given_up_at_the_deadline(retry_after
 def test_a_listing_that_breaks_off_is_repeated() -> None:
     patient = _resilient(FlakySource(2), Clock())
     assert [v.uri for v in patient.list("fake://")] == [f"fake://{number}" for number in range(10)]
+
+
+def test_an_outage_shorter_than_the_deadline_is_waited_out_with_few_requests() -> None:
+    clock = Clock()
+    source = DeadSource(clock, until=100.0)
+    patient = _resilient(source, clock)
+    assert patient.head("fake://x").uri == "fake://x"
+    assert clock.now < 100 + SourceBreaker.LIMIT_S + 1
+    assert source.calls < 40
+
+
+def test_a_source_that_is_gone_is_one_typed_error_in_bounded_time_and_then_at_once() -> None:
+    clock = Clock()
+    source = DeadSource(clock)
+    patient = _resilient(source, clock, deadline_s=60)
+    with pytest.raises(SourceUnavailable, match="flaky"):
+        patient.head("fake://x")
+    assert clock.now <= 60
+    clock.now += 30
+    calls = source.calls
+    for _ in range(50):
+        before = clock.now
+        with pytest.raises(SourceUnavailable, match=r"down for|flaky"):
+            patient.head("fake://x")
+        assert clock.now - before <= 60
+    assert source.calls - calls < 50
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))

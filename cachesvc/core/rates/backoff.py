@@ -56,57 +56,45 @@ class Pace:
     """The rate of requests that a source accepts, learned from its refusals. There is no limit before the first refusal.
 
     A limit on concurrency alone cannot do this: where an answer takes 1 ms, one request at a time is a thousand a second.
-    So a refusal cuts the rate by the part of requests that were refused, by 5 % at least and by half at most. From there
-    the rate grows as in `rate`: slowly around the limit just found, then ever faster, for the limit itself may have moved
-    (the idea of CUBIC, Ha et al., 2008). Each node does so by itself; its refusals tell it of the others.
+    So the rate grows by addition, and a refusal cuts it by multiplication, as TCP does (Chiu and Jain, 1989). Slow start
+    finds the rate at first, and again after most requests were refused. Each node does so by itself; its refusals tell it
+    of the others.
 
-    `CLOSED` refusals in a row with a Retry-After mean that a quota is used up, not that a rate is exceeded. Then all
-    requests wait until the source opens again, and go on at what was accepted since it opened last, divided by the time
-    between the two openings. So a quota for a minute is used all through the minute, and few requests are refused. Once
-    the time between two openings is known, the rate grows over such times, not over seconds, and a single refusal is
-    believed that names a small part of it, for that costs little.
-
-    A client that is refused twice with a Retry-After stays away so long: the others may then be served at a rate far below
-    this one. So such a cut leaves no more than what was accepted a second, idle time included.
+    `CLOSED` refusals in a row with a Retry-After, or one before any answer, mean that the source is closed, as when a quota
+    is used up. Then all requests wait until it opens. A single refusal with a Retry-After only cuts the rate: others are
+    still served.
 
     A cut must be seen to work before the next, however long answers take (a slow source, a process without a core): (1)
     places in the queue are served at the current rate, not at that of the time when they were taken; (2) only answers to
-    requests sent since the last cut count, over `SETTLE_S` at least. Otherwise each late refusal of an earlier request
-    would cut again, down to nothing.
+    requests sent since the last cut count, over `SETTLE_S` and `SETTLE_REQUESTS` at least. Otherwise each late refusal of
+    an earlier request would cut again, down to nothing.
     """
 
+    CUT = 0.9
+    CUT_CLOSED = 0.7
+    """What is left of the rate after a cut, and where a source closes. A deeper cut makes a quota close less often."""
+    GROWTH = 0.03
+    """Growth a second, as a part of the rate after the cut."""
     SETTLE_S = 1.0
-    FIRST_S = 0.25
-    """The least time over which a first guess counts the answers before it: a source serves more at once than it does for
-    long. A guess that is too low grows in a second or two; one that is too high causes many refusals."""
-    CUT_LEAST = 0.95
-    CUT_MOST = 0.5
+    SETTLE_REQUESTS = 16
     LEAST_RATE = 0.2
-    CLOSED = 8
-    """Where a third is refused, so many in a row happen once in 6,600 cases. A larger number costs more refusals a
-    quota."""
-    SOON = 0.1
-    """The part of the time between two openings that counts as a small one."""
-    STEPS_S = 5.0
-    """The unit of growth between two openings: 6 % more after one, 2.7 times as much after four."""
+    CLOSED = 2
+    CLOSED_AT_FIRST = 8
+    """The same before the first cut, when the rate is a guess, and half of the requests may be refused."""
+    CALM_S = 60.0
+    """The time of growth without a refusal from which the rate doubles every second: the source has more to give."""
+    MOST_DOUBLINGS = 24
+    """So often doubled, a rate is no limit."""
     LOOK_S = 1e-3
     """The least time between two checks of a place in the queue."""
-    FORGET_S = 60.0
-    """The time after a refusal from which there is no limit any more."""
     _base: float = math.inf
-    _guessed: float = False
+    """The rate after the last cut."""
+    _knee: float = math.inf
+    """Slow start ends here."""
     _cut_at: float = -math.inf
     _paused_until: float = -math.inf
-    _opened_at: float = -math.inf
-    """The end of the last pause."""
-    _since_opened: float = 0
-    """Requests accepted since then."""
-    _retry_after_s: float = 0.0
-    """The last Retry-After that began a pause."""
-    _between_s: float = 0.0
-    """The time from one opening to the next; 0: unknown."""
     _in_a_row: float = 0
-    """Requests refused in a row since the last cut."""
+    """Requests refused in a row since the last answer."""
     _last: float = 0.0
     """The last place in the queue."""
     _due: float = 0.0
@@ -115,32 +103,28 @@ class Pace:
     served_at: float = -math.inf
     """When the source answered last."""
     _since: float = -math.inf
-    """When the current counting period of `SETTLE_S` began. The counts of the previous one are kept."""
+    """When the first answer since the last cut came."""
+    _counted_at: float = -math.inf
     _accepted: float = 0
-    _refused: float = 0
-    _since_before: float = -math.inf
-    _accepted_before: float = 0
-    _refused_before: float = 0
+    _asked: float = 0
+    """Answers since the last cut; they decay over the settling time."""
 
     def numbers(self) -> tuple[float, ...]:
         """The state as numbers: `Pace(*numbers)` goes on with it."""
         return _NUMBERS(self)
 
     def rate(self, now: float) -> float:
-        """Requests a second; inf where there is no limit.
-
-        t seconds after a cut, or after the pause that followed it, base * exp(0.01 t (1 + (t/10)^2)) + t/20: 1 % more after
-        1 s, 6 % after 5 s, 2.7 times as much after 20 s. The last term lifts a rate that is too small. A first guess
-        doubles every second until the next refusal. Where the time between two openings is known, t is scaled by
-        `STEPS_S` over that time.
-        """
-        slower = max(1.0, self._between_s / self.STEPS_S)
-        quiet_s = max(0.0, now - max(self._cut_at, self._paused_until)) / slower
-        if math.isinf(self._base) or quiet_s > self.FORGET_S:
+        """Requests a second; inf where there is no limit. After a cut, or the pause that followed it, it doubles every
+        second up to the knee, and grows by `GROWTH` from there."""
+        if math.isinf(self._base):
             return math.inf
-        if self._guessed:
-            return self._base * math.pow(2.0, quiet_s)
-        return self._base * math.exp(0.01 * quiet_s * (1 + (quiet_s / 10) ** 2)) + quiet_s / 20 / slower
+        quiet_s = max(0.0, now - max(self._cut_at, self._paused_until))
+        start_s = math.log2(max(1.0, self._knee / self._base))
+        steady_s = max(0.0, quiet_s - start_s)
+        doublings = min(quiet_s, start_s) + max(0.0, steady_s - self.CALM_S)
+        if doublings > self.MOST_DOUBLINGS:
+            return math.inf
+        return self._base * 2.0**doublings * (1 + self.GROWTH * steady_s)
 
     def join(self, now: float) -> float:
         """Take a place in the queue, for `wait_s`. A caller that leaves early wastes its place."""
@@ -164,69 +148,46 @@ class Pace:
     def accepted(self, sent_at: float, now: float) -> None:
         """Count an answer to a request sent at `sent_at`. The error that an object is missing is an answer too."""
         self.served_at = now
-        self._since_opened += 1
         if sent_at >= self._cut_at:
-            self._count(now)
-            self._accepted += 1
+            self._count(now, accepted=1)
             self._in_a_row = 0
 
     def refused(self, sent_at: float, now: float, retry_after_s: float) -> None:
-        """Count a refusal (429 or 503), with its Retry-After or 0. All requests wait for that time where most are
-        refused, or many in a row: then the source is closed, not at its limit."""
+        """Count a refusal (429 or 503), with its Retry-After or 0, and cut the rate or begin a pause."""
         self._move(now)
         if sent_at < self._cut_at:
             return
-        self._count(now)
-        self._refused += 1
+        self._count(now, accepted=0)
         self._in_a_row += 1
-        accepted = self._accepted + self._accepted_before
-        refused = self._refused + self._refused_before
-        since = self._since if math.isinf(self._since_before) else self._since_before
-        span_s = now - since
-        settled, mostly = span_s >= self.SETTLE_S, refused > accepted
-        soon = retry_after_s <= self.SOON * self._between_s
-        closed = retry_after_s > 0 and (soon or self._in_a_row >= self.CLOSED or (settled and mostly))
-        rate = self.rate(now)
-        if math.isinf(rate):
-            self._base, self._guessed = max(1, accepted) / max(self.FIRST_S, span_s), True
-            self._between_s = self._retry_after_s = 0.0
-            self._opened_at, self._since_opened = since, accepted
-        elif closed:
-            self._base, self._guessed = self._quota(self._used(rate, span_s), now, retry_after_s, soon), False
-        elif settled:
-            rate = self._used(rate, span_s)
-            sustained = rate * accepted / (accepted + refused)
-            if retry_after_s > 0:
-                sustained = min(sustained, accepted / span_s)
-            self._base, self._guessed = self._cut(rate, sustained), False
+        rate, settle_s = self.rate(now), self._settle_s(now)
+        span_s = max(self.SETTLE_S, settle_s * (1 - math.exp((self._since - now) / settle_s)))
+        closed = self.CLOSED_AT_FIRST if math.isinf(self._knee) else self.CLOSED
+        if retry_after_s > 0 and self._in_a_row >= closed:
+            self._base = max(self.LEAST_RATE, self.CUT_CLOSED * self._base)
+            self._paused_until, self._in_a_row = now + retry_after_s, 0
+        elif math.isinf(rate):
+            self._base, self._knee = max(1.0, self._accepted) / span_s, math.inf
+            if not self._accepted:
+                self._paused_until = now + retry_after_s
+        elif now - self._cut_at >= settle_s and (self._in_a_row == 1 or not retry_after_s):
+            used = min(rate, max(self._base, self._asked / span_s))
+            self._base = max(self.LEAST_RATE, used * min(self.CUT, self._accepted / self._asked))
+            if self._accepted:  # otherwise it was an outage, and the former rate may still be right
+                self._knee = used / 2
         else:
             return
-        if closed or mostly:
-            self._paused_until = self._opened_at = max(self._paused_until, now + retry_after_s)
-            self._since_opened = 0
-        self._base = max(self.LEAST_RATE, self._base)
-        self._cut_at, self._in_a_row = now, 0
-        self._forget()
+        self._cut_at = now
+        self._accepted = self._asked = 0
 
-    def _used(self, rate: float, span_s: float) -> float:
-        """The part of a rate that was used: the rate grows while refused callers stay away and ask less."""
-        asked = max(self._accepted + self._refused, self._accepted_before + self._refused_before)
-        used = max(self._base, asked / min(self.SETTLE_S, max(self.FIRST_S, span_s)))
-        return min(rate, used)
+    def _settle_s(self, now: float) -> float:
+        return max(self.SETTLE_S, self.SETTLE_REQUESTS / self.rate(now))
 
-    def _cut(self, rate: float, sustained: float) -> float:
-        return min(self.CUT_LEAST * rate, max(self.CUT_MOST * rate, sustained))
-
-    def _quota(self, rate: float, now: float, retry_after_s: float, soon: bool) -> float:
-        """The rate after a pause until the source opens. A source whose Retry-After gets shorter counts down to its
-        opening, so its quota is known. One that always says the same may accept more, sooner."""
-        between_s = max(self.LOOK_S, now + retry_after_s - self._opened_at)
-        sustained = self._since_opened / between_s
-        counts_down, self._retry_after_s = soon or retry_after_s < self._retry_after_s, retry_after_s
-        if not counts_down:
-            return max(sustained, self._cut(rate, sustained))
-        self._between_s = between_s
-        return min(self.CUT_LEAST * rate, sustained)
+    def _count(self, now: float, accepted: int) -> None:
+        if not self._asked:
+            self._since = self._counted_at = now
+        left = math.exp((self._counted_at - now) / self._settle_s(now))
+        self._accepted, self._asked = self._accepted * left + accepted, self._asked * left + 1
+        self._counted_at = now
 
     def _move(self, now: float) -> None:
         """Advance the queue to now. Of the places that were not taken while it was empty, one is left."""
@@ -234,24 +195,6 @@ class Pace:
         if now > since:
             self._due = min(self._last + 1, self._due + rate * (now - since))
         self._due_at = now
-
-    def _count(self, now: float) -> None:
-        """Begin another counting period where this one is over. While there is no limit, old counts are dropped after an
-        idle time, for a first guess needs recent ones; at a low rate, seconds pass without an answer."""
-        age_s = now - self._since
-        if age_s >= 2 * self.SETTLE_S and math.isinf(self.rate(now)):
-            self._forget()
-        if age_s >= self.SETTLE_S:
-            self._since_before, self._accepted_before, self._refused_before = (
-                self._since,
-                self._accepted,
-                self._refused,
-            )
-            self._since, self._accepted, self._refused = now, 0, 0
-
-    def _forget(self) -> None:
-        self._since = self._since_before = -math.inf
-        self._accepted = self._refused = self._accepted_before = self._refused_before = 0
 
 
 _NUMBERS = attrgetter(*(each.name for each in fields(Pace)))
