@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.limits import PEER_FAILURE_S
 from cachesvc.core.order.epoch_order import Last
 from loader.arguments import (
     check_arguments,
@@ -33,7 +34,6 @@ from loader.datasets.dataset import key_transforms
 from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
 from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parse_state
 from loader.job.rank_drift import DRIFT_S
-from loader.job.rank_failures import PEER_FAILURE_S
 from loader.job.topology import Topology
 from loader.job_membership import JobMembership
 from loader.order_setup import OrderArguments, Window, feed_of

@@ -20,11 +20,10 @@ from contextlib import suppress
 from cachesvc.client.control import no_answer
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded
+from cachesvc.core.limits import SEND_S
 from cachesvc.core.wire import Message, Op
 from cachesvc.system import datagrams
 
-SEND_TIMEOUT_S = 30.0
-"""A stopped daemon reads no messages; past this timeout it counts as gone."""
 WARN_AFTER_S = 30.0
 """A wait this long for an answer (a slow source, a stopped daemon) is logged."""
 MAX_NUMBER = (1 << 32) - 1
@@ -75,7 +74,7 @@ class Connection:
         self.ended = False
         """It broke, or was closed."""
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._channel.settimeout(SEND_TIMEOUT_S)
+        self._channel.settimeout(SEND_S)
         try:
             self._channel.connect(path)
         except OSError as error:
@@ -229,7 +228,7 @@ class Connection:
 
     def _put_when_writable(self, data: bytes, fd: int | None) -> None:
         """Send once the daemon has read some of the messages before."""
-        deadline, writable = time.monotonic() + SEND_TIMEOUT_S, select.poll()
+        deadline, writable = time.monotonic() + SEND_S, select.poll()
         writable.register(self._channel, select.POLLOUT)
         while writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
             try:

@@ -25,18 +25,13 @@ from cachesvc.core.errors import (
     NotAllowed,
     from_code,
 )
+from cachesvc.core.limits import BUSY_PAUSE_S, CONTROL_CALL_S, CONTROL_RETRY_S, PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
 
 if TYPE_CHECKING:
     from cachesvc.catalog.options import Options
     from cachesvc.v1 import cachesvc_pb2 as pb
 
-CALL_TIMEOUT_S = 30.0
-WAIT_S = 60.0
-"""How long calls wait for a free place, and for a daemon that replaces another."""
-RETRY_S = 0.1
-BUSY_RETRY_S = 0.5
-"""The pause between two tries where this user has too many calls under way."""
 MAX_MESSAGE_BYTES = 24 << 20
 """The daemon's limit: 100,000 URIs of 240 characters."""
 CODE_KEY = "cachesvc-code"
@@ -97,9 +92,9 @@ class Control:
         self._pb = cachesvc_pb2
         limits = [
             ("grpc.max_receive_message_length", -1),
-            ("grpc.initial_reconnect_backoff_ms", int(RETRY_S * 1000)),
-            ("grpc.min_reconnect_backoff_ms", int(RETRY_S * 1000)),
-            ("grpc.max_reconnect_backoff_ms", int(RETRY_S * 1000)),
+            ("grpc.initial_reconnect_backoff_ms", int(PROBE_FIRST_S * 1000)),
+            ("grpc.min_reconnect_backoff_ms", int(PROBE_FIRST_S * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(PROBE_FIRST_S * 1000)),
         ]
         self._channel = grpc.insecure_channel(control_address(found), limits)
         self._stub = services.Stub(self._channel, "Cache")
@@ -171,7 +166,7 @@ class Control:
         """Make a call with one answer."""
 
         def call() -> Iterator[Any]:
-            yield method(request, timeout=CALL_TIMEOUT_S, metadata=self._identity.metadata())
+            yield method(request, timeout=CONTROL_CALL_S, metadata=self._identity.metadata())
 
         return next(self._retried(call))
 
@@ -197,11 +192,11 @@ class Control:
                 return
             except DaemonUnavailable as error:
                 waits = isinstance(error, Busy) or is_upgrading(self.directory)
-                deadline = min(deadline, time.monotonic() + WAIT_S)
+                deadline = min(deadline, time.monotonic() + CONTROL_RETRY_S)
                 if not (waits or (again and is_back(self.directory))) or time.monotonic() >= deadline:
                     raise
                 again = waits
-                pause_s = BUSY_RETRY_S if isinstance(error, Busy) else RETRY_S
+                pause_s = BUSY_PAUSE_S if isinstance(error, Busy) else PROBE_FIRST_S
             time.sleep(pause_s)  # until the other daemon binds its socket, or another call ends
 
 
@@ -250,7 +245,7 @@ def _translate(error: Any, directory: str) -> CacheError:
     if name == "UNAVAILABLE":
         return _unavailable(f"{directory}/{CONTROL_SOCKET}")
     if name == "DEADLINE_EXCEEDED":
-        return DeadlineExceeded(f"the daemon in {directory} did not answer in {CALL_TIMEOUT_S:.0f} s")
+        return DeadlineExceeded(f"the daemon in {directory} did not answer in {CONTROL_CALL_S:.0f} s")
     if name == "INVALID_ARGUMENT":
         return InvalidInput(error.details())
     return CacheError(f"the daemon answered {name}: {error.details()}")

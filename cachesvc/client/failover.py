@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 
 from cachesvc.client.protocol import Granted, Grants, Refused
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, NotAllowed
+from cachesvc.core.limits import PROBE_CAP_S, PROBE_FIRST_S
 
-FIRST_PROBE_S = 0.1
-LAST_PROBE_S = 1.0
-"""A probe is cheap (a connect that fails), and a restarted daemon should be used soon."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -32,7 +30,7 @@ class FailoverGrants:
         self._from_fallback: dict[int, int] = {}
         """Leases by extent."""
         self._probe_at = 0.0
-        self._pause_s = FIRST_PROBE_S
+        self._pause_s = PROBE_FIRST_S
         self._gone: DaemonUnavailable | None = None
         """Why the primary was unavailable the last time."""
         self._told: set[bool] = set()
@@ -94,17 +92,17 @@ class FailoverGrants:
 
     def _acquire_primary(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused] | None:
         """Acquire from the primary. Returns None while it is unavailable; it is probed after a pause, which doubles up to
-        `LAST_PROBE_S`."""
+        `PROBE_CAP_S`."""
         if self._fallback is not None and time.monotonic() < self._probe_at:
             return None
         try:
             answers = self._primary.acquire(extents, timeout_s)
         except DaemonUnavailable as error:
             self._gone = error
-            self._pause_s = min(self._pause_s * 2, LAST_PROBE_S)
+            self._pause_s = min(self._pause_s * 2, PROBE_CAP_S)
             self._probe_at = time.monotonic() + self._pause_s
             return None
-        self._pause_s = FIRST_PROBE_S
+        self._pause_s = PROBE_FIRST_S
         return answers
 
     def _acquire_fallback(

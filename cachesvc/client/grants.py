@@ -16,13 +16,11 @@ from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound, OutOfSpace, from_code
+from cachesvc.core.limits import HELLO_S
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
-
-HELLO_TIMEOUT_S = 30.0
-"""A restarted daemon loads the catalog before it answers a greeting."""
 
 
 class DaemonGrants:
@@ -152,7 +150,7 @@ class DaemonGrants:
     def catalog(self) -> int:
         """A descriptor of the dataset's catalog (sealed, read-only), which the caller closes. Raises as `connect`."""
         connection = self._connect()
-        ((_, fd),) = connection.request(Op.CATALOG, [0], time.monotonic() + HELLO_TIMEOUT_S)
+        ((_, fd),) = connection.request(Op.CATALOG, [0], time.monotonic() + HELLO_S)
         if fd is None:
             raise DaemonUnavailable(f"the daemon at {self._path} sent no catalog; look at its log")
         return fd
@@ -223,7 +221,7 @@ class DaemonGrants:
         hello = Message(
             Op.HELLO, wire.MAGIC, self._job, wire.KNOWS_HOLES, digest=bytes.fromhex(self._dataset)
         )
-        answer = connection.greet(hello, time.monotonic() + HELLO_TIMEOUT_S)
+        answer = connection.greet(hello, time.monotonic() + HELLO_S)
         if answer.op is Op.FAILED:
             raise from_code(answer.size, answer.text)
         self.token, self.tier_budgets = answer.size, tuple(map(int, answer.text.split()))

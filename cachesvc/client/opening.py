@@ -16,17 +16,11 @@ from cachesvc.client import local_view
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllowed, NotFound
+from cachesvc.core.limits import ACQUIRE_S, PROBE_FIRST_S, REQUIRE_S
 from cachesvc.core.model import DatasetId
 from cachesvc.sources.uri import local_path
 
 Policy = Literal["auto", "require", "off"]
-PROBE_EVERY_S = 0.1
-"""The pause between two connects: a daemon that starts does not announce itself."""
-REQUIRE_S = 5.0
-"""How long `require` waits for a daemon: long enough for a node that starts both at once, too short to hide a forgotten
-daemon."""
-ACQUIRE_TIMEOUT_S = 300.0
-"""A cold extent behind a throttled source takes minutes at worst; a longer wait is an error."""
 COMPARISONS = 3
 """How often a local path is opened that looks different here: a file may have changed since the daemon listed it."""
 _log = logging.getLogger("cachesvc")
@@ -58,7 +52,7 @@ def policy(world_size: int) -> tuple[Policy, bool]:
 def read_timeout_s() -> float:
     """CACHESVC_TIMEOUT_S, or its default: how long a read waits for its bytes, a daemon's restart included, before it
     raises DaemonUnavailable or DeadlineExceeded. Raises InvalidInput."""
-    given = os.environ.get("CACHESVC_TIMEOUT_S") or str(ACQUIRE_TIMEOUT_S)
+    given = os.environ.get("CACHESVC_TIMEOUT_S") or str(ACQUIRE_S)
     if not given.replace(".", "", 1).isdigit() or not float(given):
         raise InvalidInput(f"CACHESVC_TIMEOUT_S={given!r} is not a number of seconds above 0")
     return float(given)
@@ -152,7 +146,7 @@ def _open_in_daemon(
                 if required:
                     raise
                 return None
-            time.sleep(PROBE_EVERY_S)
+            time.sleep(PROBE_FIRST_S)
         except NotAllowed:
             if not optional:
                 raise

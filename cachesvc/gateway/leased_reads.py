@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import Granted, Grants
 from cachesvc.client.reopen import ReopeningGrants
+from cachesvc.client.room import RoomWait
 from cachesvc.core.errors import DaemonUnavailable, OutOfSpace, TierFailed
 from cachesvc.core.holes import Holes
 from cachesvc.core.model import DatasetId
@@ -39,10 +39,6 @@ MAX_LEASED, MAX_LEASED_BYTES = 128, 1 << 30
 """Extents leased while no read needs them, for a second."""
 IDLE_POLLS = 10
 """Polls, one a second, after which an unused connection is closed."""
-ROOM_S = 120.0
-"""How long a read waits for room, as the loader does: a RAM tier that shrank grows again after a minute."""
-PAUSE_S = 0.02
-"""The daemon does not announce free room."""
 PATTERN = 3
 """Extents that lie close together before any is fetched ahead."""
 MOST = 64
@@ -268,18 +264,22 @@ class LeasedReads:
         """Lease an extent; another thread may lease it meanwhile, too. Raises OutOfSpace where there is no room."""
         connected = self._connect()
         grants: Grants = connected.waiting if wait else connected.at_once
-        deadline = time.monotonic() + min(self._timeout_s, ROOM_S) * wait
         self._make_room(MAX_LEASED - 1, MAX_LEASED_BYTES - int(self.catalog.extent_sizes[extent]))
-        while True:
+        made: list[LeasedExtent] = []
+
+        def leased() -> bool:
             [answer] = grants.acquire([extent], self._timeout_s)
             if isinstance(answer, Granted):
-                return self._add(answer, grants)
-            self._make_room(0, 0)
-            if time.monotonic() >= deadline:
-                raise OutOfSpace(
-                    f"the daemon has no room for an extent of {self.catalog.uri}; give it more --ram or --nvme"
-                )
-            time.sleep(PAUSE_S)
+                made.append(self._add(answer, grants))
+            else:
+                self._make_room(0, 0)
+            return bool(made)
+
+        RoomWait(self._timeout_s if wait else 0.0).until(
+            leased,
+            f"the daemon has no room for an extent of {self.catalog.uri}; give it more --ram or --nvme",
+        )
+        return made[0]
 
     def _add(self, granted: Granted, grants: Grants) -> LeasedExtent:
         holes = Holes(self.catalog.extent(granted.extent), granted.holes) if granted.holes else None

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from cachesvc.core.errors import SourceUnavailable, fault_of_node
+from cachesvc.core.limits import OPEN_S
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.limited_calls import SharedCalls
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
@@ -19,9 +20,6 @@ from cachesvc.sources.uri import expanded
 from cachesvc.sources.watched import CallWatch, WatchedSource
 
 log = logging.getLogger(__name__)
-OPEN_S = 60.0
-"""The limit of the foreign code that opens a source: a credential helper may ask an identity service, which is slow at
-worst. A call that hangs is made again after twice the time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from cachesvc.core.errors import (
     SourceChanged,
     SourceUnavailable,
 )
+from cachesvc.core.limits import DRIVER_CALL_S, DRIVER_LIST_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.limited_calls import LimitedCall
@@ -50,10 +51,6 @@ _VERSION_NAMES = tuple(
 _ENCODINGS = ("contentEncoding", "content_encoding", "ContentEncoding", "content-encoding")
 
 
-CALL_S = 120.0
-"""The limit of one call of a driver; a read of 8 MiB takes this at 70 KB/s."""
-LIST_S = 900.0
-"""The limit of a whole listing: drivers give it in one call."""
 _MOST_CALLS = 128
 """Calls of one driver at a time, including those that were given up and still run."""
 _T = TypeVar("_T")
@@ -68,7 +65,7 @@ class FsspecSource:
     storage that fails. A call that takes too long is given up: it goes on in a thread of its own, which ends no process.
     """
 
-    def __init__(self, filesystem: Any, call_s: float = CALL_S, list_s: float = LIST_S) -> None:
+    def __init__(self, filesystem: Any, call_s: float = DRIVER_CALL_S, list_s: float = DRIVER_LIST_S) -> None:
         self._filesystem = filesystem
         self._call_s, self._list_s = call_s, list_s
         self._most = _MOST_CALLS if _takes_threads(filesystem) else 1

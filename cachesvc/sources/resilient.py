@@ -19,8 +19,9 @@ from dataclasses import astuple, dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.limits import REQUEST_S
 from cachesvc.core.model import ObjectVersion
-from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, full_jitter_s, hedge_allowed
+from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, backoff_s, hedge_allowed
 from cachesvc.sources.hedging import Hedger, LateRead
 from cachesvc.sources.paces import SharedPace
 from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
@@ -45,7 +46,7 @@ class Resilience:
     requests at a time.
     """
 
-    deadline_s: float = 120.0
+    deadline_s: float = REQUEST_S
     concurrency: int = 64
     hedge: bool = True
 
@@ -211,7 +212,7 @@ class Resilient:
                     continue
                 now = self._failed(error, sent_at)
                 refusals += error.throttled
-                wait_s = full_jitter_s(attempt, self._chance())
+                wait_s = self._chance() * backoff_s(attempt)
                 if refusals > 1 or not error.throttled:
                     # A source at its limit does not care which read comes next, so after a first refusal the rate alone
                     # obeys Retry-After, and this fill does not wait longer than others. A second refusal may be of this

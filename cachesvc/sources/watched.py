@@ -8,12 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cachesvc.core.limits import HUNG_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
-
-HUNG_S = 30.0
-"""A call without progress for this long hangs. A disk spins up in 10 s; retries, not one call, wait for a server's
-reboot."""
 
 
 class CallWatch:

@@ -17,10 +17,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from cachesvc.core.errors import DeadlineExceeded, StateMismatch
+from cachesvc.core.limits import AGREE_S
 from loader.job.topology import Topology, process_group
 
-AGREE_TIMEOUT_S = 300.0
-"""Ranks reach their first batch minutes apart when models load from a slow disk."""
 TELL_FAILURE_S = 30.0
 """How long a process that cannot begin waits for the others to read its failure, before it raises its own error."""
 WARN_AFTER_S = 30.0
@@ -60,7 +59,7 @@ def agree(
     facts: Mapping[str, str | int],
     store: Store,
     name: str = "loader",
-    timeout_s: float = AGREE_TIMEOUT_S,
+    timeout_s: float = AGREE_S,
 ) -> str:
     """Wait until every process of the job has stated the same facts. Returns a name that is equal on all processes and
     new in this store.

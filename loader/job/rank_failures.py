@@ -32,8 +32,6 @@ from loader.job.iteration_ends import IterationEnds
 from loader.job.rank_drift import DriftWatch, RankPosition
 from loader.job.topology import Topology
 
-PEER_FAILURE_S = 30.0
-"""A step may take seconds and a checkpoint some more; collectives time out after 10 minutes and more."""
 BLOCKED_EXIT = PeerRankFailed.code
 """Exit code of a process that was blocked in a collective when another rank failed."""
 POLL_S = 0.5

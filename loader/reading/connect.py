@@ -17,10 +17,11 @@ from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.opening import PROBE_EVERY_S, open_by_policy, policy, read_timeout_s
+from cachesvc.client.opening import open_by_policy, policy, read_timeout_s
 from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.client.upgrades import is_upgrading
 from cachesvc.core.errors import DaemonUnavailable, NotFound, StateMismatch
+from cachesvc.core.limits import PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.uri import local_path
@@ -107,7 +108,7 @@ def _granted_catalog(link: DatasetLink) -> Catalog:
         if not waiting:
             waiting = True
             _log.warning("no daemon answers (%s): waiting up to %.0f s for one", why, timeout_s)
-        time.sleep(PROBE_EVERY_S)
+        time.sleep(PROBE_FIRST_S)
 
 
 def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -> Access:

@@ -12,13 +12,14 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
+from cachesvc.core.limits import ROOM_PAUSE_S, VERIFY_TRIES
 from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
 from loader.reading.changed_files import ChangedFiles
 from loader.reading.held_extents import ORIGINS, HeldExtent
 from loader.reading.io_uring import give_up_ring, ring_of_thread
-from loader.reading.lease_table import ROOM_PAUSE_S, Leases
+from loader.reading.lease_table import Leases
 from loader.reading.preadv import FileRange, announce, read_bytes, read_into
 from loader.reading.verified_reads import VerifiedReads
 
@@ -31,8 +32,6 @@ ANNOUNCED_BATCHES = 64
 MAX_ANNOUNCED = 65_536
 """Ranges remembered as announced to the kernel; a forgotten range is announced again, for 2 us."""
 _CACHED = ORIGINS.index("nvme")
-VERIFY_TRIES = 3
-"""A dropped copy is filled again from the source; bytes that are wrong then too are not the disk's fault."""
 
 
 class FileReads:

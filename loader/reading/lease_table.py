@@ -8,7 +8,6 @@ while no read needs it: a read registers with `begin` before it checks which of 
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -19,19 +18,12 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.protocol import Granted, Grants, Refused
-from cachesvc.core.errors import OutOfSpace
+from cachesvc.client.room import RoomWait
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.held_extents import HeldExtent, HeldExtents
 from loader.reading.wait_clock import WaitClock
 
-ROOM_PAUSE_S = 0.02
-"""The daemon does not announce free room: other readers release extents after each of their reads."""
-ROOM_WAIT_S = 120.0
-"""A timeout. Other readers' reads take milliseconds, but a RAM tier that shrank for the trainers' memory grows again a
-minute after they released it."""
-WARN_AFTER_S = 5.0
 _NO_EXTENTS: Ints = np.empty(0, np.int64)
-_log = logging.getLogger("cachesvc")
 
 
 class Leases:
@@ -58,7 +50,8 @@ class Leases:
         self._arrived = threading.Condition(self._lock)
         self._requested: set[int] = set()
         self._release_lock = threading.Lock()
-        self._closed = self._warned = False
+        self._closed = False
+        self._room = RoomWait(timeout_s)
 
     # ---- reads in flight
 
@@ -141,20 +134,11 @@ class Leases:
     def await_room(self, read: ActiveRead, extents: Sequence[int]) -> None:
         """Lease the extents of one sample, once the daemon has room where direct reads are not possible. The first long
         wait is logged. Raises OutOfSpace, and as `ensure`."""
-        began, most_s = time.monotonic(), min(self._timeout_s, ROOM_WAIT_S)
-        while not self.ensure(read, extents):
-            waited_s = time.monotonic() - began
-            if waited_s >= most_s:
-                raise OutOfSpace(
-                    f"no room for the {len(extents)} extents of one sample, and reading directly is off; give the "
-                    "daemon more --ram or --nvme, or allow direct reads with CACHESVC=auto"
-                )
-            if waited_s >= WARN_AFTER_S and not self._warned:
-                self._warned = True
-                _log.warning(
-                    "the daemon has no room: waiting up to %.0f s for it; see cachesvc status", most_s
-                )
-            time.sleep(ROOM_PAUSE_S)
+        self._room.until(
+            lambda: self.ensure(read, extents),
+            f"no room for the {len(extents)} extents of one sample, and reading directly is off; give the daemon more "
+            "--ram or --nvme, or allow direct reads with CACHESVC=auto",
+        )
 
     # ---- releases
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
-from cachesvc.client.opening import ACQUIRE_TIMEOUT_S
 from cachesvc.client.protocol import Grants
 from cachesvc.core.errors import OutOfSpace
+from cachesvc.core.limits import ACQUIRE_S
 from cachesvc.core.order.intervals import Intervals
 from cachesvc.system.fork_hooks import abandon_in_children
 from loader.reading.active_reads import ActiveRead, Ints, touched
@@ -48,7 +48,7 @@ class ExtentReader:
         catalog: Catalog,
         grants: Grants,
         mapped_bytes: int = MAPPED_BYTES,
-        timeout_s: float = ACQUIRE_TIMEOUT_S,
+        timeout_s: float = ACQUIRE_S,
         suspect: Callable[[Sequence[int]], None] = lambda _: None,
         verify: bool = False,
     ) -> None:

@@ -15,14 +15,13 @@ import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, TierFailed
+from cachesvc.core.limits import FOOTER_S
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 from loader.reading.held_extents import ORIGINS, HeldExtent
 from loader.reading.preadv import FileRange, announce, read_into
 
-FOOTER_WAIT_S = 30.0
-"""A file is granted once its bytes are right; its footer is written later, when it is committed."""
 FOOTER_PAUSE_S = 0.005
 RUN_BYTES = 1 << 20
 """The most that is read and digested at once: it stays in the processor's cache."""
@@ -65,7 +64,7 @@ class VerifiedReads:
         return copy.digests
 
     def _footer(self, extent: int, copy: HeldExtent) -> bytes:
-        wanted, deadline = self._catalog.extent(extent).id, time.monotonic() + FOOTER_WAIT_S
+        wanted, deadline = self._catalog.extent(extent).id, time.monotonic() + FOOTER_S
         try:
             while not footer.is_there(copy.fd, copy.size_bytes) and time.monotonic() < deadline:
                 time.sleep(FOOTER_PAUSE_S)  # the daemon sends readers no message when it commits a file

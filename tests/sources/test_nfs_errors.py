@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged, SourceUnavailable
+from cachesvc.core.limits import HUNG_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.watched import HUNG_S, CallWatch, WatchedSource
+from cachesvc.sources.watched import CallWatch, WatchedSource
 from tests.support.clock import Clock
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.users import ALICE, as_root, as_user

@@ -17,7 +17,7 @@ from cachesvc.core.rates.backoff import (
     LatencyTail,
     Pace,
     SourceBreaker,
-    full_jitter_s,
+    backoff_s,
     hedge_allowed,
 )
 from cachesvc.sources.resilient import Resilience, Resilient
@@ -206,9 +206,9 @@ def test_a_source_that_is_gone_is_one_typed_error_in_bounded_time_and_then_at_on
     assert source.calls - calls < 50
 
 
-@given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
-def test_jitter_stays_within_its_limit(attempt: int, chance: float) -> None:
-    assert 0 <= full_jitter_s(attempt, chance, 0.1, 20) <= min(20, 0.1 * 2 ** min(attempt, 60))
+@given(st.integers(0, 10_000))
+def test_backoff_doubles_up_to_its_cap(attempt: int) -> None:
+    assert backoff_s(attempt, 0.1, 20) == min(20, 0.1 * 2 ** min(attempt, 60))
 
 
 def test_a_tail_is_known_after_enough_samples_of_that_size_only() -> None:

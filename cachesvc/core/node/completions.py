@@ -11,19 +11,16 @@ import math
 
 from cachesvc.core import events as ev
 from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.core.limits import FILL_RETRY_CAP_S, FILL_RETRY_FIRST_S
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.scrub import Scrub
 from cachesvc.core.node.tier_outages import Outages
+from cachesvc.core.rates.backoff import backoff_s
 from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.residency import CacheEntry, Copy
 from cachesvc.core.tiering.copies import Copies
-
-RETRY_BASE_S = 0.1
-"""First delay: about a round trip to an object store, so a short fault costs no more than it lasted."""
-RETRY_CAP_S = 10.0
-"""Longest delay: readers wait for tens of seconds."""
 
 
 class Completions:
@@ -81,7 +78,7 @@ class Completions:
     def _try_again(self, entry: CacheEntry, event: ev.FillFailed) -> None:
         entry.attempts += 1
         if event.retry and entry.attempts < self._policy.settings.max_attempts:
-            entry.due_at = self._context.now + backoff_s(entry.attempts, entry.id)
+            entry.due_at = self._context.now + fill_backoff_s(entry.attempts, entry.id)
             heapq.heappush(self._due, (entry.due_at, entry.id))
             return
         entry.attempts, entry.failed = 0, True
@@ -168,11 +165,11 @@ class Completions:
         return copy
 
 
-def backoff_s(attempt: int, extent: ExtentId) -> float:
+def fill_backoff_s(attempt: int, extent: ExtentId) -> float:
     """Seconds to wait after failed attempt number `attempt` (1 is the first).
 
-    Doubles up to `RETRY_CAP_S`, times a factor in [1/2, 1) that depends on the extent's id. So retries of many extents are
+    Doubles up to a cap, times a factor in [1/2, 1) that depends on the extent's id. So retries of many extents are
     spread out, and the same events give the same trace.
     """
-    whole = min(RETRY_CAP_S, RETRY_BASE_S * float(2 ** min(attempt - 1, 16)))
+    whole = backoff_s(attempt - 1, FILL_RETRY_FIRST_S, FILL_RETRY_CAP_S)
     return whole * (0.5 + int.from_bytes(extent[-2:], "little") / 131072)

@@ -6,8 +6,8 @@ is sent where the fewest others read. So N nodes that want one extent at once fo
 extent once. The source is named to the first of them only.
 
 No node is sent to one that reads, over however many others, from itself. A note of a fill is a lease: it ends when its
-node reports the extent filled or dropped, or when it was not renewed for `LEASE_S`. The fills that read from it go on, and
-ask again if they must.
+node reports the extent filled or dropped, or when it was not renewed for `FILL_LEASE_S`. The fills that read from it go
+on, and ask again if they must.
 
 The directory is soft state: a node may forget all of it, and the cost is a duplicate fetch.
 """
@@ -18,11 +18,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from cachesvc.core.limits import FILL_LEASE_S
 from cachesvc.core.model import ExtentId
 
-LEASE_S = 60.0
-"""A fill that has made no progress for this time is given to another node: a slow source may take so long for a part of
-an extent. A node that dies is noticed sooner, by those that read from it."""
 SOURCE = ""
 """The name of the source, where a node is told to read from."""
 
@@ -82,7 +80,7 @@ class ExtentDirectory:
             place
             for place in self._places.get(extent, ())
             if place.node != asker
-            and (not place.filling or (now - place.renewed_at <= LEASE_S and place.node not in failed))
+            and (not place.filling or (now - place.renewed_at <= FILL_LEASE_S and place.node not in failed))
         ]
         chosen = self._choose(others, {asker, *behind}, {*failed, *away})
         lease = _Place(asker, self._next_generation(), renewed_at=now)
@@ -104,7 +102,8 @@ class ExtentDirectory:
     def wanted(self, extent: ExtentId, now: float) -> bool:
         """Return whether some node holds an extent or has the lease to fill it."""
         return any(
-            not place.filling or now - place.renewed_at <= LEASE_S for place in self._places.get(extent, ())
+            not place.filling or now - place.renewed_at <= FILL_LEASE_S
+            for place in self._places.get(extent, ())
         )
 
     def filled(self, node: str, extents: Iterable[ExtentId]) -> None:
@@ -144,7 +143,7 @@ class ExtentDirectory:
         held = set(extents)
         for extent in self._noted.get(node, set()) - held:
             place = self._find(node, extent)
-            if place is not None and not (place.filling and now - place.renewed_at <= LEASE_S):
+            if place is not None and not (place.filling and now - place.renewed_at <= FILL_LEASE_S):
                 self._remove(node, extent)
         self.filled(node, held)
 

@@ -12,18 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cachesvc.core.limits import GREET_RETRY_CAP_S, GREET_RETRY_FIRST_S, GREET_S
 from cachesvc.core.placement.view import Member, View
+from cachesvc.core.rates.backoff import backoff_s
 
 PROTOCOL_VERSION = 1
 """The version of the messages between nodes. It rises by one with each change."""
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 """Nodes that speak an older one are refused."""
-GREET_S = 10.0
-"""Between greetings of a member that answers."""
-RETRY_S = 1.0
-"""The first pause after a failure; each one doubles it, up to `RETRY_CAP_S`."""
-RETRY_CAP_S = 30.0
-"""Also the time after which an address is greeted again that neither answered nor failed."""
 
 State = Literal["present", "away", "refused", "unknown"]
 """`unknown`: an address that has not answered yet."""
@@ -135,7 +131,7 @@ class Roster:
         contact = self._contacts.get(address)
         if contact is None or self._is_me(contact):
             return
-        pause_s = min(RETRY_CAP_S, RETRY_S * 2.0 ** min(contact.failures, 10))
+        pause_s = backoff_s(contact.failures, GREET_RETRY_FIRST_S, GREET_RETRY_CAP_S)
         contact.failures, contact.due_at = contact.failures + 1, now + pause_s
         contact.answered, contact.refused = None, ""
         self._leave_address(address, now)
@@ -145,7 +141,7 @@ class Roster:
         self._expire(now)
         found = [address for address, contact in self._contacts.items() if contact.due_at <= now]
         for address in found:
-            self._contacts[address].due_at = now + RETRY_CAP_S
+            self._contacts[address].due_at = now + GREET_RETRY_CAP_S
         return found
 
     def next_deadline(self) -> float:

@@ -7,18 +7,20 @@ from collections import deque
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
+from cachesvc.core.limits import RETRY_CAP_S, RETRY_FIRST_S
+
 LATENCY_SAMPLES = 64
 """Fewer samples say nothing about a tail. The percentile is computed again after as many new ones."""
 HEDGE_SHARE = 0.02
 """The most requests that are hedged, as a part of all: the source's load and bill grow by no more."""
 
 
-def full_jitter_s(attempt: int, chance: float, first_s: float = 0.1, limit_s: float = 8.0) -> float:
-    """Seconds to wait after failure number `attempt` (0 first): chance * min(limit, first * 2^attempt).
+def backoff_s(attempt: int, first_s: float = RETRY_FIRST_S, cap_s: float = RETRY_CAP_S) -> float:
+    """The most seconds to wait after failure number `attempt` (0 first): min(cap, first * 2^attempt).
 
-    `chance` is uniform in [0, 1). "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    Times a chance, uniform in [0, 1), it has full jitter ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
     """
-    return chance * min(limit_s, first_s * 2.0 ** min(attempt, 30))
+    return min(cap_s, first_s * 2.0 ** min(attempt, 30))
 
 
 @dataclass(slots=True)

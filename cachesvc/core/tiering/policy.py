@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from cachesvc.core.limits import FILL_TRIES
 from cachesvc.core.model import RAM, Stay, TierName
 from cachesvc.core.placement.view import View
 from cachesvc.core.records.residency import CacheEntry, Copy, Role, TierState
@@ -80,7 +81,7 @@ class NodeSettings:
     """While all fills under way hold fewer bytes than this, more may start, up to `SMALL_FILLS` times `max_fills`: a small
     extent is a connection or two, and the latency of the source is most of its time. Set it to the bytes of one extent
     less than `max_fills`, so that no more bytes are under way than without it."""
-    max_attempts: int = 4
+    max_attempts: int = FILL_TRIES
     """Tries of a fill before its readers get the error: about one second with the backoff, on top of the source's own
     retries."""
     scrub_bytes_per_s: int = 0

@@ -18,14 +18,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cachesvc.core.errors import Busy, SourceUnavailable
+from cachesvc.core.limits import LOOKUP_S
 from cachesvc.sources import links
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.uri import Allowlist, allowlist, canonical, resolved
 from cachesvc.tiers.mounts import all_mounts
 
 log = logging.getLogger(__name__)
-LOOKUP_S = 10.0
-"""A lookup that takes longer counts as hung: a busy server takes a second, a server that reboots takes minutes."""
 THREADS_PER_MOUNT = 4
 """The concurrent lookups in a slow mount, and the threads that a hung mount keeps."""
 POLL_S = 0.1

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
+from cachesvc.core.limits import PEER_BLOCK_S as WAIT_S
+from cachesvc.core.limits import PEER_SILENT_S as SILENT_S
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import TlsContexts
 from cachesvc.daemon.blocks.wire import (
@@ -39,10 +41,6 @@ from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.fill_progress import ROOT_BYTES, FillProgress, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 
-SILENT_S = 5.0
-"""A peer that sends nothing for this time is taken for dead: WAIT frames come each second."""
-WAIT_S = 60.0
-"""The longest time without a new block, though the peer says that it waits for one."""
 IDLE_S = 20.0
 """An idle connection is used again within this time, before the server would close it."""
 IDLE_CONNECTIONS = 2

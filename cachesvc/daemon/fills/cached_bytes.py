@@ -18,14 +18,12 @@ from cachesvc.catalog.compiler import ExtentBytes
 from cachesvc.catalog.survey import Survey
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Refused
+from cachesvc.core.limits import FILL_S as FILL_TIMEOUT_S
 from cachesvc.core.model import Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.watched import CallWatch
 
 log = logging.getLogger(__name__)
-
-FILL_TIMEOUT_S = 600.0
-"""Longer than any fill: a source with retries and backoff may take minutes, and the fill's own error comes first."""
 
 
 class CachedBytes:

@@ -11,6 +11,7 @@ from functools import partial
 
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed
+from cachesvc.core.limits import VERIFY_TRIES
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.fair_queue import FairQueue
@@ -21,7 +22,6 @@ from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.tier import Checksums, Tier
 
 log = logging.getLogger(__name__)
-VERIFY_TRIES = 3
 CheckResult = bool | None
 """True for a good copy or one that is gone, False for a bad one, None where it could not be checked."""
 OnOpened = Callable[[int, "Checksums | None"], None]

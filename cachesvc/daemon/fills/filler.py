@@ -32,6 +32,7 @@ from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.limits import HUNG_S
 from cachesvc.core.model import Extent
 from cachesvc.daemon.blocks.client import BlockClient, PeerFailed
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
@@ -45,7 +46,7 @@ from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import SourceCounters
-from cachesvc.sources.watched import HUNG_S, CallWatch
+from cachesvc.sources.watched import CallWatch
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import open_target
 from cachesvc.tiers.checksum import StreamedChecksums, copy_verified, verify

@@ -17,14 +17,13 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.pinned import kept_version
 from cachesvc.catalog.survey import Survey, survey
 from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.limits import STALE_AFTER_S
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.open import Sources
 from cachesvc.sources.uri import expanded
 
-STALE_AFTER_S = 20.0
-"""Seconds without an answer of the source after which the version that was opened last is opened again."""
 WATCH_S = 0.5
 MOST_VERSIONS = 8
 """Versions of one dataset that are remembered. Nodes that opened it at different times may have an older one in common."""

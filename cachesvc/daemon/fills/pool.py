@@ -21,6 +21,7 @@ from functools import partial
 
 from cachesvc.config import Settings
 from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
+from cachesvc.core.limits import BUILD_TRIES
 from cachesvc.core.model import TierName
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
@@ -33,8 +34,6 @@ from cachesvc.system.memory import allowed_bytes, oom_kills
 log = logging.getLogger(__name__)
 STOP_S = 2.0
 MAX_HUNG = 8
-BUILD_TRIES = 4
-"""Builders that a build may kill before it fails; a builder may also be killed for other reasons."""
 BUILD_CRASHED = "a process crashed while it read the data; an object of this dataset is probably damaged"
 CRASHES = frozenset((-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE))
 """Exit codes of a process whose own code ended it: pyarrow aborts on some damaged Parquet files."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from cachesvc.config import Settings
 from cachesvc.core import events
+from cachesvc.core.limits import LOCATE_S
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
@@ -40,8 +41,6 @@ END_S = 2.0
 RESTART_S = 1.0
 """The pause before a process that died is replaced."""
 TICK_S = 1.0
-LOCATE_S = 15.0
-"""A fill whose question is not answered for this time reads from the source."""
 START_S = 60.0
 """The time in which an agent starts. One that sends nothing for it, or later for `LOCATE_S`, though a question is open, is
 replaced."""

@@ -11,15 +11,13 @@ import grpc
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.limits import PEER_CALL_S as CALL_S
+from cachesvc.core.limits import PEER_RECONNECT_S as RECONNECT_S
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import Certificates
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 
-CALL_S = 2.0
-"""The timeout of a call. A node that does not answer in time is away, and its stand-in is asked."""
-RECONNECT_S = 5.0
-"""The limit of gRPC's own backoff between connections."""
 ID_BYTES = 16
 """The bytes of an extent's id in a message. A fill has 8 more, for its generation."""
 _FILL = struct.Struct("<16sQ")

@@ -17,7 +17,6 @@ from cachesvc.core.errors import (
 )
 from cachesvc.sources.s3.http import proxy_needs_login, retry_after_s, untrusted_certificate
 
-MAX_RETRY_AFTER_S = 60.0
 EXPIRED = {
     "ExpiredToken",
     "ExpiredTokenException",
@@ -115,7 +114,7 @@ def from_response(status: str, code: str, uri: str, headers: dict[str, str]) -> 
         return NotAllowed(f"{uri}: the server refuses this request ({said}); {_REMEDIES.get(code, _REFUSED)}")
     error = SourceUnavailable(f"{uri}: the server answered {said}")
     error.throttled = bool({status, code} & _THROTTLED)
-    error.retry_after_s = min(retry_after_s(headers), MAX_RETRY_AFTER_S)
+    error.retry_after_s = retry_after_s(headers)
     return error
 
 

@@ -20,16 +20,10 @@ from functools import partial
 from typing import TypeVar
 
 from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
+from cachesvc.core.limits import BODY_S, CONNECT_S, RECEIVE_S, RETRY_AFTER_CAP_S, SILENCE_S
 from cachesvc.sources.s3.proxies import Proxy
 from cachesvc.sources.source import OnReceived, ignore_received
 
-CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 30.0
-RECEIVE_S = 5.0
-"""The timeout of one receive without TLS. A receive that waits for a whole body returns the bytes that came, however long
-ago the last of them did. So a server that stops in mid-body is given up at most this long after `READ_TIMEOUT_S`."""
-BODY_TIMEOUT_S = 120.0
-"""The limit of a whole head or body. 8 MiB take this at 70 KB/s; a slower read is tried on another connection."""
 MAX_HEAD_BYTES = 64 << 10
 MAX_ERROR_BODY_BYTES = 64 << 10
 IDLE_CONNECTIONS = 128
@@ -39,6 +33,15 @@ _STEP_BYTES = 1 << 20
 _T = TypeVar("_T")
 _NUMBER = re.compile("[0-9]{1,18}")
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of a connection: of silence, of one receive without TLS, and of a whole head or body."""
+
+    silence_s: float = SILENCE_S
+    receive_s: float = RECEIVE_S
+    body_s: float = BODY_S
 
 
 class ConnectionClosed(SourceUnavailable):
@@ -60,12 +63,14 @@ class Response:
     chunked: bool
 
 
+_TIMEOUTS = Timeouts()
+
+
 class HttpConnection:
     """One socket. After `request` the caller must read the body or close the connection."""
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
-        self._sock = sock
-        self._name = name
+    def __init__(self, sock: socket.socket, name: str, timeouts: Timeouts = _TIMEOUTS) -> None:
+        self._sock, self._name, self._timeouts = sock, name, timeouts
         self._plain = not isinstance(sock, ssl.SSLSocket)
         self._buffered = b""
         self._remaining = 0
@@ -123,14 +128,14 @@ class HttpConnection:
         self._buffered = self._buffered[done:]
         self.received_bytes += done
         flags = socket.MSG_WAITALL if self._plain else 0
-        until = time.monotonic() + BODY_TIMEOUT_S
+        until = time.monotonic() + self._timeouts.body_s
         while done < len(into):
             if time.monotonic() > until:
                 raise SourceUnavailable(
-                    f"{self._name} sent {done} of {len(into)} bytes in {BODY_TIMEOUT_S:.0f} s: too slow"
+                    f"{self._name} sent {done} of {len(into)} bytes in {self._timeouts.body_s:.0f} s: too slow"
                 )
             try:
-                got = _retried(partial(self._sock.recv_into, into[done : done + _STEP_BYTES], 0, flags))
+                got = self._retried(partial(self._sock.recv_into, into[done : done + _STEP_BYTES], 0, flags))
             except OSError as error:
                 raise self._unavailable(error) from error
             if not got:
@@ -207,11 +212,11 @@ class HttpConnection:
     def _chunk_sizes(self) -> Iterator[int]:
         """Yield the size of each chunk in bytes; the caller reads the chunk before it takes the next size. After the last
         one the connection can be reused. Raises ValueError for a malformed body."""
-        keep, self._keep_alive, until = self._keep_alive, False, time.monotonic() + BODY_TIMEOUT_S
+        keep, self._keep_alive, until = self._keep_alive, False, time.monotonic() + self._timeouts.body_s
         while size := self._chunk_size():
             if time.monotonic() > until:
                 raise SourceUnavailable(
-                    f"{self._name} sent no whole body in {BODY_TIMEOUT_S:.0f} s: too slow"
+                    f"{self._name} sent no whole body in {self._timeouts.body_s:.0f} s: too slow"
                 )
             yield size
             if self._receive_until(b"\r\n"):
@@ -227,15 +232,15 @@ class HttpConnection:
 
     def _receive_until(self, mark: bytes) -> bytes:
         """Receive up to a mark in a head or between chunks; return the bytes before the mark."""
-        received, until = self._buffered, time.monotonic() + BODY_TIMEOUT_S
+        received, until = self._buffered, time.monotonic() + self._timeouts.body_s
         while (end := received.find(mark)) < 0:
             if len(received) > MAX_HEAD_BYTES:
                 raise SourceUnavailable(f"{self._name} sent a response head above {MAX_HEAD_BYTES} bytes")
             if received and time.monotonic() > until:
                 raise SourceUnavailable(
-                    f"{self._name} sent no whole head in {BODY_TIMEOUT_S:.0f} s: too slow"
+                    f"{self._name} sent no whole head in {self._timeouts.body_s:.0f} s: too slow"
                 )
-            got = _retried(partial(self._sock.recv, _RECV_BYTES))
+            got = self._retried(partial(self._sock.recv, _RECV_BYTES))
             if not got:
                 raise ConnectionClosed(f"{self._name} closed the connection")
             received += got
@@ -255,9 +260,19 @@ class HttpConnection:
         self._remaining = 1 if length is None else length
         return Response(status, headers, length, self._chunked)
 
+    def _retried(self, receive: Callable[[], _T]) -> _T:
+        """Call `receive` until it returns, or has timed out for `silence_s`. Raises OSError."""
+        until = time.monotonic() + self._timeouts.silence_s
+        while True:
+            try:
+                return receive()
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+
     def _unavailable(self, error: OSError) -> SourceUnavailable:
         late = isinstance(error, TimeoutError | BlockingIOError)
-        waited_s = self._sock.gettimeout() or READ_TIMEOUT_S
+        waited_s = self._sock.gettimeout() or self._timeouts.silence_s
         what = f"sent nothing for {waited_s:.0f} s" if late else f"broke the connection ({error})"
         return SourceUnavailable(f"{self._name} {what}")
 
@@ -268,9 +283,10 @@ class ConnectionPool:
     With a `proxy` connections lead there: TLS through a tunnel, and plain requests, which must contain the full URL.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None, proxy: Proxy | None = None) -> None:
-        self._tls = tls
-        self._proxy = proxy
+    def __init__(
+        self, tls: ssl.SSLContext | None, proxy: Proxy | None = None, timeouts: Timeouts = _TIMEOUTS
+    ) -> None:
+        self._tls, self._proxy, self._timeouts = tls, proxy, timeouts
         self._idle: dict[tuple[str, int], list[HttpConnection]] = {}
         self._lock = threading.Lock()
 
@@ -291,11 +307,14 @@ class ConnectionPool:
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=host)
                 # Python's timeout: its `ssl` would retry for ever after the kernel's had expired.
-                sock.settimeout(READ_TIMEOUT_S)
-                return HttpConnection(sock, name)
+                sock.settimeout(self._timeouts.silence_s)
+                return HttpConnection(sock, name, self._timeouts)
             # The kernel's timeouts: with Python's, every receive is two system calls.
             sock.settimeout(None)
-            for option, limit_s in ((socket.SO_RCVTIMEO, RECEIVE_S), (socket.SO_SNDTIMEO, READ_TIMEOUT_S)):
+            for option, limit_s in (
+                (socket.SO_RCVTIMEO, self._timeouts.receive_s),
+                (socket.SO_SNDTIMEO, self._timeouts.silence_s),
+            ):
                 sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), 0))
         except CacheError:
             raise
@@ -303,12 +322,12 @@ class ConnectionPool:
             raise untrusted_certificate(name, error.verify_message) from error
         except OSError as error:
             raise SourceUnavailable(f"cannot connect to {name}: {error}; check the endpoint") from error
-        return HttpConnection(sock, name)
+        return HttpConnection(sock, name, self._timeouts)
 
     def _socket(self, host: str, port: int) -> socket.socket:
         if self._proxy is None:
-            return socket.create_connection((host, port), CONNECT_TIMEOUT_S)
-        sock = self._proxy.connect(CONNECT_TIMEOUT_S)
+            return socket.create_connection((host, port), CONNECT_S)
+        sock = self._proxy.connect(CONNECT_S)
         if self._tls is not None:
             status = HttpConnection(sock, self._proxy.name).request(self._proxy.tunnel(host, port)).status
             if status // 100 != 2:
@@ -335,17 +354,6 @@ class ConnectionPool:
                 connection.close()
 
 
-def _retried(receive: Callable[[], _T]) -> _T:
-    """Call `receive` until it returns, or has timed out for `READ_TIMEOUT_S`. Raises OSError."""
-    until = time.monotonic() + READ_TIMEOUT_S
-    while True:
-        try:
-            return receive()
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise
-
-
 def parse_number(text: str) -> int | None:
     """Parse decimal digits; None for any other text, also for more than 18 digits and for digits of other scripts, which
     `isdigit` accepts."""
@@ -353,15 +361,15 @@ def parse_number(text: str) -> int | None:
 
 
 def retry_after_s(headers: dict[str, str]) -> float:
-    """Return the seconds of Retry-After; 0 without it. A date is compared with the server's own Date, since this machine's
-    clock may be wrong."""
+    """Return the seconds of Retry-After, `RETRY_AFTER_CAP_S` at most; 0 without it. A date is compared with the server's
+    own Date, since this machine's clock may be wrong."""
     said = headers.get("retry-after", "")
     seconds = parse_number(said)
     if seconds is not None:
-        return float(seconds)
+        return min(float(seconds), RETRY_AFTER_CAP_S)
     try:
         until, now = parsedate_to_datetime(said), parsedate_to_datetime(headers.get("date", ""))
-        return max(0.0, (until - now).total_seconds())
+        return min(max(0.0, (until - now).total_seconds()), RETRY_AFTER_CAP_S)
     # No date, one with a zone beside one without, or an impossible year or zone.
     except (TypeError, ValueError, OverflowError):
         return 0.0

@@ -29,10 +29,10 @@ from botocore.loaders import Loader, create_loader
 from botocore.session import Session
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, fault_of_node
+from cachesvc.core.limits import CONNECT_S, HELPER_S, RENEW_S, SILENCE_S
 from cachesvc.sources.limited_calls import SharedCalls
 from cachesvc.sources.s3 import errors as s3_errors
 from cachesvc.sources.s3.errors import FAILED
-from cachesvc.sources.s3.http import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 _LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -45,10 +45,6 @@ _INVALID = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_SIGN = "AWS_NO_SIGN_REQUEST"
 _PAYER = "AWS_REQUEST_PAYER"
 """Variables as GDAL has them, since botocore has none."""
-HELPER_S = 60.0
-"""The limit of a call of the credential chain: a helper or an identity service may be slow."""
-RENEW_S = 5.0
-"""The least time between two renewals: all threads are refused at once, and a failing metadata service needs rest."""
 
 
 class AccountIdentity:
@@ -165,8 +161,8 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountId
     """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises InvalidInput for a wrong
     setting, SourceUnavailable when this process is at a limit."""
     plain = Config(
-        connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
+        connect_timeout=CONNECT_S,
+        read_timeout=SILENCE_S,
         retries={"mode": "standard", "total_max_attempts": 1},  # `Resilient` retries
         max_pool_connections=32,
     )

@@ -34,7 +34,6 @@ from cachesvc.sources.source import OnReceived
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
-MAX_RETRY_AFTER_S = 60.0
 _THROTTLED = frozenset({429, 503})
 _SAFE = "/%:@!$&'()*+,;=~?-._"
 
@@ -134,7 +133,7 @@ def refusal(uri: str, response: Response) -> CacheError:
         return InvalidInput(f"{uri}: the server does not answer this request with a file ({status})")
     error = SourceUnavailable(f"{uri}: the server answered {status}")
     error.throttled = status in _THROTTLED
-    error.retry_after_s = min(retry_after_s(response.headers), MAX_RETRY_AFTER_S)
+    error.retry_after_s = retry_after_s(response.headers)
     return error
 
 

@@ -20,8 +20,9 @@ from cachesvc.core.events import (
     Released,
     Tick,
 )
+from cachesvc.core.limits import FILL_RETRY_CAP_S
 from cachesvc.core.model import RAM
-from cachesvc.core.node.completions import RETRY_CAP_S, backoff_s
+from cachesvc.core.node.completions import fill_backoff_s
 from tests.support.core.node import (
     DATASET,
     NVME,
@@ -121,7 +122,7 @@ def test_a_corrupt_file_is_evicted_and_filled_again_though_it_is_leased() -> Non
 
 
 def test_backoff_doubles_up_to_its_cap_and_differs_between_extents() -> None:
-    delays = [backoff_s(attempt, A) for attempt in range(1, 40)]
+    delays = [fill_backoff_s(attempt, A) for attempt in range(1, 40)]
     assert delays == sorted(delays)
-    assert delays[-1] <= RETRY_CAP_S
-    assert backoff_s(1, A) != backoff_s(1, B)
+    assert delays[-1] <= FILL_RETRY_CAP_S
+    assert fill_backoff_s(1, A) != fill_backoff_s(1, B)

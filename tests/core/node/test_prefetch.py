@@ -28,8 +28,8 @@ from cachesvc.core.events import (
     TierBack,
     TierLost,
 )
+from cachesvc.core.limits import FILL_RETRY_CAP_S
 from cachesvc.core.model import RAM, ReaderId
-from cachesvc.core.node.completions import RETRY_CAP_S
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.node import (
@@ -211,8 +211,8 @@ def test_a_prefetch_retries_a_fill_whose_only_waiter_left() -> None:
     assert tell(node, declare(A, B), Demanded(ONE, 1, A), Prefetched(1, DATASET)) == [StartFill(A, RAM)]
     failed = FillFailed(A, RAM, SourceUnavailable.code, "busy", retry=True)
     assert tell(node, failed, Demanded(TWO, 2, B)) == [StartFill(B, RAM)]
-    assert tell(node, Tick(), now=RETRY_CAP_S) == [], "the only slot is taken"
-    tell(node, ReaderGone(ONE), now=RETRY_CAP_S)
-    assert StartFill(A, RAM) in tell(node, Filled(B, RAM), now=RETRY_CAP_S)
-    tell(node, Filled(A, RAM), now=RETRY_CAP_S)
+    assert tell(node, Tick(), now=FILL_RETRY_CAP_S) == [], "the only slot is taken"
+    tell(node, ReaderGone(ONE), now=FILL_RETRY_CAP_S)
+    assert StartFill(A, RAM) in tell(node, Filled(B, RAM), now=FILL_RETRY_CAP_S)
+    tell(node, Filled(A, RAM), now=FILL_RETRY_CAP_S)
     assert node.progress(1).finished

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cachesvc.core.limits import FILL_LEASE_S
 from cachesvc.core.model import ExtentId
-from cachesvc.core.placement.directory import LEASE_S, SOURCE, Answer, ExtentDirectory
+from cachesvc.core.placement.directory import SOURCE, Answer, ExtentDirectory
 
 A, B = (ExtentId(bytes([number]) * 16) for number in (1, 2))
 NODES = ("n0", "n1", "n2", "n3", "n4")
@@ -31,7 +32,7 @@ class AgainstAModel(RuleBasedStateMachine):
         self.reads: dict[tuple[str, ExtentId], str] = {}
         """Where each node that has not finished reads, as it was told last, also after its lease ended."""
 
-    @rule(seconds=st.sampled_from([0.5, LEASE_S / 2, LEASE_S + 1]))
+    @rule(seconds=st.sampled_from([0.5, FILL_LEASE_S / 2, FILL_LEASE_S + 1]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
@@ -108,7 +109,7 @@ class AgainstAModel(RuleBasedStateMachine):
         self.holds -= {(node, A), (node, B)}
         self.leases.pop((node, B), None)
         _, at = self.leases.get((node, A), (0, self.now))
-        if self.now - at > LEASE_S:
+        if self.now - at > FILL_LEASE_S:
             del self.leases[node, A]
         self.holds.add((node, B))
 
@@ -120,7 +121,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def _expire(self, extent: ExtentId) -> None:
         for node in NODES:
             lease = self.leases.get((node, extent))
-            if lease is not None and self.now - lease[1] > LEASE_S:
+            if lease is not None and self.now - lease[1] > FILL_LEASE_S:
                 del self.leases[node, extent]
 
     @invariant()
@@ -129,7 +130,7 @@ class AgainstAModel(RuleBasedStateMachine):
             holders = self.directory.holders(extent)
             assert {(node, extent) for node in holders} == {each for each in self.holds if each[1] == extent}
             alive = any(
-                self.now - at <= LEASE_S for (_, each), (_, at) in self.leases.items() if each == extent
+                self.now - at <= FILL_LEASE_S for (_, each), (_, at) in self.leases.items() if each == extent
             )
             assert self.directory.wanted(extent, self.now) == (bool(holders) or alive)
         noted = {extent for _, extent in (*self.holds, *self.leases)}
@@ -179,8 +180,8 @@ def test_a_lease_that_is_not_renewed_is_given_to_one_other_node() -> None:
     directory = ExtentDirectory()
     first = directory.lookup("n0", A, 0.0)
     assert directory.renew("n0", [(A, first.generation)], 5.0) == []
-    assert directory.lookup("n1", A, LEASE_S + 4).node == "n0"
-    late = 3 * LEASE_S
+    assert directory.lookup("n1", A, FILL_LEASE_S + 4).node == "n0"
+    late = 3 * FILL_LEASE_S
     assert not directory.wanted(A, late)
     told = [directory.lookup(f"n{at}", A, late).node for at in range(2, 6)]
     assert told == [SOURCE, "n2", "n3", "n4"]

@@ -10,11 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cachesvc.core.limits import GREET_RETRY_CAP_S, GREET_S
 from cachesvc.core.placement.roster import (
-    GREET_S,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
-    RETRY_CAP_S,
     Endpoint,
     Greeting,
     Roster,
@@ -98,8 +97,8 @@ def test_an_address_that_fails_is_greeted_again_after_pauses_that_double_up_to_a
 def test_a_greeting_that_gets_no_answer_at_all_is_sent_again() -> None:
     found = roster(A)
     assert found.due(0.0) == [A]
-    assert found.due(RETRY_CAP_S - 1) == []
-    assert found.due(RETRY_CAP_S) == [A]
+    assert found.due(GREET_RETRY_CAP_S - 1) == []
+    assert found.due(GREET_RETRY_CAP_S) == [A]
 
 
 @pytest.mark.parametrize("unlisted", [False, True])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.rates.backoff import Pace, SourceBreaker, full_jitter_s
+from cachesvc.core.rates.backoff import Pace, SourceBreaker, backoff_s
 from cachesvc.sources.resilient import RATE_POLL_S
 
 LATE_S = 0.005
@@ -119,7 +119,7 @@ def simulate(
 
     def refused(process: Process, attempt: int, sent_at: float, retry_after_s: float, now: float) -> None:
         process.pace.refused(sent_at, now, retry_after_s)
-        wait_s = full_jitter_s(attempt, chance.random())
+        wait_s = chance.random() * backoff_s(attempt)
         if attempt:
             wait_s = max(wait_s, retry_after_s * (1 + 0.25 * chance.random()))
         later(process, now + wait_s, partial(join, process, attempt + 1))

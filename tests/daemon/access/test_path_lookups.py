@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
-from cachesvc.daemon.access.path_lookups import LOOKUP_S, THREADS_PER_MOUNT, Lookups, mount_points
+from cachesvc.core.limits import LOOKUP_S
+from cachesvc.daemon.access.path_lookups import THREADS_PER_MOUNT, Lookups, mount_points
 from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources import links
 from cachesvc.sources.uri import allowlist

@@ -13,7 +13,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
-from cachesvc.sources.watched import HUNG_S
+from cachesvc.core.limits import HUNG_S
 from testbed.node import Daemon
 from tests.support import datasets
 from tests.support.faults.faulty_disk import FaultyDisk

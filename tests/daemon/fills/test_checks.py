@@ -10,10 +10,11 @@ from typing import Any
 
 from cachesvc.core.errors import CorruptData, OutOfSpace, SourceUnavailable
 from cachesvc.core.events import Corrupt, Event, Recovered
+from cachesvc.core.limits import VERIFY_TRIES
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
-from cachesvc.daemon.fills.checks import CHECKS_AT_ONCE, VERIFY_TRIES, CheckResult, Checks
+from cachesvc.daemon.fills.checks import CHECKS_AT_ONCE, CheckResult, Checks
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.tier import Checksums

@@ -13,7 +13,8 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import Survey
 from cachesvc.client.control import Control
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable
-from cachesvc.daemon.fills.openings import STALE_AFTER_S, KeptVersion, Openings
+from cachesvc.core.limits import STALE_AFTER_S
+from cachesvc.daemon.fills.openings import KeptVersion, Openings
 from cachesvc.daemon.processes.jobs import BuildJob
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.resilient import Resilience

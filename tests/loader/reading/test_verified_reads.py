@@ -11,10 +11,10 @@ import pytest
 
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CorruptData
+from cachesvc.core.limits import VERIFY_TRIES
 from cachesvc.core.model import Extent
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import StreamedChecksums
-from loader.reading.file_reads import VERIFY_TRIES
 from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, extent_bytes

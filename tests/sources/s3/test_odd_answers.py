@@ -22,7 +22,7 @@ from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceU
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.http import HttpConnection, retry_after_s
+from cachesvc.sources.s3.http import HttpConnection, Timeouts, retry_after_s
 from cachesvc.sources.s3.responses import verify
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from testbed import WAIT_S
@@ -296,36 +296,31 @@ def test_malformed_chunks_of_an_object_are_the_servers_error(body: bytes) -> Non
         assert not connection.clean
 
 
-def test_chunks_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-", "sent no whole head in"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx", "sent 2 of 9 bytes in"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9,
+            "sent no whole body in",
+        ),
+    ],
+    ids=["head", "body", "chunks"],
+)
+def test_an_answer_that_drips_is_given_up(answer: bytes, says: str) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9)
-        connection = HttpConnection(ours, "server:80")
-        connection.request(b"GET")
-        monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
-        with pytest.raises(SourceUnavailable, match=r"^server:80 sent no whole body in .*: too slow"):
-            connection.read_into(memoryview(bytearray(9)))
-
-
-def test_a_body_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx")
-        connection = HttpConnection(ours, "server:80")
-        connection.request(b"GET")
-        monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
-        with pytest.raises(SourceUnavailable, match=r"^server:80 sent 2 of 9 bytes in .*: too slow"):
-            connection.read_into(memoryview(bytearray(9)))
-
-
-def test_a_head_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr("cachesvc.sources.s3.http.BODY_TIMEOUT_S", -1.0)
-    with ours, theirs:
-        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-")
+        theirs.sendall(answer)
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(SourceUnavailable, match="too slow"):
-            HttpConnection(ours, "server:80").request(b"GET")
+        connection = HttpConnection(ours, "server:80", Timeouts(body_s=-1.0))
+
+        def ask() -> None:
+            connection.request(b"GET")
+            connection.read_into(memoryview(bytearray(9)))
+
+        with pytest.raises(SourceUnavailable, match=f"^server:80 {says} .*: too slow"):
+            ask()
 
 
 def test_a_connection_is_reused_after_a_chunked_error() -> None:

@@ -169,19 +169,17 @@ def test_a_read_that_is_interrupted_takes_nothing_encrypted_for_the_body(authori
 @pytest.mark.parametrize(
     "said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nxx"], ids=["head", "body"]
 )
-def test_a_server_that_falls_silent_is_given_up(
-    authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tls: bool, said: bytes
-) -> None:
+def test_a_server_that_falls_silent_is_given_up(authority: trustme.CA, tls: bool, said: bytes) -> None:
     """Python's `ssl` retries after the kernel's timeout, so this read once waited for ever."""
-    monkeypatch.setattr(http, "READ_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(http, "RECEIVE_S", 1.0)
     context = ssl.create_default_context()
     authority.configure_trust(context)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Relay(silent.getsockname()[1], terminating(authority) if tls else None) as front,
     ):
-        connection = http.ConnectionPool(context if tls else None).connect("127.0.0.1", front.port)
+        connection = http.ConnectionPool(
+            context if tls else None, timeouts=http.Timeouts(silence_s=1.0, receive_s=1.0)
+        ).connect("127.0.0.1", front.port)
         server, _ = silent.accept()
         with server:
             server.sendall(said)
