@@ -26,9 +26,7 @@ from cachesvc.core.limits import DRIVER_CALL_S, DRIVER_LIST_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.limited_calls import LimitedCall
-from cachesvc.sources.s3 import etags as tags
-from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import check_encoding, encoding_of
+from cachesvc.sources.s3.responses import RepeatedFaults, check_encoding, encoding_of, same_tag
 from cachesvc.sources.source import OnReceived, ignore_received
 
 log = logging.getLogger(__name__)
@@ -122,7 +120,7 @@ class FsspecSource:
         except Exception as error:
             raise _translated(error, version.uri) from error
         now = self.head(version.uri)
-        if now.size_bytes != version.size_bytes or not tags.same(now.etag, version.etag):
+        if now.size_bytes != version.size_bytes or not same_tag(now.etag, version.etag):
             raise SourceChanged(f"{version.uri} is no longer the version that was listed; open it again")
         if len(data) != len(into):
             what = f"{version.uri}: its driver gave {len(data)} bytes of the {len(into)} asked for"

@@ -21,6 +21,7 @@ from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
 from testbed.servers import SeaweedFS
+from tests.support.reads import read
 
 ODD_KEYS = [
     "sp ace/a b.txt",
@@ -41,12 +42,6 @@ class Store:
     source: Source
     root: str
     put: Callable[[str, bytes], object]
-
-
-def _read(source: Source, version: ObjectVersion, offset: int = 0, size: int | None = None) -> bytes:
-    into = bytearray(version.size_bytes - offset if size is None else size)
-    source.read_into(version, offset, memoryview(into))
-    return bytes(into)
 
 
 @pytest.fixture(params=["s3", "files", "memory", "resilient-s3"])
@@ -107,14 +102,14 @@ def test_reads_exactly_the_range(store: Store) -> None:
     store.put("x", data)
     version = store.source.head(store.root + "x")
     for offset, size in ((0, 1), (0, 300_001), (1, 300_000), (300_000, 1), (4096, 65536), (7, 0)):
-        assert _read(store.source, version, offset, size) == data[offset : offset + size]
+        assert read(store.source, version, offset, size) == data[offset : offset + size]
 
 
 def test_a_zero_byte_object_is_an_object(store: Store) -> None:
     store.put("empty", b"")
     (version,) = store.source.list(store.root)
     assert version.size_bytes == 0
-    assert _read(store.source, version) == b""
+    assert read(store.source, version) == b""
 
 
 def test_odd_keys_come_back_as_they_are(store: Store) -> None:
@@ -123,7 +118,7 @@ def test_odd_keys_come_back_as_they_are(store: Store) -> None:
     versions = list(store.source.list(store.root))
     assert [v.uri for v in versions] == sorted((store.root + k for k in ODD_KEYS), key=str.encode)
     for version in versions:
-        assert _read(store.source, version).decode() == version.uri.removeprefix(store.root)
+        assert read(store.source, version).decode() == version.uri.removeprefix(store.root)
         assert store.source.head(version.uri) == version
 
 
@@ -138,7 +133,7 @@ def test_missing_objects_and_roots_are_not_found(store: Store) -> None:
     with pytest.raises(NotFound, match="nowhere"):
         store.source.head(store.root + "nowhere")
     with pytest.raises(NotFound):
-        _read(store.source, ObjectVersion(store.root + "nowhere", 5, ""), 0, 5)
+        read(store.source, ObjectVersion(store.root + "nowhere", 5, ""), 0, 5)
     missing = "s3://no-such-bucket-here/" if store.root.startswith("s3") else store.root + "no/such/"
     with pytest.raises(NotFound, match=missing.rstrip("/")):
         list(store.source.list(missing))
@@ -150,7 +145,7 @@ def test_a_changed_object_is_named_never_read(store: Store, after: bytes) -> Non
     version = store.source.head(store.root + "x")
     store.put("x", after)
     with pytest.raises(SourceChanged, match="x"):
-        _read(store.source, version)
+        read(store.source, version)
 
 
 def test_threads_share_a_source(store: Store) -> None:
@@ -159,7 +154,7 @@ def test_threads_share_a_source(store: Store) -> None:
     version = store.source.head(store.root + "x")
     offsets = [(number * 7919) % (1 << 19) for number in range(64)]
     with ThreadPoolExecutor(16) as threads:
-        got = list(threads.map(lambda offset: _read(store.source, version, offset, 1 << 19), offsets))
+        got = list(threads.map(lambda offset: read(store.source, version, offset, 1 << 19), offsets))
     assert got == [data[offset : offset + (1 << 19)] for offset in offsets]
 
 
@@ -190,7 +185,7 @@ def test_any_exception_of_a_driver_is_a_transient_error() -> None:
     calls: list[Callable[[], object]] = [
         lambda: list(source.list("down://host/")),
         lambda: source.head(version.uri),
-        lambda: _read(source, version),
+        lambda: read(source, version),
     ]
     for call in calls:
         with pytest.raises(SourceUnavailable, match=r"down://host/.*: 503 try again"):
@@ -218,7 +213,7 @@ def test_each_drivers_version_key_is_read(word: str) -> None:
     version = source.head("store://host/x")
     files.version, files.data = 2, b"later"
     with pytest.raises(SourceChanged, match="no longer the version"):
-        _read(source, version)
+        read(source, version)
 
 
 def test_a_drivers_differently_written_tag_is_the_same_version() -> None:
@@ -227,7 +222,7 @@ def test_a_drivers_differently_written_tag_is_the_same_version() -> None:
     source = FsspecSource(files)
     version = source.head("store://host/x")
     files.version = '"abc"'  # type: ignore[assignment]
-    assert _read(source, version) == b"first"
+    assert read(source, version) == b"first"
 
 
 def test_a_driver_that_always_returns_other_lengths_is_corrupt_data() -> None:
@@ -237,5 +232,5 @@ def test_a_driver_that_always_returns_other_lengths_is_corrupt_data() -> None:
     files.data = b"decoded, and longer"
     files.cat_file = lambda *_, **__: files.data  # type: ignore[method-assign]
     with pytest.raises(CorruptData, match="gave 19 bytes of the 5 asked for, twice"):
-        _read(source, version)
+        read(source, version)
     assert source.counters.requests == 2

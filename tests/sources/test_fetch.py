@@ -22,6 +22,7 @@ from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from cachesvc.sources.source import OnReceived, ignore_received
 from testbed import WAIT_S
 from testbed.servers import Proxy, SeaweedFS
+from tests.support.reads import FakeSource
 
 
 @pytest.fixture
@@ -30,13 +31,6 @@ def fetcher() -> Iterator[Fetcher]:
     found = Fetcher(lambda _: source, threads=8, part_bytes=1 << 16)
     yield found
     found.close()
-
-
-@pytest.fixture
-def target() -> Iterator[int]:
-    fd = os.memfd_create("target", os.MFD_CLOEXEC)
-    yield fd
-    os.close(fd)
 
 
 def _stored(path: Path, data: bytes) -> ObjectVersion:
@@ -120,7 +114,7 @@ def test_the_first_failure_is_raised_and_the_fetcher_goes_on(
         fetcher.fetch(extent_of([Piece(fine, 0, 1 << 20)]), os.open("/dev/null", os.O_RDONLY))
 
 
-class Slow:
+class Slow(FakeSource):
     """A source that counts concurrent reads."""
 
     reading = 0
@@ -132,9 +126,6 @@ class Slow:
         time.sleep(0.02)
         into[:] = bytes([offset // len(into)]) * len(into)
         self.reading -= 1
-
-    def checker(self, version: ObjectVersion) -> None:
-        pass
 
 
 class Talkative(Slow):
@@ -156,7 +147,7 @@ class Talkative(Slow):
 
 def test_a_checksum_is_requested_while_the_object_is_read(target: int) -> None:
     source = Talkative(parts=4)
-    fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)  # type: ignore[arg-type, return-value]
+    fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)
     fetcher.fetch(extent_of([Piece(ObjectVersion("s3://b/x", 400, ""), 0, 400)]), target)
     fetcher.close()
 
@@ -175,7 +166,7 @@ def test_a_fetch_goes_on_when_no_more_threads_can_start(
 
     monkeypatch.setattr(threading.Thread, "start", bounded)
     source = Slow()
-    fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)  # type: ignore[arg-type, return-value]
+    fetcher = Fetcher(lambda _: source, threads=8, part_bytes=100)
     fetcher.fetch(extent_of([Piece(ObjectVersion("s3://b/x", 2000, ""), 0, 2000)]), target)
     assert source.reading == 0
     assert os.pread(target, 2001, 0) == b"".join(bytes([part]) * 100 for part in range(20))

@@ -21,9 +21,10 @@ from cachesvc.sources.metadata import CachedMetadata
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.source import OnReceived, ignore_received
 from testbed.servers import SeaweedFS
+from tests.support.reads import FakeSource
 
 
-class CountingSource:
+class CountingSource(FakeSource):
     """A source that lists three objects below any prefix and counts its calls."""
 
     def __init__(self) -> None:
@@ -50,9 +51,6 @@ class CountingSource:
     def checker(self, version: ObjectVersion) -> None:
         if self.error is not None:
             raise self.error
-
-    def close(self) -> None:
-        pass
 
 
 class Bomb:

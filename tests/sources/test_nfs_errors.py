@@ -14,13 +14,13 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.limits import HUNG_S
-from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.watched import CallWatch, WatchedSource
 from tests.support.clock import Clock
 from tests.support.faults.fuse import FaultyMount, File
+from tests.support.reads import read
 from tests.support.users import ALICE, as_root, as_user
 
 DATA = os.urandom(300_000)
@@ -31,12 +31,6 @@ needs_fuse = pytest.mark.skipif(bool(FaultyMount.why_not()), reason=FaultyMount.
 def mount(tmp_path: Path) -> Iterator[FaultyMount]:
     with FaultyMount(tmp_path / "nfs", {"x": File(DATA)}) as found:
         yield found
-
-
-def read(source: FilesSource | Resilient, version: ObjectVersion) -> bytes:
-    into = bytearray(version.size_bytes)
-    source.read_into(version, 0, memoryview(into))
-    return bytes(into)
 
 
 def test_attributes_from_the_server_are_those_of_fstat(tmp_path: Path) -> None:

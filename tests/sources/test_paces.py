@@ -20,6 +20,7 @@ from cachesvc.sources.paces import PLACES, Paces, new_paces
 from cachesvc.sources.resilient import Resilient
 from testbed import WAIT_S
 from tests.support.clock import Clock
+from tests.support.reads import FakeSource
 
 JOINS = 3_000
 WORKER = """
@@ -102,7 +103,7 @@ def test_a_paces_numbers_are_its_whole_state(found: list[tuple[str, float, float
         assert other == one
 
 
-class Closed:
+class Closed(FakeSource):
     """A source that throttles with a Retry-After and serves requests after it."""
 
     def __init__(self, clock: Clock, until: float) -> None:
@@ -122,6 +123,6 @@ def test_a_retry_after_told_to_one_process_delays_the_others(file: FileIO) -> No
     sources = [Closed(clock, 30.0) for clock in clocks]
     for source, clock in zip(sources, clocks, strict=True):
         pace = Paces(file.fileno())("s3://b")
-        Resilient(source, None, clock, lambda: 0.5, clock.sleep, pace).head("s3://b/x")  # type: ignore[arg-type]
+        Resilient(source, None, clock, lambda: 0.5, clock.sleep, pace).head("s3://b/x")
     assert sources[0].asked[0] == 0.0
     assert [30 <= at < 31 for at in sources[1].asked] == [True], "it had not asked before"

@@ -23,11 +23,12 @@ from cachesvc.core.rates.backoff import (
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.source import OnReceived, Send, ignore_received
 from tests.support.clock import Clock
+from tests.support.reads import FakeSource
 
 X = ObjectVersion("fake://x", 4, "v")
 
 
-class FlakySource:
+class FlakySource(FakeSource):
     """A source that fails the first `failures` calls, optionally as throttled, and whose listing of ten objects breaks
     off."""
 
@@ -59,12 +60,6 @@ class FlakySource:
     ) -> None:
         self._maybe()
         into[:] = b"data"[offset : offset + len(into)]
-
-    def checker(self, version: ObjectVersion) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class PagedSource(FlakySource):

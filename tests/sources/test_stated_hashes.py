@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -20,13 +19,6 @@ from tests.support.datasets import hashed
 
 DATA = os.urandom(200_000)
 _HASHES = ("sha1", "sha256", "md5", "blake2b", "sha3_256", "xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
-
-
-@pytest.fixture
-def target() -> Iterator[int]:
-    fd = os.memfd_create("target", os.MFD_CLOEXEC)
-    yield fd
-    os.close(fd)
 
 
 @pytest.mark.parametrize("algorithm", _HASHES)

@@ -29,8 +29,7 @@ from cachesvc.sources.columnar.extent import (
     places,
     text_parts,
 )
-from cachesvc.sources.parquet.column_chunks import ColumnChunk, count
-from cachesvc.sources.parquet.leaves import Leaves, leaves_of
+from cachesvc.sources.parquet.column_chunks import ColumnChunk, Leaves, count, leaves_of
 from cachesvc.sources.parquet.recipe import Recipe, pyarrow_for, recipe_of
 
 MAGIC = b"PAR1"

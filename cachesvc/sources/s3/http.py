@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -63,14 +64,11 @@ class Response:
     chunked: bool
 
 
-_TIMEOUTS = Timeouts()
-
-
 class HttpConnection:
     """One socket. After `request` the caller must read the body or close the connection."""
 
-    def __init__(self, sock: socket.socket, name: str, timeouts: Timeouts = _TIMEOUTS) -> None:
-        self._sock, self._name, self._timeouts = sock, name, timeouts
+    def __init__(self, sock: socket.socket, name: str, timeouts: Timeouts | None = None) -> None:
+        self._sock, self._name, self._timeouts = sock, name, timeouts or Timeouts()
         self._plain = not isinstance(sock, ssl.SSLSocket)
         self._buffered = b""
         self._remaining = 0
@@ -146,34 +144,32 @@ class HttpConnection:
         self._remaining -= done
 
     def read_error(self, response: Response) -> bytes:
-        """Return the body of an error response; empty, and no reuse, when it is long or of unknown length."""
-        if self._chunked:
-            return self._chunks()
-        if response.length is None or response.length > MAX_ERROR_BODY_BYTES:
+        """Return the body of an error response; empty, and no reuse, when it is long, malformed or of unknown length."""
+        try:
+            return self.read_body(response, MAX_ERROR_BODY_BYTES)
+        except UnexpectedResponse:
             return b""
-        body = bytearray(response.length)
-        self.read_into(memoryview(body))
-        return bytes(body)
 
     def read_body(self, response: Response, limit_bytes: int) -> bytes:
-        """Return a whole body. Raises SourceUnavailable for one that is longer than the limit or of unknown length."""
-        parts: list[bytes] = []
+        """Return a whole body. Raises SourceUnavailable, and UnexpectedResponse for one that is longer than the limit,
+        malformed or of unknown length."""
+        body = bytearray()
         try:
-            for size in self._chunk_sizes() if self._chunked else [response.length or 0]:
-                if size + sum(map(len, parts)) > limit_bytes or (
-                    response.length is None and not self._chunked
-                ):
-                    raise SourceUnavailable(f"{self._name} sent an answer of more than {limit_bytes:,} bytes")
+            for size in self._chunk_sizes() if self._chunked else [response.length]:
+                if size is None or size > limit_bytes - len(body):
+                    raise UnexpectedResponse(
+                        f"{self._name} sent an answer of more than {limit_bytes:,} bytes"
+                    )
                 part = bytearray(size)
                 self._read(memoryview(part))
-                parts.append(bytes(part))
+                body += part
         except ValueError as error:
-            raise SourceUnavailable(f"{self._name} sent malformed chunks") from error
+            raise UnexpectedResponse(f"{self._name} sent malformed chunks") from error
+        except CacheError:
+            raise
         except OSError as error:
-            if isinstance(error, CacheError):
-                raise
             raise self._unavailable(error) from error
-        return b"".join(parts)
+        return bytes(body)
 
     @property
     def clean(self) -> bool:
@@ -192,22 +188,6 @@ class HttpConnection:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
-
-    def _chunks(self) -> bytes:
-        """Return a chunked body, as AWS sends its errors; empty, and no reuse, when it is long or malformed."""
-        body = bytearray()
-        try:
-            for size in self._chunk_sizes():
-                if size > MAX_ERROR_BODY_BYTES - len(body):
-                    return b""
-                chunk = bytearray(size)
-                self._read(memoryview(chunk))
-                body += chunk
-        except ValueError:
-            return b""
-        except OSError as error:
-            raise self._unavailable(error) from error
-        return bytes(body)
 
     def _chunk_sizes(self) -> Iterator[int]:
         """Yield the size of each chunk in bytes; the caller reads the chunk before it takes the next size. After the last
@@ -284,19 +264,41 @@ class ConnectionPool:
     """
 
     def __init__(
-        self, tls: ssl.SSLContext | None, proxy: Proxy | None = None, timeouts: Timeouts = _TIMEOUTS
+        self, tls: ssl.SSLContext | None, proxy: Proxy | None = None, timeouts: Timeouts | None = None
     ) -> None:
-        self._tls, self._proxy, self._timeouts = tls, proxy, timeouts
+        self._tls, self._proxy, self._timeouts = tls, proxy, timeouts or Timeouts()
         self._idle: dict[tuple[str, int], list[HttpConnection]] = {}
         self._lock = threading.Lock()
 
-    def take(self, host: str, port: int) -> HttpConnection:
-        """Return the kept connection that was used last, or a new one. Raises as `connect`."""
+    @contextmanager
+    def request(
+        self,
+        host: str,
+        port: int,
+        head: bytes,
+        using: Callable[[HttpConnection | None], None] = lambda _: None,
+    ) -> Iterator[tuple[Response, HttpConnection]]:
+        """Send one request; yield the response's head and the connection, from which the body may be read. `using` is
+        told of a connection before it is used, and of None afterwards. Raises as `connect` and `HttpConnection.request`."""
         with self._lock:
             kept = self._idle.get((host, port))
-            if kept:
-                return kept.pop()
-        return self.connect(host, port)
+            connection = kept.pop() if kept else None
+        connection = connection or self.connect(host, port)
+        try:
+            try:
+                using(connection)
+                response = connection.request(head)
+            except ConnectionClosed:
+                if not connection.reused or connection.interrupted:
+                    raise
+                connection.close()  # a kept connection that had gone stale
+                connection = self.connect(host, port)
+                using(connection)
+                response = connection.request(head)
+            yield response, connection
+        finally:
+            using(None)
+            self._put_back(host, port, connection)
 
     def connect(self, host: str, port: int) -> HttpConnection:
         """Return a new connection. Raises SourceUnavailable, NotAllowed for a certificate that is not trusted."""
@@ -335,7 +337,7 @@ class ConnectionPool:
                 raise _refused(self._proxy, status)
         return sock
 
-    def put_back(self, host: str, port: int, connection: HttpConnection) -> None:
+    def _put_back(self, host: str, port: int, connection: HttpConnection) -> None:
         """Keep a connection for the next request; close it when it cannot be reused or enough are kept."""
         connection.reused = True
         with self._lock:

@@ -9,13 +9,17 @@ from typing import Any, NoReturn
 
 from cachesvc.core.errors import CacheError, CorruptData, NotAllowed, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
 from cachesvc.sources.s3.addressing import split_uri
 from cachesvc.sources.s3.errors import OVERWRITTEN
 from cachesvc.sources.s3.http import parse_number
-from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import OtherVersion, check_no_page, encoding_of
+from cachesvc.sources.s3.responses import (
+    OtherVersion,
+    RepeatedFaults,
+    check_no_page,
+    encoding_of,
+    same_tag,
+)
 
 _BETWEEN = "a proxy or gateway on the way changes answers: set AWS_ENDPOINT_URL to the storage itself"
 
@@ -46,7 +50,7 @@ class MismatchJudge:
                 f"{version.uri}: an answer without an ETag, so not of the server that lists it; check the endpoint "
                 "(AWS_ENDPOINT_URL) and the proxies on the way"
             )
-        if version.etag and not tags.same(etag, version.etag):
+        if version.etag and not same_tag(etag, version.etag):
             raise self._changed(version, f"ETag {etag}")
         return headers
 
@@ -92,7 +96,7 @@ class MismatchJudge:
             )
         for row in rows:
             listed = row["Key"] == key and row["Size"] == version.size_bytes
-            if listed and version.etag and tags.same(row.get("ETag", ""), version.etag):
+            if listed and version.etag and same_tag(row.get("ETag", ""), version.etag):
                 return CorruptData(
                     f"{version.uri} is listed with ETag {version.etag} and {version.size_bytes} bytes, and served with "
                     f"{now}: its version is unknown. Listings that lag behind agree later; else repair the server"

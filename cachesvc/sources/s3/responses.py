@@ -1,12 +1,18 @@
-"""Checks that the response to a GET contains exactly the requested bytes of that version, as stored."""
+"""Checks that the response to a GET contains exactly the requested bytes of that version, as stored.
+
+Entity tags are compared weakly (RFC 9110, 8.8.3.2): reads need the same object, not the same response. Quotes and `W/` are
+syntax: listings carry tags in XML, responses in headers, and gateways rewrite one of them. Hex digests are compared without
+case; other tags are opaque.
+"""
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Mapping
 
 from cachesvc.core.errors import CorruptData, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.http import HttpConnection, Response, UnexpectedResponse, parse_number
 from cachesvc.sources.source import OnReceived
 
@@ -24,6 +30,8 @@ _ENDINGS = {
     "lz4": (".lz4",),
 }
 """Ends of the names of files that are themselves in an encoding: web servers and uploaders name it for those, too."""
+_DIGEST = re.compile(r"[0-9a-fA-F]{32,128}(?:-[0-9]{1,5})?")
+_MOST_FAULTS = 1 << 12
 _PAGES = (".htm", ".html", ".xhtml", ".php", ".asp", ".aspx", ".jsp")
 """Names of objects that may be web pages themselves."""
 
@@ -33,6 +41,29 @@ class OtherVersion(SourceUnavailable):
     it is a refused If-Match."""
 
     conditional = False
+
+
+class RepeatedFaults:
+    """Reads whose last response was complete and wrong. Once may be transient; twice in a row lasts. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._failed: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+
+    def failed(self, uri: str, offset: int) -> bool:
+        """Note a wrong response. Tell whether the previous read at that offset was wrong too."""
+        with self._lock:
+            again = (uri, offset) in self._failed
+            if len(self._failed) >= _MOST_FAULTS:
+                self._failed.clear()
+            self._failed.add((uri, offset))
+        return again
+
+    def succeeded(self, uri: str, offset: int) -> None:
+        """Note a right response."""
+        if self._failed:
+            with self._lock:
+                self._failed.discard((uri, offset))
 
 
 def verify(version: ObjectVersion, offset: int, size: int, response: Response) -> None:
@@ -51,7 +82,7 @@ def verify(version: ObjectVersion, offset: int, size: int, response: Response) -
             raise UnexpectedResponse(f"the server answered bytes {served} of {uri}, not those asked for")
     elif response.status == 206 or span is not None or offset or size != version.size_bytes:
         raise UnexpectedResponse(f"the server ignored the byte range asked of {uri}")
-    if version.etag and not tags.same(response.headers.get("etag", ""), version.etag):
+    if version.etag and not same_tag(response.headers.get("etag", ""), version.etag):
         raise OtherVersion(f"{uri} is no longer the version {version.etag}")
     if response.length != size and not response.chunked:
         raise UnexpectedResponse(f"the server announced {response.length} bytes of {uri}, not {size}")
@@ -108,3 +139,19 @@ def _name(uri: str) -> str:
     """Return the last segment of a URI in lower case. A URL's query is no part of it."""
     path = uri.partition("?")[0] if uri.startswith(("http://", "https://")) else uri
     return path.rpartition("/")[2].lower()
+
+
+def same_tag(tag: str, other: str) -> bool:
+    """Tell whether two tags name the same version of an object."""
+    return _opaque(tag) == _opaque(other)
+
+
+def is_strong_tag(tag: str) -> bool:
+    """Tell whether `If-Match` can succeed with a tag: it compares strongly, so a weak tag matches nothing."""
+    return bool(tag) and tag[:2] not in ("W/", "w/")
+
+
+def _opaque(tag: str) -> str:
+    tag = tag.strip()
+    tag = (tag if is_strong_tag(tag) else tag[2:]).strip('"')
+    return tag.lower() if _DIGEST.fullmatch(tag) else tag

@@ -24,7 +24,6 @@ from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavail
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import near_names
 from cachesvc.sources.s3 import errors as s3_errors
-from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3 import listing as s3_listing
 from cachesvc.sources.s3.addressing import (
     DIRECTORY_BUCKET,
@@ -34,7 +33,6 @@ from cachesvc.sources.s3.addressing import (
 )
 from cachesvc.sources.s3.errors import EXPIRED, FAILED
 from cachesvc.sources.s3.http import (
-    ConnectionClosed,
     ConnectionPool,
     HttpConnection,
     Response,
@@ -43,7 +41,13 @@ from cachesvc.sources.s3.http import (
 from cachesvc.sources.s3.identity import AccountIdentity, service_data, sign_in, tls_context
 from cachesvc.sources.s3.mismatches import MismatchJudge
 from cachesvc.sources.s3.proxies import proxy_of
-from cachesvc.sources.s3.responses import OtherVersion, check_no_page, receive_body, verify
+from cachesvc.sources.s3.responses import (
+    OtherVersion,
+    check_no_page,
+    is_strong_tag,
+    receive_body,
+    verify,
+)
 from cachesvc.sources.s3.stated_checksums import StatedChecksums
 from cachesvc.sources.source import Checker, OnReceived, Send, ignore_received, send_once
 
@@ -231,50 +235,30 @@ class S3Source:
         except FAILED as error:
             raise self._translated(error, version.uri) from s3_errors.without_secrets(error)
         signer, target = _Signer(keys, address.region), address.target(key)
-        connection = self._pool.take(target.host, target.port)
-        try:
-            return self._exchange(connection, request, signer, version, offset, into, received)
-        except ConnectionClosed:
-            if not connection.reused or connection.interrupted:
+        with self._pool.request(target.host, target.port, request, self._use) as (response, connection):
+            before = connection.received_bytes
+            try:
+                if response.status not in (200, 206):
+                    body, conditional = connection.read_error(response), b"\r\nIf-Match: " in request
+                    return self._refused(version, signer, response, body, conditional)
+                verify(version, offset, len(into), response)
+                receive_body(connection, response, into, received)
+                if b"Accept-Encoding" in request and "content-encoding" in response.headers:
+                    self._ask_for_stored = True
+                if len(into) == version.size_bytes and not _in_directory_bucket(version):
+                    self._checksums.check(version, response.headers, (into,))
+            except CacheError as error:
+                error.received_bytes = connection.received_bytes - before
                 raise
-        finally:
-            self._pool.put_back(target.host, target.port, connection)
-        connection = self._pool.connect(target.host, target.port)
-        try:
-            return self._exchange(connection, request, signer, version, offset, into, received)
-        finally:
-            self._pool.put_back(target.host, target.port, connection)
-
-    def _exchange(
-        self,
-        connection: HttpConnection,
-        request: bytes,
-        signer: _Signer,
-        version: ObjectVersion,
-        offset: int,
-        into: memoryview,
-        received: OnReceived,
-    ) -> bool:
-        thread, before = threading.get_ident(), connection.received_bytes
-        self._active[thread] = connection
-        try:
-            response = connection.request(request)
-            if response.status not in (200, 206):
-                conditional = b"\r\nIf-Match: " in request
-                return self._refused(version, signer, response, connection.read_error(response), conditional)
-            verify(version, offset, len(into), response)
-            receive_body(connection, response, into, received)
-            if b"Accept-Encoding" in request and "content-encoding" in response.headers:
-                self._ask_for_stored = True
-            if len(into) == version.size_bytes and not _in_directory_bucket(version):
-                self._checksums.check(version, response.headers, (into,))
-        except CacheError as error:
-            error.received_bytes = connection.received_bytes - before
-            raise
-        finally:
-            with self._lock:
-                del self._active[thread]
         return True
+
+    def _use(self, connection: HttpConnection | None) -> None:
+        """Note the connection of this thread, or that it has none any more."""
+        with self._lock:
+            if connection is not None:
+                self._active[threading.get_ident()] = connection
+            else:
+                self._active.pop(threading.get_ident(), None)
 
     def _refused(
         self, version: ObjectVersion, signer: _Signer, response: Response, body: bytes, conditional: bool
@@ -341,7 +325,7 @@ class S3Source:
             headers["x-amz-checksum-mode"] = "ENABLED"
         else:
             lines.append(f"Range: bytes={span[0]}-{span[1]}")
-        if self._if_match and tags.is_strong(version.etag):
+        if self._if_match and is_strong_tag(version.etag):
             lines.append(f'If-Match: "{version.etag}"')
         if stored:
             lines.append("Accept-Encoding: gzip")

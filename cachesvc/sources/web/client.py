@@ -20,7 +20,6 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.http import (
-    ConnectionClosed,
     ConnectionPool,
     HttpConnection,
     Response,
@@ -28,8 +27,7 @@ from cachesvc.sources.s3.http import (
     retry_after_s,
 )
 from cachesvc.sources.s3.proxies import Proxy, proxy_of
-from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import OtherVersion, receive_body, verify
+from cachesvc.sources.s3.responses import OtherVersion, RepeatedFaults, receive_body, verify
 from cachesvc.sources.source import OnReceived
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -55,19 +53,8 @@ class WebClient:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         pool, proxy = self._pool(parts.scheme, parts.netloc)
         request = _head(url, parts.netloc, headers, proxy if parts.scheme == "http" else None)
-        connection = pool.take(parts.hostname, port)
-        try:
-            try:
-                response = connection.request(request)
-            except ConnectionClosed:
-                if not connection.reused:
-                    raise
-                connection.close()
-                connection = pool.connect(parts.hostname, port)
-                response = connection.request(request)
-            yield response, connection
-        finally:
-            pool.put_back(parts.hostname, port, connection)
+        with pool.request(parts.hostname, port, request) as answer:
+            yield answer
 
     @contextmanager
     def follow(self, url: str, headers: Mapping[str, str]) -> Iterator[tuple[Response, HttpConnection]]:

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 from cachesvc.core.errors import InvalidInput, SourceChanged
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.s3 import etags as tags
 from cachesvc.sources.s3.http import HttpConnection, Response, parse_number
-from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import check_encoding, check_no_page, encoding_of
+from cachesvc.sources.s3.responses import (
+    RepeatedFaults,
+    check_encoding,
+    check_no_page,
+    encoding_of,
+    is_strong_tag,
+    same_tag,
+)
 from cachesvc.sources.source import OnReceived, ignore_received
 from cachesvc.sources.web.client import WebClient, receive, refusal
 
@@ -21,9 +26,9 @@ _SKIP_BYTES = 1 << 20
 class WebSource:
     """A `Source` of the files of web servers. A version is the entity tag, else the time of the last modification."""
 
-    def __init__(self) -> None:
-        self._client = WebClient()
-        self._repeated = RepeatedFaults()
+    def __init__(self, max_skipped_bytes: int = MAX_SKIPPED_BYTES) -> None:
+        self._client, self._repeated = WebClient(), RepeatedFaults()
+        self._max_skipped_bytes = max_skipped_bytes
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Yield the file that the URL names. Raises NotFound, and InvalidInput for a folder."""
@@ -53,13 +58,13 @@ class WebSource:
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Send one ranged GET, and check that the answer is of that version. From a server without ranges the bytes before
-        are received in vain, up to `MAX_SKIPPED_BYTES`."""
+        are received in vain, up to `max_skipped_bytes`."""
         if not len(into):
             return
         headers = {}
         if len(into) < version.size_bytes:
             headers["Range"] = f"bytes={offset}-{offset + len(into) - 1}"
-        if version.etag and tags.is_strong(version.etag) and " " not in version.etag:
+        if version.etag and is_strong_tag(version.etag) and " " not in version.etag:
             headers["If-Match"] = f'"{version.etag}"'
         with self._client.follow(version.uri, headers) as (response, connection):
             if response.status not in (200, 206):
@@ -89,11 +94,11 @@ class WebSource:
         connection: HttpConnection,
     ) -> None:
         """Read a range of a response that has the whole file."""
-        if response.length != version.size_bytes or not tags.same(response.headers["etag"], version.etag):
+        if response.length != version.size_bytes or not same_tag(response.headers["etag"], version.etag):
             raise SourceChanged(
                 f"{version.uri} is no longer the version that was found; open the dataset again"
             )
-        if offset > MAX_SKIPPED_BYTES or response.chunked:
+        if offset > self._max_skipped_bytes or response.chunked:
             raise InvalidInput(
                 f"{version.uri}: its server serves no byte ranges, which a file of {version.size_bytes:,} bytes needs; "
                 "use another server, or copy the file"

@@ -28,8 +28,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.http import HttpConnection, Response
-from cachesvc.sources.s3.repeated_faults import RepeatedFaults
-from cachesvc.sources.s3.responses import check_no_page
+from cachesvc.sources.s3.responses import RepeatedFaults, check_no_page
 from cachesvc.sources.source import Checker, OnReceived, Send, ignore_received, send_once
 from cachesvc.sources.web.client import REDIRECTS, WebClient, receive, redirected, refusal
 

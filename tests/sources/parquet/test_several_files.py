@@ -19,7 +19,7 @@ from cachesvc.client.control import Control
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.fetch import Fetcher
-from cachesvc.sources.parquet.footers import FOOTERS
+from cachesvc.sources.parquet.decoding import FOOTERS
 from cachesvc.sources.source import OnReceived, ignore_received
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon

@@ -17,6 +17,7 @@ from testbed import WAIT_S
 from testbed.servers import Fault, Proxy, SeaweedFS
 from tests.support.clock import Clock
 from tests.support.faults.s3_answers import ODD
+from tests.support.reads import read
 from tests.support.waiting import wait_until
 
 DATA = os.urandom(1 << 20)
@@ -35,12 +36,6 @@ def source(s3_env: dict[str, str], proxy: Proxy) -> Iterator[S3Source]:
     found.close()
 
 
-def _read(source: S3Source | Resilient, version: ObjectVersion, offset: int = 0, size: int = 1000) -> bytes:
-    into = bytearray(size)
-    source.read_into(version, offset, memoryview(into))
-    return bytes(into)
-
-
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
@@ -56,9 +51,9 @@ def test_a_bad_answer_is_a_typed_error_and_the_next_read_works(
 ) -> None:
     proxy.faults.append(fault)
     with pytest.raises(kind, match=says) as caught:
-        _read(source, version, 10)
+        read(source, version, 10, 1000)
     assert "\n" not in str(caught.value)
-    assert _read(source, version, 10) == DATA[10:1010]
+    assert read(source, version, 10, 1000) == DATA[10:1010]
 
 
 @pytest.mark.parametrize("fault", [Fault("status", status=412), Fault("length"), Fault("ignore-range")])
@@ -66,14 +61,14 @@ def test_a_response_that_contradicts_the_object_is_requested_again(
     source: S3Source, proxy: Proxy, version: ObjectVersion, fault: Fault
 ) -> None:
     proxy.faults.append(fault)
-    assert _read(source, version, 10) == DATA[10:1010]
+    assert read(source, version, 10, 1000) == DATA[10:1010]
     assert fault.times == 0
 
 
 def test_throttling_carries_its_retry_after(source: S3Source, proxy: Proxy, version: ObjectVersion) -> None:
     proxy.faults.append(Fault("status", status=429, retry_after_s=3))
     with pytest.raises(SourceUnavailable) as caught:
-        _read(source, version)
+        read(source, version, 0, 1000)
     assert (caught.value.throttled, caught.value.retry_after_s) == (True, 3.0)
 
 
@@ -84,28 +79,28 @@ def test_a_server_that_ignores_if_match_is_caught_by_the_etag(
     s3_server.client().put_object(Bucket=bucket, Key="x", Body=DATA[::-1])
     proxy.faults.append(Fault("ignore-if-match"))
     with pytest.raises(SourceChanged, match=version.uri):
-        _read(source, version)
+        read(source, version, 0, 1000)
 
 
 def test_a_whole_object_may_be_answered_without_a_range(
     source: S3Source, proxy: Proxy, version: ObjectVersion
 ) -> None:
     proxy.faults.append(Fault("ignore-range"))
-    assert _read(source, version, 0, len(DATA)) == DATA
+    assert read(source, version, 0, len(DATA)) == DATA
 
 
 def test_connections_are_kept_and_a_stale_one_is_replaced(
     source: S3Source, proxy: Proxy, version: ObjectVersion
 ) -> None:
-    _read(source, version)
+    read(source, version, 0, 1000)
     proxy.hang_up()
-    assert _read(source, version, 5) == DATA[5:1005]
+    assert read(source, version, 5, 1000) == DATA[5:1005]
 
 
 def test_an_endpoint_without_a_server_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
     found = open_s3(S3Settings(endpoint="http://127.0.0.1:1"))
     with pytest.raises(SourceUnavailable, match="check the endpoint"):
-        _read(found, version)
+        read(found, version, 0, 1000)
 
 
 def test_wrong_credentials_are_refused_by_name(
@@ -114,7 +109,7 @@ def test_wrong_credentials_are_refused_by_name(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     found = open_s3(S3Settings())
     for call in (
-        lambda: _read(found, version),
+        lambda: read(found, version, 0, 1000),
         lambda: found.head(version.uri),
         lambda: list(found.list(version.uri)),
     ):
@@ -131,7 +126,7 @@ def test_missing_credentials_are_one_clear_line(
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     found = open_s3(S3Settings())
-    for call in (lambda: _read(found, version), lambda: list(found.list(version.uri))):
+    for call in (lambda: read(found, version, 0, 1000), lambda: list(found.list(version.uri))):
         with pytest.raises(NotAllowed, match="no S3 credentials were found: set AWS_ACCESS_KEY_ID"):
             call()
 
@@ -139,7 +134,7 @@ def test_missing_credentials_are_one_clear_line(
 def test_a_missing_bucket_is_not_found(source: S3Source, version: ObjectVersion) -> None:
     elsewhere = ObjectVersion("s3://not-here-at-all/x", 10, "")
     with pytest.raises(NotFound, match="not-here-at-all"):
-        _read(source, elsewhere)
+        read(source, elsewhere)
 
 
 def test_retries_give_the_right_bytes_in_the_end(
@@ -148,7 +143,7 @@ def test_retries_give_the_right_bytes_in_the_end(
     clock = Clock()
     patient = Resilient(source, Resilience(), clock, sleep=clock.sleep)
     proxy.faults += [Fault("status", times=2, retry_after_s=1), Fault("cut", after_bytes=70_000)]
-    assert _read(patient, version, 1, 500_000) == DATA[1:500_001]
+    assert read(patient, version, 1, 500_000) == DATA[1:500_001]
     assert (patient.counters.retries, patient.counters.throttled) == (3, 2)
     assert clock.now >= 2.0
 
@@ -163,14 +158,14 @@ def test_of_answers_that_are_all_cut_short_the_rest_is_asked_for(
     proxy.faults.append(Fault("cut", after_bytes=70_000, times=1000))
     proxy.reset()
     size = len(DATA) - offset
-    assert _read(patient, version, offset, size) == DATA[offset:]
+    assert read(patient, version, offset, size) == DATA[offset:]
     assert clock.now == 0, "no answer was taken for an outage"
     assert patient.counters.requests == -(-size // 70_000)
     assert size <= patient.counters.bytes < 1.01 * size
     assert caplog.text.count("answers are cut short") == 1
     proxy.faults[:] = [Fault("cut", after_bytes=1000, times=1 << 30)]
     with pytest.raises(SourceUnavailable, match="cut the response after 1000 of"):
-        _read(patient, version, offset, size)
+        read(patient, version, offset, size)
 
 
 def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
@@ -178,15 +173,15 @@ def test_a_stalled_read_is_hedged_and_the_winner_is_whole(
 ) -> None:
     patient = Resilient(source, Resilience())
     for number in range(64):  # just enough samples, without a hedge among them
-        _read(patient, version, number)
-    stall, into, read = Fault("stall", after_bytes=300), bytearray(1000), source.read_into
+        read(patient, version, number, 1000)
+    stall, into, first = Fault("stall", after_bytes=300), bytearray(1000), source.read_into
     reading = threading.Thread(target=patient.read_into, args=(version, 99, memoryview(into)))
 
     def second_is_second(*args: Any) -> None:
         # The hedge is due in a millisecond; it must not meet the stall in place of the first read.
         if threading.current_thread() is not reading:
             wait_until(lambda: not stall.times)
-        read(*args)
+        first(*args)
 
     monkeypatch.setattr(source, "read_into", second_is_second)
     proxy.faults.append(stall)
@@ -206,8 +201,8 @@ def test_a_key_may_hold_anything(source: S3Source, s3_server: SeaweedFS, bucket:
     (version,) = source.list(f"s3://{bucket}/odd/")
     assert version.uri == f"s3://{bucket}/odd/{key}"
     assert source.head(version.uri) == version
-    assert _read(source, version, 3, len(body) - 5) == body[3:-2]
-    assert _read(source, version, 0, len(body)) == body
+    assert read(source, version, 3, len(body) - 5) == body[3:-2]
+    assert read(source, version, 0, len(body)) == body
 
 
 def test_an_empty_object_is_an_object_and_a_folder_marker_is_none(
@@ -219,30 +214,30 @@ def test_an_empty_object_is_an_object_and_a_folder_marker_is_none(
     (version,) = source.list(f"s3://{bucket}/e/")
     assert (version.uri, version.size_bytes) == (f"s3://{bucket}/e/empty.bin", 0)
     proxy.reset()
-    assert _read(source, version, 0, 0) == b""
+    assert read(source, version, 0, 0) == b""
     assert proxy.counts.requests == 0
 
 
 def test_an_object_deleted_in_mid_epoch_is_not_found(
     source: S3Source, s3_server: SeaweedFS, version: ObjectVersion
 ) -> None:
-    assert _read(source, version) == DATA[:1000]
+    assert read(source, version, 0, 1000) == DATA[:1000]
     s3_server.client().delete_object(Bucket=version.uri.split("/")[2], Key="x")
     with pytest.raises(NotFound, match="no such object"):
-        _read(source, version)
+        read(source, version, 0, 1000)
 
 
 def test_a_name_that_does_not_resolve_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
     found = open_s3(S3Settings(endpoint="http://nowhere.invalid:80"))
     with pytest.raises(SourceUnavailable, match=r"nowhere\.invalid"):
-        _read(found, version)
+        read(found, version, 0, 1000)
 
 
 def test_a_bit_flipped_on_the_way_is_seen_where_a_whole_object_is_read(
     source: S3Source, proxy: Proxy, version: ObjectVersion
 ) -> None:
-    assert _read(source, version, 0, len(DATA)) == DATA
+    assert read(source, version, 0, len(DATA)) == DATA
     proxy.faults.append(Fault("flip", after_bytes=12_345))
     patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
-    assert _read(patient, version, 0, len(DATA)) == DATA
+    assert read(patient, version, 0, len(DATA)) == DATA
     assert patient.counters.retries == 1

@@ -28,7 +28,8 @@ from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from testbed import WAIT_S
 from tests.support.clock import Clock
 from tests.support.faults.fake_s3 import FakeS3, Object, pattern
-from tests.support.faults.s3_answers import DATA, put, read
+from tests.support.faults.s3_answers import DATA, put
+from tests.support.reads import read
 
 FLIPPED = DATA[:777] + bytes([DATA[777] ^ 4]) + DATA[778:]
 

@@ -26,14 +26,15 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.fetch import PART_BYTES
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.etags import same
+from cachesvc.sources.s3.responses import same
 from cachesvc.sources.s3.s3 import S3Source
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.clock import Clock
 from tests.support.faults.fake_s3 import FakeS3, Object
-from tests.support.faults.s3_answers import DATA, put, read
+from tests.support.faults.s3_answers import DATA, put
+from tests.support.reads import read
 
 STORED = gzip.compress(b"the same line, again and again\n" * 3000, mtime=0)
 MOST = 8

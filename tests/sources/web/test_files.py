@@ -17,16 +17,15 @@ from cachesvc.core.errors import (
     SourceChanged,
     SourceUnavailable,
 )
-from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.uri import allowlist, canonical
-from cachesvc.sources.web import files as web_files
 from cachesvc.sources.web.files import WebSource
 from loader import open_dataset
 from testbed.node import Daemon
 from tests.support.clock import Clock
 from tests.support.datasets import tar_bytes
 from tests.support.faults.web_server import WebServer, serving
+from tests.support.reads import read
 
 DATA = os.urandom(300_000)
 
@@ -43,14 +42,6 @@ def source() -> Iterator[WebSource]:
     made = WebSource()
     yield made
     made.close()
-
-
-def read(
-    source: WebSource | Resilient, version: ObjectVersion, offset: int = 0, size: int | None = None
-) -> bytes:
-    into = bytearray(version.size_bytes - offset if size is None else size)
-    source.read_into(version, offset, memoryview(into))
-    return bytes(into)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -72,11 +63,9 @@ def test_files_are_read_by_ranges_or_behind_what_is_skipped(
         read(source, version, 1000, 70_000)
 
 
-def test_a_large_file_without_ranges_is_refused(
-    server: WebServer, source: WebSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_without_ranges_is_refused(server: WebServer) -> None:
     server.ranges = False
-    monkeypatch.setattr(web_files, "MAX_SKIPPED_BYTES", 1000)
+    source = WebSource(max_skipped_bytes=1000)
     with pytest.raises(InvalidInput, match="serves no byte ranges"):
         read(source, source.head(f"{server.url}/a b.bin"), 2000, 10)
 

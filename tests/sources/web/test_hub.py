@@ -26,6 +26,7 @@ from testbed.node import Daemon
 from tests.support.clock import Clock
 from tests.support.datasets import tar_bytes
 from tests.support.faults.web_server import Hub, serving
+from tests.support.reads import read
 
 BIG = os.urandom(200_000)
 FILES = {"README.md": b"# x", "data/a b.bin": BIG, "data/ü.txt": b"small", "data/deep/z.bin": b"z" * 9}
@@ -48,14 +49,6 @@ def source(hub: Hub) -> Iterator[HubSource]:
     made = open_hub()
     yield made
     made.close()
-
-
-def read(
-    source: HubSource | Resilient, version: ObjectVersion, offset: int = 0, size: int | None = None
-) -> bytes:
-    into = bytearray(version.size_bytes - offset if size is None else size)
-    source.read_into(version, offset, memoryview(into))
-    return bytes(into)
 
 
 def paths(source: HubSource, uri: str) -> list[str]:

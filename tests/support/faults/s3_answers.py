@@ -6,8 +6,6 @@ import hashlib
 import os
 
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.resilient import Resilient
-from cachesvc.sources.s3.s3 import S3Source
 from tests.support.faults.fake_s3 import FakeS3, Object
 
 DATA = os.urandom(100_000)
@@ -20,12 +18,6 @@ def put(
     etag = named.pop("etag", hashlib.md5(data).hexdigest())
     server.objects[key] = Object(len(data), etag, data if sent is None else sent, named)
     return ObjectVersion(f"s3://bucket/{key}", len(data), etag)
-
-
-def read(source: S3Source | Resilient, version: ObjectVersion) -> bytes:
-    into = bytearray(version.size_bytes)
-    source.read_into(version, 0, memoryview(into))
-    return bytes(into)
 
 
 ODD = (
