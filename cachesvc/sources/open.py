@@ -86,8 +86,11 @@ def _with_cached_metadata(reader: Resilient, endpoint: str, uri: str, settings: 
 class Sources:
     """The open sources of a process, one for each scheme and host. Thread-safe."""
 
-    def __init__(self, settings: SourceSettings, calls: CallWatch | None = None) -> None:
+    def __init__(
+        self, settings: SourceSettings, calls: CallWatch | None = None, open_s: float = OPEN_S
+    ) -> None:
         self._settings, self._calls, self._paces = settings, calls, Paces(settings.paces)
+        self._open_s = open_s
         self._opened: dict[str, tuple[Resilient, Source]] = {}
         self._opening = SharedCalls[tuple[Resilient, Source]]("open")
         self._readers: list[Resilient] = []
@@ -115,9 +118,9 @@ class Sources:
         place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
         if place in self._opened:
             return self._opened[place]
-        opening = self._opening.of(place, OPEN_S, partial(self._open, uri, place))
+        opening = self._opening.of(place, self._open_s, partial(self._open, uri, place))
         try:
-            return opening.result_within(OPEN_S, partial(_hangs, uri, scheme))
+            return opening.result_within(self._open_s, partial(self._hangs, uri, scheme))
         finally:
             self._opening.forget(place, opening)
 
@@ -127,6 +130,11 @@ class Sources:
             self._readers.append(reader)
             self._opened[place] = reader, _with_cached_metadata(reader, endpoint, uri, self._settings)
         return self._opened[place]
+
+    def _hangs(self, uri: str, scheme: str) -> SourceUnavailable:
+        error = fault_of_node(f"{uri}: {_foreign(scheme)} has not answered for {self._open_s:.0f} s")
+        log.error("%s", error)
+        return error
 
     def counters(self) -> SourceCounters:
         """Return the counts of all sources together."""
@@ -141,12 +149,6 @@ class Sources:
         metadata = self.metadata(uri)
         if metadata is not None:
             metadata.forget(uri)
-
-
-def _hangs(uri: str, scheme: str) -> SourceUnavailable:
-    error = fault_of_node(f"{uri}: {_foreign(scheme)} has not answered for {OPEN_S:.0f} s")
-    log.error("%s", error)
-    return error
 
 
 def _foreign(scheme: str) -> str:

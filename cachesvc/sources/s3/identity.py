@@ -53,9 +53,12 @@ class AccountIdentity:
     as public buckets take them."""
 
     def __init__(
-        self, connect: Callable[[str], tuple[Any, Any]], clock: Callable[[], float] = time.monotonic
+        self,
+        connect: Callable[[str], tuple[Any, Any]],
+        clock: Callable[[], float] = time.monotonic,
+        helper_s: float = HELPER_S,
     ) -> None:
-        self._connect, self._clock = connect, clock
+        self._connect, self._clock, self._helper_s = connect, clock, helper_s
         self.client, self._credentials = connect("")
         self._elsewhere: dict[str, Any] = {}
         self.headers = _payer()
@@ -127,10 +130,11 @@ class AccountIdentity:
     def _limited(self, kind: str, call: Callable[[], Any]) -> Any:
         """Return what a call of the credential chain returns. Threads that need the same kind of call share one. Raises
         what it raises, and SourceUnavailable that names a helper that hangs."""
-        running = self._calls.of(kind, HELPER_S, call)
+        limit_s = self._helper_s
+        running = self._calls.of(kind, limit_s, call)
         try:
             return running.result_within(
-                HELPER_S, lambda: fault_of_node(f"{helper()} has not answered for {HELPER_S:.0f} s")
+                limit_s, lambda: fault_of_node(f"{helper()} has not answered for {limit_s:.0f} s")
             )
         finally:
             self._calls.forget(kind, running)
@@ -157,7 +161,12 @@ class AccountIdentity:
         return self._elsewhere[region]
 
 
-def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountIdentity:
+def sign_in(
+    endpoint: str,
+    region: str,
+    clock: Callable[[], float] = time.monotonic,
+    helper_s: float = HELPER_S,
+) -> AccountIdentity:
     """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises InvalidInput for a wrong
     setting, SourceUnavailable when this process is at a limit."""
     plain = Config(
@@ -183,7 +192,7 @@ def sign_in(endpoint: str, region: str, clock: Callable[[], float]) -> AccountId
         return client, credentials
 
     try:
-        identity = AccountIdentity(connect, clock)
+        identity = AccountIdentity(connect, clock, helper_s)
         if not identity.refreshable:  # refreshable ones may need a request, so they wait for the first use
             identity.signing_keys()
     except CacheError:

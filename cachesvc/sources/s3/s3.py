@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import botocore.exceptions
 
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable, fault_of_node
+from cachesvc.core.limits import HELPER_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources import near_names
 from cachesvc.sources.s3 import errors as s3_errors
@@ -334,10 +335,12 @@ class S3Source:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def open_s3(settings: S3Settings, clock: Callable[[], float] = time.monotonic) -> S3Source:
+def open_s3(
+    settings: S3Settings, clock: Callable[[], float] = time.monotonic, helper_s: float = HELPER_S
+) -> S3Source:
     """Open a source from settings and the AWS environment. Raises InvalidInput for wrong settings, SourceUnavailable when
     this process is at a limit."""
-    identity = sign_in(settings.endpoint, settings.region, clock)
+    identity = sign_in(settings.endpoint, settings.region, clock, helper_s)
     return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
 

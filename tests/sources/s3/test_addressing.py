@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cachesvc.core.errors import NotAllowed
-from cachesvc.sources.s3.addressing import split_uri
+from cachesvc.sources.s3.addressing import Addressing, split_uri
+from cachesvc.sources.s3.identity import sign_in
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
 
@@ -175,16 +176,15 @@ def test_reads_go_where_botocore_says(
     server: FakeS3, monkeypatch: pytest.MonkeyPatch, endpoint: str, uri: str, url: str, region: str
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    source = open_s3(S3Settings(endpoint))
     bucket, key = split_uri(uri)
-    address = source._addressing.of(bucket)
+    address = Addressing(sign_in(endpoint, "").client_in).of(bucket)
     assert (address.target(key).url, address.region) == (url, region)
 
 
 @pytest.mark.usefixtures("keys")
 def test_a_learned_region_moves_the_host(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    address = open_s3(S3Settings())._addressing.of("bucket", "eu-central-1")
+    address = Addressing(sign_in("", "").client_in).of("bucket", "eu-central-1")
     assert (address.base, address.region) == ("https://bucket.s3.eu-central-1.amazonaws.com/", "eu-central-1")
 
 

@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
 from tests.support.processes import children
+from tests.support.waiting import wait_until
 
 EXTENT = 1 << 20
 EXTENTS = 4
@@ -45,6 +47,19 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeS3]:
     with fake_s3() as found:
         monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
         yield found
+
+
+def soon() -> str:
+    """The end of keys that botocore wants to refresh already."""
+    end = datetime.now(timezone.utc) + timedelta(minutes=5)
+    return f', "Expiration": "{end:%Y-%m-%dT%H:%M:%SZ}"'
+
+
+def answers(call: Callable[[], object]) -> bool:
+    with suppress(SourceUnavailable):
+        call()
+        return True
+    return False
 
 
 def configure(tmp_path: Path, said: str) -> None:
@@ -125,11 +140,10 @@ def test_a_process_at_its_limit_is_no_wrong_setting(
 
 def test_a_helper_that_fails_at_a_refresh_is_waited_for(server: FakeS3, tmp_path: Path) -> None:
     server.objects["x"] = Object(10)
-    program = helper(tmp_path, KEYS % LATE)
+    program = helper(tmp_path, KEYS % soon())
     source = open_s3(S3Settings())
     (version,) = source.list("s3://bucket/")
     program.unlink()
-    source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
     into = bytearray(10)
     source.read_into(version, 0, memoryview(into))  # the previous keys are still used
     assert into == pattern(0, 10)
@@ -227,11 +241,10 @@ def test_keys_that_only_botocore_has_refreshed_are_not_shown(
     server: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.objects["x"] = Object(10)
-    helper(tmp_path, KEYS % LATE)
+    helper(tmp_path, KEYS % soon())
     source = open_s3(S3Settings())
     (version,) = source.list("s3://bucket/")
-    helper(tmp_path, KEYS.replace('"t"', r'"S3CR3T\n"') % LATE)
-    source._identity._credentials._expiry_time = source._identity._credentials._time_fetcher()
+    helper(tmp_path, KEYS.replace('"t"', r'"S3CR3T\n"') % soon())
     source.read_into(version, 0, memoryview(bytearray(10)))  # the previous keys are still used
     with pytest.raises(SourceUnavailable, match=r"cannot be sent \(ValueError\)$") as caught:
         source.head(version.uri)
@@ -295,13 +308,12 @@ def hanging_helper(tmp_path: Path, said: str) -> Path:
 
 
 def test_a_helper_that_hangs_holds_up_nothing_else_and_is_named(
-    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: FakeS3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cachesvc.sources.open.OPEN_S", 1.0)
     go_on = hanging_helper(tmp_path, KEYS % "")
     server.objects["x"] = Object(9)
     (tmp_path / "data").write_bytes(b"data")
-    sources, failed = Sources(SourceSettings()), list[SourceUnavailable]()
+    sources, failed = Sources(SourceSettings(), open_s=1.0), list[SourceUnavailable]()
 
     def open_remote() -> None:
         with pytest.raises(SourceUnavailable) as caught:
@@ -321,29 +333,20 @@ def test_a_helper_that_hangs_holds_up_nothing_else_and_is_named(
     assert "credential_process" in caplog.text
     open_remote()  # at once: the same call of the helper is still awaited
     go_on.touch()
-    monkeypatch.setattr("cachesvc.sources.open.OPEN_S", WAIT_S)
-    assert sources("s3://bucket/x").head("s3://bucket/x").size_bytes == 9
+    wait_until(lambda: answers(lambda: sources("s3://bucket/x").head("s3://bucket/x")))
 
 
-def test_a_refresh_that_hangs_is_given_up(
-    server: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cachesvc.sources.s3.identity.HELPER_S", 0.5)
-    go_on = hanging_helper(tmp_path, KEYS % ', "Expiration": "%s"' % _in_minutes(5))
+def test_a_refresh_that_hangs_is_given_up(server: FakeS3, tmp_path: Path) -> None:
+    go_on = hanging_helper(tmp_path, KEYS % soon())
     go_on.touch()
     server.objects["x"] = Object(9)
-    source = open_s3(S3Settings())
+    source = open_s3(S3Settings(), helper_s=0.5)
     go_on.unlink()
     with pytest.raises(SourceUnavailable, match=r"credential_process .*helper.* has not answered"):
         source.head("s3://bucket/x")
     go_on.touch()
-    monkeypatch.setattr("cachesvc.sources.s3.identity.HELPER_S", WAIT_S)
-    assert source.head("s3://bucket/x").size_bytes == 9
+    wait_until(lambda: answers(lambda: source.head("s3://bucket/x")))
     source.close()
-
-
-def _in_minutes(minutes: int) -> str:
-    return (datetime.now(timezone.utc) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def test_a_profile_that_wants_a_code_of_mfa_is_refused_in_words(
