@@ -9,8 +9,9 @@ import socket
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -32,6 +33,16 @@ from tests.support.faults.s3_answers import DATA, put
 from tests.support.reads import read
 
 FLIPPED = DATA[:777] + bytes([DATA[777] ^ 4]) + DATA[778:]
+
+
+@contextmanager
+def answered(said: bytes, timeouts: Timeouts | None = None) -> Iterator[HttpConnection]:
+    """A connection to a server that sends these bytes and ends."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+        yield HttpConnection(ours, "server:80", timeouts)
 
 
 def crc32(data: bytes) -> str:
@@ -152,23 +163,6 @@ def test_keys_that_expired_and_are_gone_are_refused_by_name(
         read(source, version)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "remedy"),
-    [
-        (403, "InvalidObjectState", "it is archived: restore it"),
-        (403, "RequestTimeTooSkewed", "this machine's clock is wrong"),
-        (400, "InvalidToken", "check the credentials"),
-    ],
-)
-def test_a_refusal_says_what_to_do(
-    fake: FakeS3, source: S3Source, status: int, code: str, remedy: str
-) -> None:
-    version = put(fake, DATA)
-    fake.refuse = lambda handler: (status, code)
-    with pytest.raises(NotAllowed, match=f"{code}.*{remedy}"):
-        read(source, version)
-
-
 def test_a_request_is_signed_again_for_the_region_that_the_server_names(
     fake: FakeS3, source: S3Source
 ) -> None:
@@ -259,11 +253,7 @@ def test_objects_are_read_at_the_host_that_lists_them(
     ],
 )
 def test_malformed_chunks_of_an_error_keep_the_servers_error(body: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
-        theirs.shutdown(socket.SHUT_WR)
-        connection = HttpConnection(ours, "server:80")
+    with answered(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + body) as connection:
         with suppress(SourceUnavailable):
             assert connection.read_error(connection.request(b"GET")) in (b"", b"abc")
         assert not connection.clean
@@ -286,11 +276,7 @@ def test_malformed_chunks_of_an_error_keep_the_servers_error(body: bytes) -> Non
     ],
 )
 def test_malformed_chunks_of_an_object_are_the_servers_error(body: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
-        theirs.shutdown(socket.SHUT_WR)
-        connection = HttpConnection(ours, "server:80")
+    with answered(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body) as connection:
         assert connection.request(b"GET").chunked
         with pytest.raises(SourceUnavailable):
             connection.read_into(memoryview(bytearray(5)))
@@ -310,11 +296,7 @@ def test_malformed_chunks_of_an_object_are_the_servers_error(body: bytes) -> Non
     ids=["head", "body", "chunks"],
 )
 def test_an_answer_that_drips_is_given_up(answer: bytes, says: str) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(answer)
-        theirs.shutdown(socket.SHUT_WR)
-        connection = HttpConnection(ours, "server:80", Timeouts(body_s=-1.0))
+    with answered(answer, Timeouts(body_s=-1.0)) as connection:
 
         def ask() -> None:
             connection.request(b"GET")
@@ -481,17 +463,15 @@ def test_an_object_overwritten_with_the_same_length_is_never_mixed(fake: FakeS3,
     ],
 )
 def test_malformed_numbers_are_the_servers_error(head: str, digits: str) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(head.format(digits).encode("latin-1") + b"\r\n\r\n")
-        theirs.shutdown(socket.SHUT_WR)
-        connection = HttpConnection(ours, "server")
-        with suppress(SourceUnavailable):
-            answer = connection.request(b"GET / HTTP/1.1\r\n\r\n")
-            if answer.status == 503:
-                assert retry_after_s(answer.headers) == 0.0
-            else:
-                verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
+    with (
+        answered(head.format(digits).encode("latin-1") + b"\r\n\r\n") as connection,
+        suppress(SourceUnavailable),
+    ):
+        answer = connection.request(b"GET / HTTP/1.1\r\n\r\n")
+        if answer.status == 503:
+            assert retry_after_s(answer.headers) == 0.0
+        else:
+            verify(ObjectVersion("s3://b/k", 8, ""), 0, 4, answer)
 
 
 @pytest.mark.parametrize(
