@@ -47,23 +47,24 @@ class RepeatedFaults:
     """Reads whose last response was complete and wrong. Once may be transient; twice in a row lasts. Thread-safe."""
 
     def __init__(self) -> None:
-        self._failed: set[tuple[str, int]] = set()
+        self._failed: dict[tuple[str, int], bytes] = {}
         self._lock = threading.Lock()
 
-    def failed(self, uri: str, offset: int) -> bool:
-        """Note a wrong response. Tell whether the previous read at that offset was wrong too."""
+    def failed(self, uri: str, offset: int, digest: bytes = b"") -> bool:
+        """Note a wrong response, with the digest of its bytes where these are to be wrong in the same way. Tell whether the
+        previous read at that offset was wrong too."""
         with self._lock:
-            again = (uri, offset) in self._failed
+            again = self._failed.get((uri, offset)) == digest
             if len(self._failed) >= _MOST_FAULTS:
                 self._failed.clear()
-            self._failed.add((uri, offset))
+            self._failed[uri, offset] = digest
         return again
 
     def succeeded(self, uri: str, offset: int) -> None:
         """Note a right response."""
         if self._failed:
             with self._lock:
-                self._failed.discard((uri, offset))
+                self._failed.pop((uri, offset), None)
 
 
 def verify(version: ObjectVersion, offset: int, size: int, response: Response) -> None:

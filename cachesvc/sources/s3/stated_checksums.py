@@ -14,7 +14,6 @@ import binascii
 import hashlib
 import logging
 import re
-import threading
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,9 +21,9 @@ from typing import Protocol
 
 from cachesvc.core.errors import CorruptData, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.s3.responses import RepeatedFaults
 
 log = logging.getLogger(__name__)
-_MAX_SUSPECTS = 1024
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
 """An MD5, or what S3 writes for an upload in parts: the MD5 of their MD5s and their number."""
@@ -80,8 +79,7 @@ class StatedChecksums:
 
     def __init__(self, tags_are_md5: bool) -> None:
         self._tags_are_md5: bool | None = tags_are_md5 or None
-        self._suspects: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._repeated = RepeatedFaults()
 
     def worth_a_head(self, version: ObjectVersion) -> bool:
         """Tell whether a HEAD may state something to compare."""
@@ -102,20 +100,16 @@ class StatedChecksums:
             self._compare(version.uri, bytes.fromhex(version.etag), found, "MD5")
 
     def _compare(self, uri: str, expected: bytes, found: bytes, name: str) -> None:
-        with self._lock:
-            before = self._suspects.pop(uri, None)
-            if found == expected:
-                self._tags_are_md5 = True if name == "MD5" else self._tags_are_md5
-                return
-            if before != found:
-                if len(self._suspects) >= _MAX_SUSPECTS:
-                    self._suspects.clear()
-                self._suspects[uri] = found
-                raise SourceUnavailable(f"{uri} arrived damaged: its {name} differs")
-            if name == "MD5" and self._tags_are_md5 is None:
-                self._tags_are_md5 = False
-                log.warning("entity tags of this server are no MD5: they are not checked")
-                return
+        if found == expected:
+            self._tags_are_md5 = True if name == "MD5" else self._tags_are_md5
+            return self._repeated.succeeded(uri, 0)
+        if not self._repeated.failed(uri, 0, found):
+            raise SourceUnavailable(f"{uri} arrived damaged: its {name} differs")
+        self._repeated.succeeded(uri, 0)
+        if name == "MD5" and self._tags_are_md5 is None:
+            self._tags_are_md5 = False
+            log.warning("entity tags of this server are no MD5: they are not checked")
+            return None
         raise CorruptData(f"{uri} does not match its own {name}; write the object again")
 
 
