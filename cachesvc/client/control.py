@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +25,7 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.limits import BUSY_PAUSE_S, CONTROL_CALL_S, CONTROL_RETRY_S, PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
+from cachesvc.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from cachesvc.catalog.options import Options
@@ -184,7 +183,7 @@ class Control:
 
     def _retried(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Retry a call that breaks off while another daemon replaces this one, or is refused as Busy."""
-        deadline, again = math.inf, True
+        again, deadline = True, None
         while True:
             try:
                 with _typed(self.directory):
@@ -192,12 +191,12 @@ class Control:
                 return
             except DaemonUnavailable as error:
                 waits = isinstance(error, Busy) or is_upgrading(self.directory)
-                deadline = min(deadline, time.monotonic() + CONTROL_RETRY_S)
-                if not (waits or (again and is_back(self.directory))) or time.monotonic() >= deadline:
-                    raise
-                again = waits
+                worth_it, again = waits or (again and is_back(self.directory)), waits
+                deadline = deadline or Deadline(CONTROL_RETRY_S)
+                # Until the other daemon binds its socket, or another call ends.
                 pause_s = BUSY_PAUSE_S if isinstance(error, Busy) else PROBE_FIRST_S
-            time.sleep(pause_s)  # until the other daemon binds its socket, or another call ends
+                if not worth_it or not deadline.pause(pause_s):
+                    raise
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ from cachesvc.core.errors import Busy, DaemonUnavailable, InvalidInput, NotAllow
 from cachesvc.core.limits import ACQUIRE_S, PROBE_FIRST_S, REQUIRE_S
 from cachesvc.core.model import DatasetId
 from cachesvc.sources.uri import local_path
+from cachesvc.system.deadline import Deadline
 
 Policy = Literal["auto", "require", "off"]
 COMPARISONS = 3
@@ -135,18 +135,17 @@ def _open_in_daemon(
 ) -> Opened | None:
     """Open the dataset in a daemon. Returns None without one, unless it is `required`. `optional`: also return None where
     the daemon may not read the data."""
-    deadline = time.monotonic() + (REQUIRE_S if required else 0.0)
+    deadline = Deadline(REQUIRE_S if required else 0.0)
     while True:
         try:
             with Control() as control:
                 found = control.open_dataset(uris, options, version, refresh)
                 return Opened(found.id, control.directory, direct, found.stale, found.kept)
         except DaemonUnavailable as error:
-            if error.for_good or time.monotonic() >= deadline:
+            if error.for_good or not deadline.pause(PROBE_FIRST_S):
                 if required:
                     raise
                 return None
-            time.sleep(PROBE_FIRST_S)
         except NotAllowed:
             if not optional:
                 raise

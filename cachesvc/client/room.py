@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.limits import ROOM_PAUSE_S, ROOM_S
+from cachesvc.system.deadline import Deadline
 
 WARN_AFTER_S = 5.0
 _log = logging.getLogger("cachesvc")
@@ -23,14 +23,12 @@ class RoomWait:
 
     def until(self, leased: Callable[[], bool], lacking: str) -> None:
         """Call `leased` until it returns true. Raises OutOfSpace, which says `lacking`, and what `leased` raises."""
-        began = time.monotonic()
+        deadline = Deadline(self._wait_s)
         while not leased():
-            waited_s = time.monotonic() - began
-            if waited_s >= self._wait_s:
+            if not deadline.pause(ROOM_PAUSE_S):
                 raise OutOfSpace(lacking)
-            if waited_s >= self._warn_after_s and not self._warned:
+            if deadline.waited_s >= self._warn_after_s and not self._warned:
                 self._warned = True
                 _log.warning(
                     "the daemon has no room: waiting up to %.0f s for it; see cachesvc status", self._wait_s
                 )
-            time.sleep(ROOM_PAUSE_S)

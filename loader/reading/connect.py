@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +24,7 @@ from cachesvc.core.limits import PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.uri import local_path
+from cachesvc.system.deadline import Deadline
 from cachesvc.system.fork_hooks import abandon_in_children
 from loader.reading.direct.direct_access import Access, compile_locally, direct_access
 from loader.reading.thrash_warning import ThrashWarning, check_extents_fit
@@ -87,7 +87,7 @@ class DatasetLink:
 def _granted_catalog(link: DatasetLink) -> Catalog:
     """The catalog as the daemon has it. Spawned workers request it in every epoch, possibly while the daemon restarts."""
     timeout_s, waiting, forgotten = read_timeout_s(), False, False
-    deadline = time.monotonic() + timeout_s
+    deadline = Deadline(timeout_s)
     while True:
         grants = DaemonGrants(link.daemon, link.id)
         try:
@@ -100,15 +100,13 @@ def _granted_catalog(link: DatasetLink) -> Catalog:
             forgotten = True
             continue
         except DaemonUnavailable as error:
-            if error.for_good or time.monotonic() >= deadline:
+            if error.for_good or not deadline.pause(PROBE_FIRST_S):
                 raise
-            why = str(error)
+            if not waiting:
+                waiting = True
+                _log.warning("no daemon answers (%s): waiting up to %.0f s for one", error, timeout_s)
         finally:
             grants.close()
-        if not waiting:
-            waiting = True
-            _log.warning("no daemon answers (%s): waiting up to %.0f s for one", why, timeout_s)
-        time.sleep(PROBE_FIRST_S)
 
 
 def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -> Access:

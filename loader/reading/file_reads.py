@@ -14,6 +14,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, DeadlineExceeded, TierFailed
 from cachesvc.core.limits import ROOM_PAUSE_S, VERIFY_TRIES
 from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
+from cachesvc.system.deadline import Deadline
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.address_range import Bytes
 from loader.reading.changed_files import ChangedFiles
@@ -261,11 +262,10 @@ class FileReads:
         )
 
     def _discard(self, read: ActiveRead, wrong: dict[int, HeldExtent]) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = Deadline(self._timeout_s)
         while not self._leases.discard(read, wrong):
-            if time.monotonic() >= deadline:
+            if not deadline.pause(ROOM_PAUSE_S):
                 raise DeadlineExceeded(f"extents {[*wrong]} are wrong, and other reads still use them")
-            time.sleep(ROOM_PAUSE_S)
 
     def _file_ranges(self, offset: int, into: memoryview, extent: int) -> Iterator[FileRange]:
         """Copy the mapped parts of one range, which begins at `offset` of `extent` and may span the extents after it;

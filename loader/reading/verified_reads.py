@@ -7,7 +7,6 @@ in the file itself, behind its bytes, in a sealed footer (`tiers/footer.py`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.limits import FOOTER_S
+from cachesvc.system.deadline import Deadline
 from cachesvc.tiers import footer
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -64,10 +64,11 @@ class VerifiedReads:
         return copy.digests
 
     def _footer(self, extent: int, copy: HeldExtent) -> bytes:
-        wanted, deadline = self._catalog.extent(extent).id, time.monotonic() + FOOTER_S
+        wanted, deadline = self._catalog.extent(extent).id, Deadline(FOOTER_S)
         try:
-            while not footer.is_there(copy.fd, copy.size_bytes) and time.monotonic() < deadline:
-                time.sleep(FOOTER_PAUSE_S)  # the daemon sends readers no message when it commits a file
+            while not footer.is_there(copy.fd, copy.size_bytes):
+                if not deadline.pause(FOOTER_PAUSE_S):  # the daemon sends no message when it commits a file
+                    break
             return footer.read(copy.fd, wanted, copy.size_bytes).digests
         except CorruptData:
             return b""
