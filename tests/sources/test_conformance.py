@@ -20,6 +20,7 @@ from cachesvc.sources.remote import FsspecSource, open_fsspec
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from cachesvc.sources.source import Source
+from cachesvc.sources.watched import CallWatch, WatchedSource
 from testbed.servers import SeaweedFS
 from tests.support.reads import read
 
@@ -52,7 +53,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / key).write_bytes(data)
 
-        made = Store(FilesSource(), f"file://{tmp_path}/", put)
+        made = Store(WatchedSource(FilesSource(), CallWatch()), f"file://{tmp_path}/", put)
     elif request.param == "memory":
         root = f"memory://t{uuid.uuid4().hex}/"
         files = fsspec.filesystem("memory")

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -21,7 +21,7 @@ from cachesvc.sources.metadata import CachedMetadata
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.source import OnReceived, ignore_received
 from testbed.servers import SeaweedFS
-from tests.support.reads import FakeSource
+from tests.support.reads import FakeSource, read
 
 
 class CountingSource(FakeSource):
@@ -99,24 +99,14 @@ def test_forget_drops_its_bucket_only(source: CountingSource, cached: CachedMeta
 
 
 @pytest.mark.parametrize("kind", [SourceChanged, NotFound])
-def test_a_change_found_by_a_read_drops_the_listing(
-    source: CountingSource, cached: CachedMetadata, kind: type[CacheError]
+@pytest.mark.parametrize("call", [read, CachedMetadata.checker])
+def test_a_change_found_by_a_read_or_a_checker_drops_the_listing(
+    source: CountingSource, cached: CachedMetadata, call: Callable[..., object], kind: type[CacheError]
 ) -> None:
     (version, *_) = cached.list("s3://b/p/")
     source.error = kind("not what was listed")
     with pytest.raises(kind):
-        cached.read_into(version, 0, memoryview(bytearray(1)))
-    list(cached.list("s3://b/p/"))
-    assert source.asked == 2
-
-
-def test_a_change_found_by_a_checker_drops_the_listing(
-    source: CountingSource, cached: CachedMetadata
-) -> None:
-    version = list(cached.list("s3://b/p/"))[1]
-    source.error = SourceChanged("overwritten")
-    with pytest.raises(SourceChanged):
-        cached.checker(version)
+        call(cached, version)
     list(cached.list("s3://b/p/"))
     assert source.asked == 2
 

@@ -17,7 +17,7 @@ from cachesvc.core.limits import HUNG_S
 from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.watched import CallWatch, WatchedSource
+from cachesvc.sources.watched import CallWatch
 from tests.support.clock import Clock
 from tests.support.faults.fuse import FaultyMount, File
 from tests.support.reads import read
@@ -192,18 +192,6 @@ def test_a_listing_reports_its_progress(tmp_path: Path) -> None:
     source = FilesSource(heartbeat=lambda: steps.append(""))
     assert len(list(source.list(f"file://{tmp_path}/"))) == 3
     assert len(steps) == 4 + 6  # folders, and their entries
-
-
-def test_a_watched_source_is_the_source(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(DATA)
-    calls = CallWatch()
-    watched = WatchedSource(FilesSource(), calls)
-    (version,) = watched.list(f"file://{tmp_path}/")
-    assert watched.head(version.uri) == version
-    into = bytearray(len(DATA))
-    watched.read_into(version, 0, memoryview(into))
-    assert into == DATA
-    watched.close()
 
 
 @pytest.mark.parametrize("gone", ["b", "d"])
