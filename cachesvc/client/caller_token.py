@@ -13,10 +13,10 @@ import socket
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
 from cachesvc.core.errors import DeadlineExceeded
+from cachesvc.core.limits import CONTROL_CALL_S
 from cachesvc.core.wire import Op
 
 TOKEN_KEY = "cachesvc-token"
-TIMEOUT_S = 30.0
 
 
 class CallerIdentity:
@@ -53,7 +53,7 @@ class CallerIdentity:
 
     def _connect(self) -> None:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        channel.settimeout(TIMEOUT_S)
+        channel.settimeout(CONTROL_CALL_S)
         try:
             channel.connect(self._path)
             channel.send(wire.encode(Op.IDENTIFY, wire.MAGIC))
@@ -63,7 +63,7 @@ class CallerIdentity:
         except TimeoutError:
             channel.close()
             raise DeadlineExceeded(
-                f"the daemon at {self._path} did not answer in {TIMEOUT_S:.0f} s"
+                f"the daemon at {self._path} did not answer in {CONTROL_CALL_S:.0f} s"
             ) from None
         except (OSError, ValueError):
             channel.close()

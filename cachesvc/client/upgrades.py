@@ -6,15 +6,13 @@ import os
 import time
 
 from cachesvc.config import CONTROL_SOCKET, UPGRADING
-
-UPGRADE_S = 10.0
-"""The longest wait for a daemon that replaces another, before data is read around it."""
+from cachesvc.core.limits import UPGRADE_WAIT_S
 
 
 def is_upgrading(directory: str) -> bool:
     """Tell whether the daemon in a directory of sockets is being replaced by another, which serves in a moment."""
     try:
-        return time.time() - os.stat(f"{directory}/{UPGRADING}").st_mtime < UPGRADE_S
+        return time.time() - os.stat(f"{directory}/{UPGRADING}").st_mtime < UPGRADE_WAIT_S
     except OSError:
         return False
 

@@ -87,6 +87,10 @@ PROBE_FIRST_S = 0.1
 """Between two looks for a daemon that is gone, at first."""
 PROBE_CAP_S = 1.0
 """The longest pause between two such looks: a daemon that is back should be used soon."""
+UPGRADE_WAIT_S = 10.0
+"""A daemon that replaces another. After it, data is read around the daemon."""
+UPGRADE_S = 120.0
+"""An upgrade: the new daemon starts, the old one ends its fills, disks are opened."""
 HELLO_S = 30.0
 """The answer to a greeting: a daemon that restarted loads the catalog first."""
 SEND_S = 30.0
@@ -94,7 +98,7 @@ SEND_S = 30.0
 CONTROL_CALL_S = 30.0
 """One control call."""
 CONTROL_RETRY_S = 60.0
-"""All tries of a control call, while one daemon takes over from another or has no free place."""
+"""All tries of a control call, while one daemon replaces another or has no free place."""
 BUSY_PAUSE_S = 0.5
 """Between two tries of a control call where this user has too many under way."""
 FOOTER_S = 30.0

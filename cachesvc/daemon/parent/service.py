@@ -16,6 +16,7 @@ from cachesvc.config import (
     open_files_advised,
 )
 from cachesvc.core.errors import DaemonUnavailable, NotAllowed, from_code
+from cachesvc.core.limits import UPGRADE_S
 from cachesvc.daemon.parent.daemon_process import Launch
 from cachesvc.daemon.parent.messages import PROTOCOL, Program, Release, UpgradeRequest, receive_answer
 from cachesvc.daemon.parent.parent import Parent
@@ -25,8 +26,6 @@ from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.system.open_files import raise_open_files
 
 log = logging.getLogger(__name__)
-UPGRADE_S = 120.0
-"""The longest wait for an upgrade: the new daemon starts, the old one ends its fills, disks are opened."""
 
 
 def run_service(settings: Settings, launch: Launch) -> int:
