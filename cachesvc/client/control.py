@@ -183,7 +183,8 @@ class Control:
 
     def _retried(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Retry a call that breaks off while another daemon replaces this one, or is refused as Busy."""
-        again, deadline = True, None
+        deadline: Deadline | None = None
+        again = True
         while True:
             try:
                 with _typed(self.directory):
