@@ -126,7 +126,7 @@ class Pace:
         doublings = min(quiet_s, start_s) + max(0.0, steady_s - self.CALM_S)
         if doublings > self.MOST_DOUBLINGS:
             return math.inf
-        return self._base * 2.0**doublings * (1 + self.GROWTH * steady_s)
+        return self._base * math.pow(2.0, doublings) * (1 + self.GROWTH * steady_s)
 
     def join(self, now: float) -> float:
         """Take a place in the queue, for `wait_s`. A caller that leaves early wastes its place."""
