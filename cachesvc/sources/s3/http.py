@@ -1,7 +1,7 @@
 """HTTP/1.1 GETs over kept connections, received straight into the caller's memory.
 
 It has only what ranged reads of objects need: a response head, then a body of known length. A body on a plain socket is one
-system call without the interpreter lock. Libraries take 1.2 to 2.2 times the CPU for 8 MiB (measured in
+system call without the interpreter lock. Libraries take 1.2 to 3 times the CPU for 8 MiB (measured in
 docs/decisions/2026-11-26-http-client.md).
 """
 
