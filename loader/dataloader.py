@@ -40,10 +40,11 @@ from loader.order_setup import OrderArguments, Window, feed_of
 from loader.reading.reader import Ints
 from loader.samplers import RankOrder, samplers_of
 from loader.saved_state import check_data, check_micro_batches, check_place, state_of, turn_of
-from loader.workers.engines import WorkerSettings, WorkerType, check_device, worker_settings
+from loader.workers.engines import WorkerType, check_device
 from loader.workers.epoch_loop import BatchSource, EpochLoop, batch_outside_iterations
 from loader.workers.iteration import Iteration
 from loader.workers.resumable import ResumableLoader, resumable_loader
+from loader.workers.settings import WorkerSettings, worker_settings
 from loader.workers.torch_samplers import (
     begin_as_torch,
     planned_batches,

@@ -26,8 +26,8 @@ class EpochReport:
     batches made elsewhere arrive with their own reports, which are summed in `totals`."""
 
     def __init__(self, has_reports: bool, has_workers: bool) -> None:
-        """`has_reports`: batches come with reports, from workers (`has_workers`) or from torch's own iterator in
-        this process."""
+        """`has_reports`: batches come with reports, from workers (`has_workers`) or from a thread that moves them to
+        a device."""
         self._has_reports, self._remainder = has_reports, HAND_OVER if has_workers else DECODE
         self.totals = ReportTotals()
         self.bad_samples = BadSampleLog()

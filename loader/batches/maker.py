@@ -36,7 +36,7 @@ class BatchReport:
 
 
 class MadeBatch(NamedTuple):
-    """A tuple, so that torch pins the batch inside it."""
+    """A batch and its report."""
 
     batch: Any
     report: BatchReport
@@ -49,8 +49,8 @@ class BatchMaker:
         self.feed, self.repairing = feed, RepairingFeed(feed, on_error)
 
     def make(self, key: tuple[int, int]) -> MadeBatch:
-        """Make the batch of a turn. A typed error is returned in the report: torch would pass it to the trainer as
-        a traceback. Other errors are raised, and torch passes them on."""
+        """Make the batch of a turn. A typed error is returned in the report: it reaches the trainer as it is. Other errors
+        are raised, and reach it with a traceback."""
         began, waited, read = time.perf_counter(), self.feed.reading_s(), self.feed.origin_bytes()
         batch, repair, failure = None, None, None
         try:

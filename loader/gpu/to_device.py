@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections import deque
+from collections import UserList, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from loader.datasets.decoding.encoded_images import EncodedImages
 from loader.gpu.cuda_driver import leave_captures_alone, register_host, unregister_host
@@ -101,7 +100,21 @@ class DeviceMover:
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of pinned memory, or the tensor itself where it is pinned or on a device already."""
-    return tensor if tensor.device.type != "cpu" or tensor.is_pinned() else pin_memory(tensor)
+    return tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
+
+
+@runtime_checkable
+class Pinnable(Protocol):
+    """A tensor, or a batch of a user's own class."""
+
+    def pin_memory(self) -> Any:
+        """Return a copy in pinned memory."""
+        ...
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch in pinned memory, as torch's `pin_memory=True` does."""
+    return each_value(Pinnable, batch, lambda value: value.pin_memory())
 
 
 def each_tensor(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -120,8 +133,12 @@ def each_value(kind: type, batch: Any, change: Callable[[Any], Any]) -> Any:
         )
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(each_value(kind, each, change) for each in batch))
-    if type(batch) in (list, tuple):
+    if isinstance(batch, tuple):
         return type(batch)(each_value(kind, each, change) for each in batch)
+    if isinstance(batch, (list, UserList)):
+        found = copy.copy(batch)
+        found[:] = [each_value(kind, each, change) for each in batch]
+        return found
     if isinstance(batch, Mapping):
         changed = {name: each_value(kind, each, change) for name, each in batch.items()}
         return changed if type(batch) is dict else _updated_copy(batch, changed)

@@ -1,11 +1,10 @@
-"""Pickles what crosses from a worker to its trainer, in the worker itself: the queue's thread would drop what does not
-pickle, and the trainer would wait for ever."""
+"""Pickles what crosses from a worker to its trainer: batches, and errors with their tracebacks."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -22,14 +21,37 @@ def unpickled(data: bytes) -> Any:
     return ForkingPickler.loads(data)
 
 
-@contextmanager
-def sendable_errors() -> Iterator[None]:
-    """Raise a RuntimeError in place of an error whose class does not pickle, such as one that a function defines."""
-    try:
-        yield
-    except Exception as error:
+class _Text(str):
+    """A text whose lines stay lines in the text of a KeyError, which shows the repr of its argument."""
+
+    __repr__ = str.__str__
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtError:
+    """An error of a worker without its frames, in torch's words. It pickles whatever the error's class: one that does not
+    pickle, such as a class that a function defines, becomes RuntimeError."""
+
+    kind: type[BaseException]
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException, where: str) -> CaughtError:
+        """Return an error that was caught `where`, with its traceback."""
+        lines = "".join(traceback.format_exception(error))
+        return cls(type(error), f"Caught {type(error).__name__} {where}.\nOriginal {lines}")
+
+    def __reduce__(self) -> tuple[type[CaughtError], tuple[type[BaseException], str]]:
         try:
-            pickled(type(error))
+            pickled(self.kind)
         except Exception:  # noqa: BLE001  a class may raise anything
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        raise
+            return CaughtError, (RuntimeError, self.text)
+        return CaughtError, (self.kind, self.text)
+
+    def to_raise(self) -> BaseException:
+        """Return an error of the same class; a RuntimeError if the class does not take a text."""
+        text = _Text(self.text)
+        try:
+            return self.kind(text)
+        except Exception:  # noqa: BLE001  a class may raise anything
+            return RuntimeError(text)

@@ -13,8 +13,9 @@ from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.job.checkpoint import LoaderProgress
 from loader.job.rank_failures import RankFailureWatch, watched
-from loader.workers.engines import BatchEngine, WorkerSettings, engine_for
+from loader.workers.engines import BatchEngine, engine_for, pinning
 from loader.workers.iteration import BatchError, is_batch_error
+from loader.workers.settings import WorkerSettings
 
 PASSED_EVERY_S = 0.05
 """Interval at which the daemon hears this rank's position, besides the ends of extents. A message costs 5 us."""
@@ -52,8 +53,11 @@ class BatchSource:
         if self._engine is not None:
             self._engine.start(epoch, first, last)
             return partial(self.report.fetch_reported, self._engine.fetch)
-        if on_error == "raise":
-            return self.feed.__getitem__
+        make = self.feed.__getitem__ if on_error == "raise" else self._repaired(on_error)
+        pin = pinning(self._settings)
+        return make if pin is None else lambda key: pin(make(key))
+
+    def _repaired(self, on_error: OnError) -> Callable[[tuple[int, int]], Any]:
         note_repair, make = self.report.note_repair, RepairingFeed(self.feed, on_error).make
         return lambda key: note_repair(*make(key))
 

@@ -2,7 +2,7 @@
 
 One anonymous file holds a few slots per worker. The worker builds a batch in a free slot. The trainer's tensors are
 views of the slot, which becomes free when the last view dies, so a batch that the user keeps is never overwritten.
-If no slot is free, because the user keeps batches, a batch is copied through a pipe as in torch. The file has no
+If no slot is free, because the user keeps batches, torch's own pickling sends a batch through the pipe. The file has no
 name and disappears with its processes. A forked child of the trainer sees its parent's batches as long as the
 parent keeps them.
 
@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from loader.process.pickled import pickled, unpickled
 from loader.reading.address_range import Bytes
@@ -35,6 +34,9 @@ pipe."""
 EXTRA_SLOTS = 3
 """Besides the prefetched batches: the batch in use, the previous one, and the one being built."""
 ALIGNED = 64
+INLINE_BYTES = 4096
+"""What is pickled of a batch goes through the pipe up to this size, and through the slot beyond it: a worker that fills a
+pipe waits for the trainer."""
 FREE, SENT, HELD = 0, 1, 2
 
 _arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
@@ -87,10 +89,14 @@ class Arena:
     def send(self, batch: Any, slot: Slot | None) -> SentBatch:
         """Hand a batch over to the trainer, in a worker, with the slot in which it was built. Raises what pickling it
         raises."""
-        tree = batch if slot is None else pack_into_slot(batch, slot)
-        if slot is None or not slot.used:
-            return SentBatch(pickled(batch))
-        sent = SentBatch(pickled(tree), (self.token, slot.number, slot.used))
+        if slot is None:
+            return SentBatch([pickled(batch)])
+        tree = [pickled(pack_into_slot(batch, slot))]
+        if len(tree[0]) > INLINE_BYTES:
+            tree = pack_into_slot(tree, slot)
+        if not slot.used:
+            return SentBatch(tree)
+        sent = SentBatch(tree, (self.token, slot.number, slot.used))
         self._states[slot.number] = SENT
         return sent
 
@@ -131,23 +137,20 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SentBatch:
-    """The message that crosses the pipe: the structure of a batch, pickled, and the place of its memory: the token of its
-    arena, a slot and the bytes in it. None for a batch without such memory."""
+    """The message that crosses the pipe: the structure of a batch, pickled, in a list of one that may be packed itself, and
+    the place of its memory: the token of its arena, a slot and the bytes in it. None for a batch without such memory."""
 
-    tree: bytes
+    tree: Any
     place: tuple[int, int, int] | None = None
 
     def open(self) -> Any:
         """Return the batch, in the trainer, once. Its tensors are views of the slot. Raises what unpickling it raises."""
         if self.place is None:
-            return unpickled(self.tree)
+            return unpickled(self.tree[0])
         token, slot, size_bytes = self.place
         memory = _arenas[token].lease(slot, size_bytes)
-        return _unpacked(unpickled(self.tree), memory)
-
-    def pin_memory(self) -> Any:
-        """Return the batch in pinned memory, which frees the slot. torch calls this in its pinning thread."""
-        return pin_memory(self.open())
+        (tree,) = _unpacked(self.tree, memory)
+        return _unpacked(unpickled(tree), memory)
 
 
 @dataclass(frozen=True, slots=True)

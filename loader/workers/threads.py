@@ -13,10 +13,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-
 from cachesvc.core.errors import CacheError, InvalidInput
 from loader.batches.turns import BatchKey
+from loader.process.pickled import CaughtError
 from loader.workers.iteration import CHILD_SAYS
 
 Make = Callable[[BatchKey], Any]
@@ -159,20 +158,20 @@ class _ThreadPool:
             )
             return None if self._closed else self._queue
 
-    def _run_init(self, number: int) -> ExceptionWrapper | None:
+    def _run_init(self, number: int) -> CaughtError | None:
         try:
             if self._init is not None:
                 self._init(number)
-        except BaseException:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
-            return ExceptionWrapper(where=f"in DataLoader worker thread {number}")
+        except BaseException as error:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
+            return CaughtError.of(error, f"in DataLoader worker thread {number}")
         return None
 
 
 def _make_or_wrap(make: Make, turn: BatchKey, number: int) -> Any:
     try:
         return make(turn)
-    except BaseException:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
-        return ExceptionWrapper(where=f"in DataLoader worker thread {number}")
+    except BaseException as error:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
+        return CaughtError.of(error, f"in DataLoader worker thread {number}")
 
 
 class ThreadEngine:
@@ -213,8 +212,10 @@ class ThreadEngine:
             batch = self._queue.fetch(key[1], self._timeout_s or None)
         except TimeoutError:
             raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds") from None
-        if isinstance(batch, ExceptionWrapper):
-            batch.reraise()
+        if isinstance(batch, CaughtError):
+            raise batch.to_raise()
+        if isinstance(batch, Exception):  # of worker processes, from which `make` takes batches
+            raise batch
         return batch
 
     def stop(self) -> None:

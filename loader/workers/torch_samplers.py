@@ -32,7 +32,7 @@ from loader.datasets.dataset import Dataset, key_transforms
 from loader.datasets.wrapped import as_view, hidden_leaves_in, leaves_in
 from loader.job.topology import rank_hint
 from loader.samplers import RankBatchSampler
-from loader.workers.engines import WorkerSettings
+from loader.workers.settings import WorkerSettings
 
 _PLANNABLE = (
     RandomSampler,

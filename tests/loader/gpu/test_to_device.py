@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, UserList
 from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -19,8 +19,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from loader import DataLoader
 from loader.batches.maker import BatchMaker
 from loader.batches.turns import BatchKey
-from loader.gpu.to_device import each_tensor
-from loader.workers.torch_processes import ProcessEngine
+from loader.gpu.to_device import each_tensor, pinned
+from loader.workers.processes import ProcessEngine
+from loader.workers.settings import WorkerSettings
 from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
@@ -70,6 +71,32 @@ def test_the_batch_sizes_of_a_packed_sequence_stay_on_the_cpu() -> None:
         assert indices.device.type == "meta"
 
 
+class PinnedByItself:
+    """A user's batch that torch pins by its method."""
+
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+def test_batches_of_any_form_are_pinned() -> None:
+    own = PinnedByItself()
+    batch = {
+        "a": own,
+        "b": [own, (own, "text")],
+        "c": Pair(own, UserList([own, b"raw"])),
+        "d": UserDict({"x": own}),
+    }
+    found = pinned(batch)
+    done = PinnedByItself().pin_memory()
+    assert found == {
+        "a": done,
+        "b": [done, (done, "text")],
+        "c": Pair(done, [done, b"raw"]),
+        "d": {"x": done},
+    }
+    assert (type(found["c"].right), type(found["d"])) == (UserList, UserDict)
+
+
 @pytest.fixture
 def link(tmp_path: Path) -> MemoryLink:
     datasets.array_file(tmp_path / "r.bin", np.arange(40, dtype="<i8").reshape(40, 1))
@@ -87,7 +114,7 @@ def test_a_thread_waiting_in_an_abandoned_iteration_takes_no_batch_of_the_next(l
         return sample
 
     loader = DataLoader(in_memory(link, transform=gated), batch_size=4)
-    engine = ProcessEngine(BatchMaker(loader._prepared().feed, "raise"), {"num_workers": 1})
+    engine = ProcessEngine(BatchMaker(loader._prepared().feed, "raise"), WorkerSettings(num_workers=1))
 
     def numbers(turn: int) -> list[int]:
         found: list[int] = engine.fetch(BatchKey(0, turn)).batch.flatten().tolist()

@@ -39,7 +39,7 @@ def numbers(batches: Any) -> list[int]:
 
 
 def workers_of(loader: DataLoader) -> list[Any]:
-    return list(loader._source._engine._batches._workers)  # type: ignore[union-attr]
+    return list(loader._source._engine.processes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_signals_wait_for_the_thread_that_starts_workers() -> None:
 
 
 def test_terminate_ends_a_worker(link: MemoryLink) -> None:
-    """torch terminates a worker that hangs, and the interpreter terminates and joins workers at its exit."""
+    """A program may so end all children of its own, which then must not wait for ever."""
     loader = DataLoader(in_memory(link), 4, num_workers=1)
     batches = iter(loader)
     next(batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,51 +12,31 @@ import torch
 
 from loader import DataLoader
 from loader.batches.maker import BatchMaker
-from loader.workers.silence import SILENT_S, Silence
-from loader.workers.torch_processes import ProcessEngine
+from loader.workers.processes import ProcessEngine
+from loader.workers.settings import WorkerSettings
 from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
 
 
-def test_a_wait_is_long_after_the_limit_without_a_message() -> None:
-    silence = Silence(60.0)
-    assert [silence.is_long(now) for now in (0.0, 59.0)] == [False, False]
-    silence.heard()
-    assert [silence.is_long(now) for now in (70.0, 129.0, 130.0)] == [False, False, True]
-
-
-def test_silence_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    silence = Silence(SILENT_S)
-    silence.is_long(0.0)
-    silence.warn([7, 8], forked=True)
-    assert not silence.is_long(1000.0)
-    assert "no batch for 60 s: pid 7, 8" in caplog.text
-    assert "worker_type='thread'" in caplog.text
-
-
-def test_other_starts_than_fork_are_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
-    Silence(SILENT_S).warn([7], forked=False)
-    assert "fork" not in caplog.text
-
-
 class Waits:
     """A transform that waits for an event."""
 
-    def __init__(self) -> None:
-        self.event = multiprocessing.Event()
+    def __init__(self, start: str) -> None:
+        self.event = multiprocessing.get_context(start).Event()
 
     def __call__(self, sample: torch.Tensor) -> int:
         assert self.event.wait(WAIT_S)
         return int(sample)
 
 
-def test_the_worker_that_owes_the_batch_is_named(tmp_path: Any) -> None:
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_the_worker_that_owes_the_batch_is_named_once(tmp_path: Path, start: str) -> None:
     datasets.array_file(tmp_path / "r.bin", np.arange(4, dtype="<i8"))
-    waits = Waits()
+    waits = Waits(start)
     data = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", dtype="<i8"), transform=waits)
     loader = DataLoader(data, 4, num_workers=1, collate_fn=list)
-    settings = {"num_workers": 1, "prefetch_factor": 2, "multiprocessing_context": "fork"}
+    settings = WorkerSettings(num_workers=1, multiprocessing_context=multiprocessing.get_context(start))
     engine = ProcessEngine(BatchMaker(loader._prepared().feed, "raise"), settings, silent_s=0.1)
     told: list[str] = []
 
@@ -69,10 +49,11 @@ def test_the_worker_that_owes_the_batch_is_named(tmp_path: Any) -> None:
     log.addHandler(handler)
     try:
         engine.start(0, 0, 1)
-        (worker,) = engine._batches._workers  # type: ignore[attr-defined]
+        (worker,) = engine.processes
         assert engine.fetch((0, 0)).batch == [0, 1, 2, 3]
     finally:
         log.removeHandler(handler)
         engine.stop()
     assert len(told) == 1
-    assert f"pid {worker.pid}." in told[0]
+    assert f"no batch for 0 s: pid {worker.pid}." in told[0]
+    assert ("forked" in told[0]) == (start == "fork")
