@@ -91,7 +91,8 @@ class Arena:
         raises."""
         if slot is None:
             return SentBatch([pickled(batch)])
-        tree = [pickled(pack_into_slot(batch, slot))]
+        packed = pack_into_slot(batch, slot)
+        tree = [pickled(packed if slot.used else batch)]
         if len(tree[0]) > INLINE_BYTES:
             tree = pack_into_slot(tree, slot)
         if not slot.used:

@@ -124,6 +124,7 @@ ARENA = Arena(1, 1)
 @settings(max_examples=100, deadline=None)
 @given(batches)
 @example(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+@example(["text" * 2000, torch.ones(2), [b""]])
 def test_any_batch_survives_the_slot_and_frees_it(batch: Any) -> None:
     arena = ARENA
     slot = arena.free_slot(0)
