@@ -183,10 +183,10 @@ def _latency(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
             with Daemon(root / "latency-node", flags, s3.env()) as daemon:
                 return latency.measure(daemon.socket_dir, f"{BUCKET}/small/", uri, options)
 
-        found = {"files in memory": measure(f"{folder}/packed/")}
+        latencies = {"files in memory": measure(f"{folder}/packed/")}
         with cores.on_own_core(s3.pid):
-            found["S3, its server on a core of its own"] = measure(f"{BUCKET}/packed/")
-        for name, figures in found.items():
+            latencies["S3, its server on a core of its own"] = measure(f"{BUCKET}/packed/")
+        for name, figures in latencies.items():
             for row in figures.rows(name):
                 table.add_row(*row)
             good = good and figures.good

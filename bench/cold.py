@@ -130,9 +130,9 @@ def compare(
                 serve = ["--ram", "4GiB", "--allow", uri.rpartition("/")[0] + "/"]
                 counted.reset()
                 with Daemon(Path(folder), serve, s3.env(endpoint)) as daemon:
-                    found = epoch(daemon, uri, options, {"shuffle": shuffle})
-                ours.append(found["epoch_s"])
-                firsts.append(found["first_s"])
+                    timed = epoch(daemon, uri, options, {"shuffle": shuffle})
+                ours.append(timed["epoch_s"])
+                firsts.append(timed["first_s"])
                 if slow:
                     ratios.append(counted.counts().bytes / size_bytes)
     return Cold(
@@ -169,7 +169,7 @@ def _opened(s3: SeaweedFS, counted: ProxyProcess, prefix: str, options: Options)
         ):
             settle()
             started = time.perf_counter()
-            found = control.open_dataset([prefix], options)
-            for _ in control.prefetch(found.id):
+            opened = control.open_dataset([prefix], options)
+            for _ in control.prefetch(opened.id):
                 pass
-            return time.perf_counter() - started, found.stored_bytes
+            return time.perf_counter() - started, opened.stored_bytes

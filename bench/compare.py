@@ -295,17 +295,17 @@ class Bench:
 def _prefetch(daemon: Daemon, source: str, kind: Kind) -> int:
     """Fill the daemon's tiers; return the bytes in them."""
     with Control(daemon.socket_dir) as control:
-        found = control.open_dataset([source], OPTIONS[kind])
-        for _ in control.prefetch(found.id):
+        opened = control.open_dataset([source], OPTIONS[kind])
+        for _ in control.prefetch(opened.id):
             pass
         return sum(tier.used_bytes for tier in control.status().tiers)
 
 
 def _variants(job: Job) -> dict[str, Job]:
     """Jobs of each worker set-up, by its name."""
-    found = {IN_PROCESS: job, IN_WORKERS: replace(job, workers=WORKERS)}
+    variants = {IN_PROCESS: job, IN_WORKERS: replace(job, workers=WORKERS)}
     if job.peer in (OURS, LIMIT):
-        found[IN_THREADS] = replace(job, workers=WORKERS, threads=True)
+        variants[IN_THREADS] = replace(job, workers=WORKERS, threads=True)
     if job.peer == LIMIT and job.kind != DECODED_KIND:
         return {IN_PROCESS: job}
-    return {name: one for name, one in found.items() if name in WORKERS_OF_KIND.get(job.kind, found)}
+    return {name: one for name, one in variants.items() if name in WORKERS_OF_KIND.get(job.kind, variants)}

@@ -37,8 +37,8 @@ def write_data(folder: Path) -> Job:
 
 def measure(job: Job) -> list[Figure]:
     """Time whole epochs, so that no batch was made before the clock started. The limit is the decoder in as many
-    processes; it also bounds our threads, since it shows what the cores can do."""
-    found = []
+    processes. It bounds our threads too: it shows what the cores can do."""
+    rows = []
     with _on_cores(WORKERS):
         alone = limit.batches(replace(job, remote=""))
         for name, threads in (("processes", False), ("threads", True)):
@@ -49,8 +49,8 @@ def measure(job: Job) -> list[Figure]:
             for _ in range(RUNS):
                 figure.ours.append(rate(iter(batches), job.samples))
                 figure.limit.append(rate(iter(alone), job.samples))
-            found.append(figure)
-    return found
+            rows.append(figure)
+    return rows
 
 
 @contextmanager

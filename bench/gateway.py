@@ -53,23 +53,23 @@ def seeking(file: object) -> Callable[[int], bytes]:
 def measured(local: str, cached: str, remote: str) -> dict[str, float]:
     """Measure each way once, one after another."""
     fs = fsspec.filesystem("cachesvc")
-    found = {
+    rates = {
         "sequential, open()": sequential(partial(open, local, "rb")),
         "sequential, cachesvc://": sequential(lambda: fs.open(cached)),
     }
     with open(local, "rb") as file, fs.open(cached) as ours:
-        found["ranges, open()"] = ranges(seeking(file), RANGES)
-        found["ranges, cachesvc:// seek and read"] = ranges(seeking(ours), RANGES)
-    found["ranges, cachesvc:// cat_file"] = ranges(
+        rates["ranges, open()"] = ranges(seeking(file), RANGES)
+        rates["ranges, cachesvc:// seek and read"] = ranges(seeking(ours), RANGES)
+    rates["ranges, cachesvc:// cat_file"] = ranges(
         lambda at: fs.cat_file(cached, at, at + RANGE_BYTES), RANGES
     )
     if "s3" in fsspec.available_protocols() and _installed():
         s3 = fsspec.filesystem("s3")
-        found["sequential, s3fs"] = sequential(lambda: s3.open(remote))
-        found["ranges, s3fs cat_file"] = ranges(
+        rates["sequential, s3fs"] = sequential(lambda: s3.open(remote))
+        rates["ranges, s3fs cat_file"] = ranges(
             lambda at: bytes(s3.cat_file(remote, start=at, end=at + RANGE_BYTES)), REMOTE_RANGES
         )
-    return found
+    return rates
 
 
 def _installed() -> bool:

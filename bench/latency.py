@@ -80,18 +80,18 @@ class Latency:
 
 def measure(socket_dir: str, resident_uri: str, cold_uri: str, options: Options) -> Latency:
     """Time grants of one resident extent while the cold dataset is filled, evicted and filled again."""
-    found = Latency()
+    latency = Latency()
     with Control(socket_dir) as control, _echo() as echo, _filler(socket_dir) as filler:
         warm = control.open_dataset([resident_uri], options)
         for _ in control.prefetch(warm.id):
             pass
         cold = control.open_dataset([cold_uri], options)
         grants = DaemonGrants(socket_dir, warm.id)
-        while len(found.grants) < SAMPLES:
-            _while_filling(filler, cold.id, grants, echo, found)
+        while len(latency.grants) < SAMPLES:
+            _while_filling(filler, cold.id, grants, echo, latency)
             control.evict(cold.id)
         grants.close()
-    return found
+    return latency
 
 
 def _while_filling(

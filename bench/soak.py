@@ -109,15 +109,15 @@ def soak(root: Path, seconds: float, readers: int) -> tuple[Table, bool]:
             crowd = Readers(daemon.socket_dir, dataset, readers)
             crowd.start()
             try:
-                found = _watch(control, dataset, daemon.process.pid, seconds)
+                points = _watch(control, dataset, daemon.process.pid, seconds)
             finally:
                 crowd.stop()
             end = held(daemon.process.pid)
-    return _judged(found[len(found) // 3 :], end, crowd)
+    return _judged(points[len(points) // 3 :], end, crowd)
 
 
 def _watch(control: Control, dataset: DatasetId, pid: int, seconds: float) -> list[Held]:
-    found = []
+    points = []
     for _ in range(SAMPLES):
         time.sleep(seconds / SAMPLES)
         steps = np.arange(EXTENTS)
@@ -126,8 +126,8 @@ def _watch(control: Control, dataset: DatasetId, pid: int, seconds: float) -> li
         planning = DaemonGrants(control.directory, dataset)
         planning.submit(Plan(steps, steps, steps))
         planning.close()
-        found.append(held(pid))
-    return found
+        points.append(held(pid))
+    return points
 
 
 def _judged(found: Sequence[Held], end: Held, crowd: Readers) -> tuple[Table, bool]:

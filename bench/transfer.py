@@ -63,15 +63,15 @@ class Rates:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Cells of the table rows: without TLS, which has a goal, and with it."""
-        for name, found in ((self.link, self.ours), (f"{self.link}, TLS", self.tls)):
-            ratios = [a / b for a, b in zip(found, self.bare)]
+        for name, rates in ((self.link, self.ours), (f"{self.link}, TLS", self.tls)):
+            ratios = [a / b for a, b in zip(rates, self.bare)]
             yield (
                 name,
-                f"{statistics.median(found) / 1e9:.2f} GB/s",
+                f"{statistics.median(rates) / 1e9:.2f} GB/s",
                 f"{statistics.median(self.bare) / 1e9:.2f} GB/s",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
-                f">= {ASKED:.2f}" if found is self.ours else "",
-                "" if found is self.tls else "yes" if self.ratio >= ASKED else "NO",
+                f">= {ASKED:.2f}" if rates is self.ours else "",
+                "" if rates is self.tls else "yes" if self.ratio >= ASKED else "NO",
             )
 
 
@@ -82,12 +82,12 @@ def measure(root: Path) -> list[Rates]:
     ca.cert_pem.write_to_path(str(root / "ca.pem"))
     issued.private_key_pem.write_to_path(str(root / "key.pem"))
     issued.cert_chain_pems[0].write_to_path(str(root / "cert.pem"))
-    found = [_measure("loopback", root, "127.0.0.1", [], [])]
+    results = [_measure("loopback", root, "127.0.0.1", [], [])]
     if os.geteuid() == 0:
         with _veth() as (server, reader):
             inside = [["ip", "netns", "exec", name] for name in (server, reader)]
-            found.append(_measure("a veth pair", root, SERVER, *inside))
-    return found
+            results.append(_measure("a veth pair", root, SERVER, *inside))
+    return results
 
 
 def _measure(link: str, root: Path, host: str, server: list[str], reader: list[str]) -> Rates:
@@ -187,14 +187,14 @@ def read(host: str, root: str) -> dict[str, list[float]]:
             "tls": lambda: _read_ours(with_tls, f"{host}:{PORT + 1}"),
             "bare": lambda: _read_bare(host),
         }
-        found: dict[str, list[float]] = {name: [] for name in loops}
+        rates: dict[str, list[float]] = {name: [] for name in loops}
         for run in range(RUNS + 1):
             for name, loop in loops.items():
                 started = time.perf_counter()
                 loop()
                 if run:  # the first of each warms up
-                    found[name].append(EXTENTS * EXTENT_BYTES / (time.perf_counter() - started))
-    return found
+                    rates[name].append(EXTENTS * EXTENT_BYTES / (time.perf_counter() - started))
+    return rates
 
 
 def _read_ours(client: BlockClient, address: str) -> None:

@@ -55,7 +55,7 @@ class JobMembership:
     ) -> Agreement:
         """The agreement for an iteration that begins. The ranks compare where none is in force; rank 0 logs the first.
 
-        `identity` names the data, of which `data` is one dataset. Ranks may be `prefetch` batches apart; being further
+        `identity` names all the data; `data` is one dataset of it. Ranks may be `prefetch` batches apart; being further
         apart for `drift_s` is logged. Raises as `agreement.agree`.
         """
         if not self._is_agreed():

@@ -53,7 +53,7 @@ def ending(last: Last | None, drop_last: bool) -> Last:
 
 @dataclass(frozen=True, slots=True)
 class OrderArguments:
-    """The arguments of a loader that define which samples are in which batch of which rank."""
+    """The arguments of a loader that define the samples of each batch of each rank."""
 
     dataset: TorchDataset[Any]
     batch_size: int | None

@@ -1,9 +1,9 @@
 """Seeded faults of a cluster while ranks read: kills, pauses, cuts, slow links, nodes that join, leave and are renamed, and
 a list of members that is empty.
 
-Events come one after another, each when the ranks have read so many extents, and the ranks wait for an event that is
-late, so that a seed gives the same events at the same places of a run. Each event is undone before the next, but for
-members that have left.
+Events come one after another, each when the ranks have read a given number of extents. The ranks wait for a late event,
+so a seed gives the same events at the same places of a run. Each event is undone before the next, but for members that
+have left.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def schedule(seed: int, events: int, nodes: int, steps: int, links: bool) -> lis
 
 
 class Chaos:
-    """Applies events to a cluster, each member of which has a name of its own."""
+    """Applies events to a cluster whose members have distinct names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -151,7 +151,8 @@ class Cluster:
         zones: Sequence[str] = (),
         rule: str = "",
     ) -> None:
-        """Node i is in zone `zones[i]`, where there are zones. `rule`: who may read the data, such as uid:0."""
+        """Node i is in zone `zones[i]`, where there are zones. `rule`: the users that may read the data, such as
+        uid:0."""
         self.root, self.kind = root, kind
         self._wanted, self._ram, self._nvme, self._extent_bytes = nodes, ram, nvme, extent_bytes
         self._options = options or by_file

@@ -1,4 +1,4 @@
-"""Python processes that are forked from one that has imported what they need, where each would import it by itself.
+"""Python processes that are forked from one that has done their imports already.
 
 A daemon imports for 0.5 s of CPU before it starts, and torch takes 2 s. `python -m testbed.forked FD MODULE ...` imports
 the modules, and then forks for each request: a keeper, and the keeper forks the process and reports how it ends.

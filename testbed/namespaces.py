@@ -60,8 +60,8 @@ def inside(namespace: str, *command: str) -> list[str]:
 def sweep() -> None:
     """Remove namespaces of dead processes, and kill what still runs in them."""
     for name in _namespaces():
-        found = _NAME.fullmatch(name)
-        if found is not None and not os.path.exists(f"/proc/{found[1]}"):
+        match = _NAME.fullmatch(name)
+        if match is not None and not os.path.exists(f"/proc/{match[1]}"):
             remove(name)
 
 

@@ -260,8 +260,8 @@ class _Exchange:
             raise _Hangup
         if path in (b"/__counts", b"/__reset"):
             return self._answer_self(path)
-        found = _RANGE.search(head)
-        self.proxy.count_request(method.decode(), path.decode(), found[1].decode() if found else "")
+        match = _RANGE.search(head)
+        self.proxy.count_request(method.decode(), path.decode(), match[1].decode() if match else "")
         client = self.client.sock.getpeername()
         if method == b"GET" and b"list-type" not in path:
             self.proxy.reading.add(client)
@@ -316,10 +316,10 @@ class _Exchange:
             return
         if _CHUNKED.search(answer):
             return self._copy_chunked(self.server, self.client)
-        found = _LENGTH.search(answer)
-        if found is None:
+        match = _LENGTH.search(answer)
+        if match is None:
             raise _Hangup
-        size = int(found[1])
+        size = int(match[1])
         if fault is not None and fault.kind == "length":
             self._paced(size - 1)
             raise _Hangup

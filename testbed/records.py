@@ -78,8 +78,8 @@ class Source:
 
     def gets(self) -> Counter[str]:
         """GETs of objects, by "path range"."""
-        found = {what: count for what, count in self.counts.by.items() if what.startswith("GET ")}
-        return Counter({what[4:]: n for what, n in found.items() if "list-type" not in what})
+        counts = {what: count for what, count in self.counts.by.items() if what.startswith("GET ")}
+        return Counter({what[4:]: n for what, n in counts.items() if "list-type" not in what})
 
     def fill(self, extents: int, extent_bytes: int, name: str = "data", seed: int = 1) -> Records:
         """Upload a dataset of random records below `name`."""

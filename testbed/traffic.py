@@ -50,7 +50,7 @@ class Traffic:
 
 
 def _count() -> Counter[tuple[str, str]]:
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     with (
         socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL)) as packets,
         selectors.DefaultSelector() as ready,
@@ -61,9 +61,9 @@ def _count() -> Counter[tuple[str, str]]:
         ready.register(sys.stdin, selectors.EVENT_READ)
         print("counting", flush=True)
         while all(key.fileobj is packets for key, _ in ready.select()):
-            _drain(packets, found)
-        _drain(packets, found)
-    return found
+            _drain(packets, counts)
+        _drain(packets, counts)
+    return counts
 
 
 def _drain(packets: socket.socket, found: Counter[tuple[str, str]]) -> None:

@@ -14,12 +14,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def family(pid: int) -> list[int]:
     """The process and its living descendants."""
-    found = [pid]
-    for one in found:
+    pids = [pid]
+    for one in pids:
         for listed in glob(f"/proc/{one}/task/*/children"):  # empty when the process has ended
             with suppress(OSError):  # the process ended meanwhile
-                found += [int(child) for child in Path(listed).read_text().split()]
-    return found
+                pids += [int(child) for child in Path(listed).read_text().split()]
+    return pids
 
 
 def cpu_s(pids: Iterable[int]) -> float:
@@ -44,6 +44,6 @@ def anonymous_bytes(pids: Iterable[int]) -> int:
         except OSError:  # the process ended meanwhile
             continue
         for name, text in (("Pss_Anon", rollup), ("VmPTE", status)):
-            found = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)
-            total += int(found[1]) << 10 if found else 0
+            line = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)
+            total += int(line[1]) << 10 if line else 0
     return total

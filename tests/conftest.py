@@ -24,8 +24,8 @@ from tests.support.faults.fake_s3 import FakeS3, fake_s3
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
-# A shell ignores SIGINT in what it runs in the background, nohup SIGHUP, and what that starts inherits it: daemons that
-# are to end.
+# A shell ignores SIGINT in background commands, and nohup SIGHUP. Their children inherit that, among them daemons that
+# must end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # As `Control` sets it, and before a test that uses gRPC by itself: its fork handlers can stop a child in `fork`.
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and test items out of garbage collections, each of which would take a quarter of a second."""
+    """Leave modules and test items out of garbage collections, which would take a quarter of a second each."""
     gc.collect()
     gc.freeze()
 

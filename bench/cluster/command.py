@@ -37,8 +37,8 @@ def command(quick: bool, markdown: bool, members: str, runs: int, names: tuple[s
     chosen = [name for name in names or rows.ROWS for _ in range(runs)]
     extents = QUICK_EXTENTS if quick else FULL_EXTENTS
     with tempfile.TemporaryDirectory() as folder, SeaweedFS(Path(folder, "s3")) as server:
-        found, good = rows.measure(
+        results, good = rows.measure(
             chosen, Path(folder), server, MEMBERS[members], extents, lambda row: print(row, file=sys.stderr)
         )
-    console.print(found.markdown() if markdown else found.rich(), soft_wrap=markdown, markup=not markdown)
+    console.print(results.markdown() if markdown else results.rich(), soft_wrap=markdown, markup=not markdown)
     return 0 if good else 1

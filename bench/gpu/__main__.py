@@ -26,7 +26,7 @@ def main(folder: str) -> int:
     """Write results.json below `folder`; 1 when a check fails."""
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
     has_device = torch.cuda.is_available()
-    found: dict[str, Any] = {"machine": machine()}
+    report: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as root:
         given = data.Data(Path(root, "data"), 16.0 if has_device else 1 / 16)
         began = time.perf_counter()
@@ -35,17 +35,17 @@ def main(folder: str) -> int:
         if not has_device:
             say("no CUDA device: only the data, a daemon and a small training step are tried")
             with data.daemon(given, "1GiB"):
-                measured(folder, found, "training", training.measure(given, "cpu", small=True))
+                measured(folder, report, "training", training.measure(given, "cpu", small=True))
             return 0
         with data.daemon(given, "40GiB"):
-            found["checks"] = {check.__name__: passed(check, given) for check in checks.CHECKS[:-1]}
-            measured(folder, found, "pictures", pictures.measure(given))
-            measured(folder, found, "training", training.measure(given))
-            measured(folder, found, "transfer", transfer.measure(given))
+            report["checks"] = {check.__name__: passed(check, given) for check in checks.CHECKS[:-1]}
+            measured(folder, report, "pictures", pictures.measure(given))
+            measured(folder, report, "training", training.measure(given))
+            measured(folder, report, "transfer", transfer.measure(given))
         with data.daemon(given, f"{int(given.gib * 1024) + 256}MiB"):
-            found["checks"]["recalls"] = passed(checks.CHECKS[-1], given)
-    save(folder, found)
-    return 0 if all(each["passed"] for each in found["checks"].values()) else 1
+            report["checks"]["recalls"] = passed(checks.CHECKS[-1], given)
+    save(folder, report)
+    return 0 if all(each["passed"] for each in report["checks"].values()) else 1
 
 
 def passed(check: Any, given: data.Data) -> dict[str, Any]:
@@ -84,12 +84,12 @@ def rounded(value: Any) -> Any:
 
 def machine() -> dict[str, str]:
     """Describe where the figures were measured."""
-    found = {"date": str(date.today()), "torch": torch.__version__, "python": platform.python_version()}
+    facts = {"date": str(date.today()), "torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
         driver = Path("/proc/driver/nvidia/version")
-        found["card"] = torch.cuda.get_device_name()
-        found["driver"] = driver.read_text().partition("\n")[0] if driver.exists() else "unknown"
-    return found
+        facts["card"] = torch.cuda.get_device_name()
+        facts["driver"] = driver.read_text().partition("\n")[0] if driver.exists() else "unknown"
+    return facts
 
 
 def save(folder: str, found: dict[str, Any]) -> None:

@@ -49,9 +49,9 @@ def same_batches(data: Data) -> None:
         for way, arguments in WAYS.items():
             common: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "epochs": 2}
             expected = DataLoader(dataset, **common)
-            found = DataLoader(dataset, device="cuda", **common, **arguments)
+            on_device = DataLoader(dataset, device="cuda", **common, **arguments)
             _poison()
-            for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            for number, (ours, theirs) in enumerate(zip(on_device, expected, strict=True)):
                 for a, b in zip(_tensors(ours), _tensors(theirs), strict=True):
                     assert a.is_cuda, (name, way)
                     assert a.dtype == b.dtype, (name, way)

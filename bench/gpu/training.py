@@ -76,16 +76,16 @@ def measure(data: Data, device: str = "cuda", small: bool = False) -> Iterator[t
         ways["ours, gathered by the device"] = lambda: iter(
             DataLoader(tokens, **ours, pinned_bytes=EVERYTHING)
         )
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    times: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(1 if small else ROUNDS):
         for way, begin in ways.items():
-            found[way].append(_steps(model, optimizer, begin(), device, steps))
-    for way, rounds in found.items():
+            times[way].append(_steps(model, optimizer, begin(), device, steps))
+    for way, rounds in times.items():
         yield way, {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    base = statistics.median(each["step_ms"] for each in found["synthetic"])
+    base = statistics.median(each["step_ms"] for each in times["synthetic"])
     yield (
         "more than a step without data, by round",
-        {way: [each["step_ms"] / base - 1 for each in rounds] for way, rounds in found.items()},
+        {way: [each["step_ms"] / base - 1 for each in rounds] for way, rounds in times.items()},
     )
 
 

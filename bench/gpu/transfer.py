@@ -44,7 +44,7 @@ def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str
         "by the processor, 4 threads": {"num_workers": 4, "worker_type": "thread"},
         "by the processor, 4 processes": {"num_workers": 4},
     }
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for way, arguments in ways.items():
         used = sizes if way == "by the device" else tuple(size for size in sizes if size == 4096)
         for size in used:
@@ -57,14 +57,14 @@ def _rows(dataset: Dataset, size_bytes: int, sizes: tuple[int, ...]) -> dict[str
                     next(batches)
                 del batches
             one = rate(partial(iter, loader), _count)
-            found.setdefault(way, {})[size] = {
+            rows.setdefault(way, {})[size] = {
                 "gb_per_s": one["per_s"] * size_bytes / 1e9,
                 "cores": one["cores"],
                 "cpu_ns_per_record": one["cores"] / one["per_s"] * 1e9,
             }
             del loader
             synchronize()
-    return found
+    return rows
 
 
 def _kernel(dataset: Dataset, size_bytes: int) -> dict[int, float]:
@@ -74,12 +74,12 @@ def _kernel(dataset: Dataset, size_bytes: int) -> dict[int, float]:
     form = samples.record_form
     assert form is not None
     records = HostRecords(form, *reader.space, torch.device("cuda", 0))
-    found = {}
+    rates = {}
     for size in SIZES:
         slots = samples.locate(reader, np.random.default_rng(0).permutation(len(dataset))[:size])[0]
         on_device = torch.from_numpy(slots).cuda()
-        found[size] = size * size_bytes / timed(partial(records.gather, on_device)) / 1e9
-    return found
+        rates[size] = size * size_bytes / timed(partial(records.gather, on_device)) / 1e9
+    return rates
 
 
 def _count(batch: Any) -> int:

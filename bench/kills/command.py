@@ -25,8 +25,8 @@ def main(arguments: Sequence[str]) -> int:
         report = drill(Path(folder), s3, kills, seed)
     console = Console(width=140)
     console.print(_table(report, seed), highlight=False)
-    for word, found in (("FAULT", report.faults), ("LEFT", report.left), ("LATE", report.late)):
-        for one in found:
+    for word, messages in (("FAULT", report.faults), ("LEFT", report.left), ("LATE", report.late)):
+        for one in messages:
             console.print(f"{word} {one}", markup=False, highlight=False)
     return 1 if report.faults or report.left else 2 * bool(report.late)
 

@@ -1,7 +1,8 @@
 """The drill: several training runs over one daemon, whose processes are killed at random moments.
 
 Everything is real: an S3 server, a daemon whose RAM and NVMe tiers together are smaller than the data, trainers that
-keep a ledger. The seed decides what is killed and how each life works. The exact moment of a kill depends on the machine.
+keep a ledger. The seed decides the order of kills and the settings of each life. The exact moment of a kill depends on
+the machine.
 """
 
 from __future__ import annotations
@@ -160,14 +161,14 @@ class _Processes:
         """The result of the drill."""
         audits = [run.audit for run in self._runs]
         torn = sum(run.torn for run in self._runs)
-        found = [fault for run in self._runs for fault in run.faults] + self._node.faults
-        found += [fault for audit in audits for fault in audit.faults] + differing(audits)
+        faults = [fault for run in self._runs for fault in run.faults] + self._node.faults
+        faults += [fault for audit in audits for fault in audit.faults] + differing(audits)
         return Report(
             self._clock,
             audits,
             torn,
             left,
-            found + self._faults,
+            faults + self._faults,
             self._clock.late + self._orphans.late + late,
             seconds,
         )

@@ -1,4 +1,4 @@
-"""Search for leftovers of killed processes, of which there must be none: processes, files, sockets, leases, memory."""
+"""Search for leftovers of killed processes: processes, files, sockets, leases, memory. There must be none."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ def processes(token: str) -> tuple[list[str], list[str]]:
 
 def _after(limit_s: float, token: str) -> list[str]:
     deadline = time.monotonic() + limit_s
-    while (found := _marked(token)) and time.monotonic() < deadline:
+    while (left := _marked(token)) and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
-    return found
+    return left
 
 
 def _marked(token: str) -> list[str]:
-    own, found = {os.getpid(), *(child.pid for child in psutil.Process().children())}, []
+    own, marked = {os.getpid(), *(child.pid for child in psutil.Process().children())}, []
     for process in psutil.process_iter():
         try:
             if process.pid not in own and process.environ().get(TOKEN) == token:
-                found.append(_described(process))
+                marked.append(_described(process))
         except psutil.Error:  # it has ended meanwhile, or belongs to another user
             continue
-    return found
+    return marked
 
 
 def in_daemon(daemon: Daemon) -> Iterator[str]:
@@ -97,9 +97,9 @@ def in_daemon(daemon: Daemon) -> Iterator[str]:
     assert daemon.process is not None
     with Control(daemon.socket_dir) as control:
         deadline = time.monotonic() + SETTLE_S
-        while (found := [*_counted(control), *_memory(daemon.process.pid)]) and time.monotonic() < deadline:
+        while (left := [*_counted(control), *_memory(daemon.process.pid)]) and time.monotonic() < deadline:
             time.sleep(0.1)
-    yield from found
+    yield from left
 
 
 def _counted(control: Control) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _counted(control: Control) -> Iterator[str]:
 
 
 def _memory(pid: int) -> Iterator[str]:
-    """Extents in memory, of which none may be left after all were evicted."""
+    """Extents in memory. None may be left after all were evicted."""
     for name in open_files(pid):
         if name.startswith("/memfd:cachesvc:"):
             yield f"the daemon holds {name}"

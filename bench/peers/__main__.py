@@ -99,15 +99,15 @@ class Passes:
 
     def memory(self, batches: int) -> int:
         """Peak of anonymous memory and page tables, in bytes, at a few points of one more epoch."""
-        found, points = 0, {batches * point // MEMORY_POINTS for point in range(MEMORY_POINTS)}
+        peak_bytes, points = 0, {batches * point // MEMORY_POINTS for point in range(MEMORY_POINTS)}
         self._at = None
         deadline = _now() + MEMORY_S
         for number, _ in enumerate(self._batches):
             if number in points or _now() > deadline:
-                found = max(found, anonymous_bytes(family(os.getpid())))
+                peak_bytes = max(peak_bytes, anonymous_bytes(family(os.getpid())))
             if _now() > deadline:
                 break
-        return found
+        return peak_bytes
 
 
 def _warm(peer: Peer, job: Job) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def _stacked(samples: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _decoded_together(job: Job) -> int | str:
-    """Value of `batch_decode`. The default decodes 256 neighbours at once, which is good for small samples in one
-    process, and bad for large samples and for workers, each of which decodes the same neighbours."""
+    """Value of `batch_decode`. The default decodes 256 neighbours at once. That is good for small samples in one
+    process, and bad for large samples and for workers, since each decodes the same neighbours."""
     return 1 if job.kind in ("blobs", "images") or job.workers else "auto"
 
 

@@ -19,8 +19,8 @@ from bench.peers.peer import Batches, Job
 
 
 def _define_operators() -> None:
-    """Declare torchvision's operators, none of which is called. Streaming imports torchvision, whose CUDA build fails
-    to import beside a CPU build of torch unless they are declared."""
+    """Declare torchvision's operators. None is called. Streaming imports torchvision, whose CUDA build fails to import
+    beside a CPU build of torch unless they are declared."""
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

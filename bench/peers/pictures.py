@@ -47,10 +47,10 @@ def decoded(raw: Any) -> Array:
 def _sheet(draw: np.random.Generator) -> Array:
     """One sheet of noise, uint8[1200, 1600, 3]."""
     high, wide = SHEET
-    found = np.full((high, wide, 3), 118, np.float32)
+    sheet = np.full((high, wide, 3), 118, np.float32)
     for scale, deviation in NOISE:
         coarse = draw.normal(0, deviation, (high // scale + 2, wide // scale + 2, 3)).astype(np.float32)
         for color in range(3):
             fine = Image.fromarray(coarse[..., color]).resize((wide, high), Image.Resampling.BICUBIC)
-            found[..., color] += np.asarray(fine)
-    return np.clip(found, 0, 255).astype(np.uint8)
+            sheet[..., color] += np.asarray(fine)
+    return np.clip(sheet, 0, 255).astype(np.uint8)

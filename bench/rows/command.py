@@ -172,8 +172,8 @@ def command(formats: tuple[str, ...], rows: int, runs: int, seconds: float, mark
                     lines.append((format, "", "", str(error)))
                     continue
                 for workers in WORKERS:
-                    found = measure(format, root / format, workers, rows, runs, seconds, daemon.env)
-                    for line in _rows_of(format, workers, *found):
+                    rates = measure(format, root / format, workers, rows, runs, seconds, daemon.env)
+                    for line in _rows_of(format, workers, *rates):
                         print(*line, sep="  ", file=sys.stderr, flush=True)
                         lines.append(line)
     head = ("format", "workers", "reader", "rows/s", "over the best other reader")

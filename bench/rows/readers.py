@@ -46,8 +46,8 @@ class _Table:
         return len(self._table)
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        found: list[Any] = self._table.take(indices).to_pylist()
-        return found
+        rows: list[Any] = self._table.take(indices).to_pylist()
+        return rows
 
 
 def by_pyarrow(format: str, folder: Path, workers: int) -> Batches:
@@ -79,8 +79,8 @@ class _Frame:
         return len(self._frame)
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        found: list[Any] = self._frame[indices].to_dicts()
-        return found
+        rows: list[Any] = self._frame[indices].to_dicts()
+        return rows
 
 
 def by_polars(format: str, folder: Path, workers: int) -> Batches:

@@ -181,14 +181,14 @@ def cold(root: Path, tier: Path, nodes: Nodes) -> list[Cold]:
     sequential = fio.sequential(extents)
     if sequential is None:
         return []
-    found = [
+    rows = [
         Cold("3 KB records", where, "the lower of fio, sequential, and the RAM tier", [], [])
         for where in windowed
     ]
     for _ in range(RUNS):
         drop_page_cache(extents)
         limit = min(sequential() / RECORD_BYTES, ram.rate())
-        for row in found:
+        for row in rows:
             drop_page_cache([*extents, source])
             row.ours.append(windowed[row.where].rate())
             row.limit.append(limit)
@@ -202,7 +202,7 @@ def cold(root: Path, tier: Path, nodes: Nodes) -> list[Cold]:
             drop_page_cache(extents)
             best = max(best, rate() / RECORD_BYTES)
         row.limit.append(best)
-    return [*found, *([row] if all(row.limit) else [])]
+    return [*rows, *([row] if all(row.limit) else [])]
 
 
 def _memmap(rows: np.ndarray[Any, Any]) -> float:

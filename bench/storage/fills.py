@@ -124,9 +124,9 @@ def _prefetched(prefix: str, tiers: Sequence[str], credentials: dict[str, str]) 
         serve = [*tiers, "--allow", prefix]
         with Daemon(Path(folder), serve, credentials) as daemon, Control(daemon.socket_dir) as control:
             settle(SIZE_BYTES)
-            found = control.open_dataset([prefix], OPTIONS)
+            opened = control.open_dataset([prefix], OPTIONS)
             started, before = time.perf_counter(), cpu_s(family(daemon.pid))
-            for _ in control.prefetch(found.id):
+            for _ in control.prefetch(opened.id):
                 pass
             return Copied(time.perf_counter() - started, cpu_s(family(daemon.pid)) - before)
 

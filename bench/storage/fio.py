@@ -27,8 +27,10 @@ def limits(files: Sequence[Path], read_bytes: int, batch: int) -> dict[str, Call
     if fixed is None:
         return {}
     fixed += ["--rw=randread", f"--bs={read_bytes}", "--file_service_type=random"]
-    found = {name: [*fixed, *(one.format(batch=batch) for one in more)] for name, more in PATTERNS.items()}
-    return {name: functools.partial(_rate, command) for name, command in found.items() if _runs(command)}
+    arguments = {
+        name: [*fixed, *(one.format(batch=batch) for one in more)] for name, more in PATTERNS.items()
+    }
+    return {name: functools.partial(_rate, command) for name, command in arguments.items() if _runs(command)}
 
 
 def sequential(files: Sequence[Path]) -> Callable[[], float] | None:

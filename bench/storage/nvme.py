@@ -65,7 +65,7 @@ def measure(uri: str, local: Path, tier: Path) -> list[Cold]:
     size = sum(map(len, order)) * RECORD_BYTES
     extents = [path for path in tier.glob("**/extents/**/*") if path.is_file()]
     limits = fio.limits(extents, RECORD_BYTES, BATCH) or {"plain preadv loop": lambda: _bare(local, order)}
-    found = {name: Cold(name, [], []) for name in limits}
+    results = {name: Cold(name, [], []) for name in limits}
     for _ in range(RUNS):
         batches.set_epoch(0)
         drop_page_cache(extents)
@@ -75,11 +75,11 @@ def measure(uri: str, local: Path, tier: Path) -> list[Cold]:
         took = time.perf_counter() - started
         for name, rate in limits.items():
             drop_page_cache([*extents, local])
-            found[name].ours.append(size / took)
-            found[name].limit.append(rate())
+            results[name].ours.append(size / took)
+            results[name].limit.append(rate())
     assert batches.stats().bytes_by_origin["nvme"] == size, "the tier did not hold the dataset"
     dataset.close()
-    return list(found.values())
+    return list(results.values())
 
 
 def _bare(local: Path, order: Sequence[np.ndarray]) -> float:

@@ -81,7 +81,7 @@ def build(
         *survey.notes,
         *_left_out(survey, draft),
         *_litter(survey.litter),
-        *warning(inputs, set(opaque).difference(draft.strays)),
+        *warning(inputs, set(opaque).difference(draft.unrelated)),
         *documents,
         *hive_notes(survey.entries, draft),
     ]
@@ -105,10 +105,10 @@ def _litter(names: Sequence[str]) -> list[str]:
 
 def _left_out(survey: Survey, draft: Draft) -> list[str]:
     """Return the note on listed objects that are not part of the dataset."""
-    count, listed = survey.left_out + len(draft.strays), survey.left_out + len(survey.entries)
+    count, listed = survey.left_out + len(draft.unrelated), survey.left_out + len(survey.entries)
     if not count:
         return []
-    first = survey.first_left_out or survey.entries[min(draft.strays)].object.uri
+    first = survey.first_left_out or survey.entries[min(draft.unrelated)].object.uri
     return [f"{count:,} of {listed:,} objects are no {survey.format} and were left out, the first is {first}"]
 
 

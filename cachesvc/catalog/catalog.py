@@ -213,8 +213,8 @@ class Catalog:
     @cached_property
     def extent_objects(self) -> Ints:
         """The object of each extent's first piece."""
-        found: Ints = self.columns["piece.object"][self.columns["extent.piece"][:-1]]
-        return found
+        objects: Ints = self.columns["piece.object"][self.columns["extent.piece"][:-1]]
+        return objects
 
     def _extent_object(self, extent: int) -> int:
         return int(self.columns["piece.object"][int(self.columns["extent.piece"][extent])])
@@ -249,11 +249,11 @@ class Catalog:
         return None
 
     def _search_column(self, name: str) -> search.Column:
-        found = self.tag(name)
-        if isinstance(found, tuple):
-            return search.TextValues(found[0], list(found[1]))
-        if found is not None:
-            return search.NumberValues(found)
+        tag = self.tag(name)
+        if isinstance(tag, tuple):
+            return search.TextValues(tag[0], list(tag[1]))
+        if tag is not None:
+            return search.NumberValues(tag)
         if name == "label" and self.labels is not None and self.labels.dtype.kind == "f":
             return search.NumberValues(self.labels)
         if name == "label" and self.labels is not None:

@@ -86,7 +86,7 @@ class Inputs:
 
     `fetch(object, offset, length)` reads headers and sidecars; what a compiler must read whole, it reads from `data`.
     `progress(done, total)` counts what the format indexes one after the other: objects, or bytes.
-    `strays` are entries whose content is not of the format.
+    `unrelated` are entries whose content is not of the format.
     `found_out`: the format was inferred, not given.
     """
 
@@ -96,7 +96,7 @@ class Inputs:
     fetch: Callable[[ObjectVersion, int, int], bytes]
     data: ExtentBytes
     progress: Callable[[int, int], None]
-    strays: frozenset[int] = frozenset()
+    unrelated: frozenset[int] = frozenset()
     found_out: bool = False
 
 
@@ -106,7 +106,7 @@ class Draft:
 
     `head` and `columns` belong to the layout `kind` (`layout.py`). `extent_first[i]` is the first sample of extent i, and
     the last value the number of samples. `notes` name the data that was left out, except the entries
-    `strays`. Labels are the column `label` with `classes`, or the column `label.number`. With `label_width`, each sample
+    `unrelated`. Labels are the column `label` with `classes`, or the column `label.number`. With `label_width`, each sample
     has that many numbers, or in `label.set` 1 for each class that applies.
     """
 
@@ -121,4 +121,4 @@ class Draft:
     label_width: int = 0
     tags: dict[str, Array | tuple[Array, TextColumn]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    strays: Collection[int] = ()
+    unrelated: Collection[int] = ()

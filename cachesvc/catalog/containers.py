@@ -17,7 +17,7 @@ COMPRESSIONS = frozenset({"gz", "gzip", "bz2", "xz", "zst", "zstd", "lz4", "br",
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container format. `extensions`: of its files, in lower case. `magic`: (offset, bytes) pairs, any of which
+    """A container format. `extensions`: of its files, in lower case. `magic`: (offset, bytes) pairs; each alone
     identifies it. `way_out`: the advice that follows the name in the refusal."""
 
     name: str
@@ -118,7 +118,7 @@ def compression_of(head: bytes) -> str:
 
 
 def refusal(uri: str, found: Container, count: int = 1) -> InvalidInput:
-    """Return the error for a dataset of `count` such files, the first of which is `uri`."""
+    """Return the error for a dataset of `count` such files; `uri` is the first."""
     files = f"{uri} is" if count == 1 else f"{uri} and {count - 1:,} more are"
     return InvalidInput(
         f"{files} {found.name}, {found.way_out}; format='files' reads each file as one sample of bytes"

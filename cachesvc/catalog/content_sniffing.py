@@ -12,7 +12,7 @@ from cachesvc.catalog.kinds import KNOWN, PLAIN, TABLES, extension_of, kind_of
 from cachesvc.catalog.labels.file_tables import begins_as_json_lines
 
 _MAX_LOOKS = 16
-"""Extensions of which an object is read: those with the most objects."""
+"""The number of extensions whose first object is read: those with the most objects."""
 _SAMPLE_BYTES = 1 << 20
 """A larger file of an unknown kind probably holds many samples."""
 _LINES_BYTES = 64 << 10
@@ -23,7 +23,7 @@ _PICKLES = frozenset({"pkl", "pickle", "pt", "pth", "joblib", "ckpt"})
 
 
 def look(inputs: Inputs) -> tuple[Inputs, list[int]]:
-    """Return inputs whose `strays` are the containers found by content, and the large entries of an unknown kind.
+    """Return inputs whose `unrelated` are the containers found by content, and the large entries of an unknown kind.
 
     Raises InvalidInput where half of the files or more are containers of one kind.
     """
@@ -36,23 +36,23 @@ def look(inputs: Inputs) -> tuple[Inputs, list[int]]:
         if name not in KNOWN and kind_of(inputs.entries[group[0]].name) == PLAIN
     ]
     unknown.sort(key=len, reverse=True)
-    strays: dict[Container, list[int]] = {}
+    unrelated: dict[Container, list[int]] = {}
     opaque: list[int] = []
     for number, group in enumerate(unknown):
-        found, binary = _content(inputs, group) if number < _MAX_LOOKS else (None, True)
-        if found is not None:
-            strays.setdefault(found, []).extend(group)
+        container, binary = _content(inputs, group) if number < _MAX_LOOKS else (None, True)
+        if container is not None:
+            unrelated.setdefault(container, []).extend(group)
         elif binary:
             opaque += [at for at in group if inputs.entries[at].object.size_bytes > _SAMPLE_BYTES]
-    _check(inputs, strays, len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES))
-    every = frozenset(at for found in strays.values() for at in found)
-    return replace(inputs, strays=every, found_out=True), opaque
+    _check(inputs, unrelated, len(inputs.entries) - sum(len(groups.get(name, ())) for name in TABLES))
+    every = frozenset(at for container in unrelated.values() for at in container)
+    return replace(inputs, unrelated=every, found_out=True), opaque
 
 
-def _check(inputs: Inputs, strays: Mapping[Container, Sequence[int]], files: int) -> None:
-    for container, found in strays.items():
-        if 2 * len(found) >= files:
-            raise refusal(inputs.entries[min(found)].object.uri, container, len(found))
+def _check(inputs: Inputs, unrelated: Mapping[Container, Sequence[int]], files: int) -> None:
+    for container, places in unrelated.items():
+        if 2 * len(places) >= files:
+            raise refusal(inputs.entries[min(places)].object.uri, container, len(places))
 
 
 def _content(inputs: Inputs, group: Sequence[int]) -> tuple[Container | None, bool]:
@@ -93,11 +93,11 @@ def json_rows(inputs: Inputs) -> tuple[bool, list[str]]:
     path = _rows_in(head)
     if path is None:
         return False, []
-    found = json_list(path)
+    rows = json_list(path)
     if files == 1 or (version.size_bytes > _SAMPLE_BYTES and not path):
-        raise refusal(version.uri, found, files)
+        raise refusal(version.uri, rows, files)
     return False, [
-        f"each of {files:,} .json files is one sample, and {version.uri} is {found.name}: if its items are the samples, "
+        f"each of {files:,} .json files is one sample, and {version.uri} is {rows.name}: if its items are the samples, "
         f"{one_a_line(path)}"
     ]
 

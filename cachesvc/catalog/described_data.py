@@ -45,12 +45,12 @@ def tables_about(inputs: Inputs, columns_of: ColumnsOf) -> tuple[frozenset[int],
         return frozenset(), []
     columns = columns_of([*about, *others[:_COMPARED]])
     data = {name for at in others[:_COMPARED] for name in columns.get(at, ())}
-    found = [at for at in about if at in columns and 2 * len(data.intersection(columns[at])) <= len(data)]
-    if not found or not data:
+    tables = [at for at in about if at in columns and 2 * len(data.intersection(columns[at])) <= len(data)]
+    if not tables or not data:
         return frozenset(), []
-    first = inputs.entries[found[0]].object.uri
-    more = f" and {len(found) - 1:,} more describe" if len(found) > 1 else " describes"
-    return frozenset(found), [
+    first = inputs.entries[tables[0]].object.uri
+    more = f" and {len(tables) - 1:,} more describe" if len(tables) > 1 else " describes"
+    return frozenset(tables), [
         f"{first}{more} the data by name and by other columns, and no row of it is a sample"
     ]
 

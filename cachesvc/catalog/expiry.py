@@ -46,8 +46,8 @@ def remove_unused(directory: str, kept: Container[str], most_bytes: int = UNUSED
     stay. Raises OSError.
     """
     removed, left = [], []
-    with os.scandir(directory) as found:
-        for each in found:
+    with os.scandir(directory) as files:
+        for each in files:
             if each.name.removesuffix(".lmdb") in kept:
                 mark_used(each.path)
                 continue

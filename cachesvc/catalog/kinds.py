@@ -17,11 +17,11 @@ CSV = ("csv", "tsv")
 TFRECORD = ("tfrecord", "tfrecords", "tfrec")
 TABLES = ("csv", "tsv", "jsonl", "ndjson")
 """Extensions of files that may be tables of labels."""
-ASIDE = "aside"
+IGNORED = "ignored"
 """Objects beside the data: read-mes, logs, checksums, and the indices and markers of other tools."""
 PLAIN = "files"
 Kind = str | Container
-"""A format's name, a container that is not read, `ASIDE`, or `PLAIN`: a file that may be a sample."""
+"""A format's name, a container that is not read, `IGNORED`, or `PLAIN`: a file that may be a sample."""
 PLUGIN_IMAGES = frozenset({"avif", "heic", "heif"})
 """Images that only some installations of Pillow read."""
 IMAGES = PLUGIN_IMAGES.union(
@@ -49,7 +49,7 @@ _COMPRESSED = ("webdataset", "jsonl", "csv", "tfrecord")
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 _CHUNK = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 _IDX = re.compile(r".+[-.]idx\d-(ubyte|byte|short|int|float|double)(\.gz)?")
-_ASIDE_NAMES = frozenset(
+_IGNORED_NAMES = frozenset(
     {
         *("index.json", "state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"),
         *("features.json", "lock.mdb", "_metadata", "_common_metadata"),
@@ -64,13 +64,13 @@ _ASIDE_NAMES = frozenset(
         ),
     }
 )
-_ASIDE_EXTENSIONS = frozenset({"log", "md5", "sha1", "sha256", "sha512", "crc", "sfv"})
-_ASIDE_STEMS = re.compile(
+_IGNORED_EXTENSIONS = frozenset({"log", "md5", "sha1", "sha256", "sha512", "crc", "sfv"})
+_IGNORED_STEMS = re.compile(
     r"readme([-_.].*)?|licen[cs]e|copying|notice|changelog|changes|contributing|authors|citation"
 )
 _PROSE = frozenset({"", "md", "markdown", "txt", "rst", "html", "pdf", "bib", "cff"})
 _BESIDE_TOKENS = (".ds.index", ".ds.metadata", ".ds.loss")
-"""Ends of the names of what datatrove writes beside its tokens."""
+"""Ends of the names of files that datatrove writes beside its tokens."""
 _MARKS = re.compile(r"_(committed|started)_\d+|.*_stats\.json")
 """Marker files of Spark on Databricks and of img2dataset."""
 
@@ -79,8 +79,8 @@ def kind_of(name: str) -> Kind:
     """Return the kind of an object with this name, regardless of case. A `.bin` may hold anything and is plain."""
     name = name.lower()
     stem, extension = split_name(name)
-    if _is_aside(name, stem, extension):
-        return ASIDE
+    if _is_ignored(name, stem, extension):
+        return IGNORED
     if extension == "bin" and _CHUNK.fullmatch(name):
         return "litdata"
     if _IDX.fullmatch(name):
@@ -90,8 +90,8 @@ def kind_of(name: str) -> Kind:
     inner = split_name(stem)[1]
     if inner == "mds":
         return "mds"
-    found = _kind("jsonl" if inner == "json" else inner)
-    return found if found in _COMPRESSED or isinstance(found, Container) else PLAIN
+    kind = _kind("jsonl" if inner == "json" else inner)
+    return kind if kind in _COMPRESSED or isinstance(kind, Container) else PLAIN
 
 
 def extension_of(name: str) -> str:
@@ -110,13 +110,19 @@ def _kind(extension: str) -> Kind:
     if extension in BY_EXTENSION:
         return BY_EXTENSION[extension]
     formats = {"mds": ("mds",), "parquet": PARQUET, "webdataset": TAR, "jsonl": JSON_LINES, "csv": CSV}
-    formats |= {"arrow": ARROW, "tfrecord": TFRECORD, "records": ("npy",), "tokens": ("ds",), ASIDE: ("idx",)}
+    formats |= {
+        "arrow": ARROW,
+        "tfrecord": TFRECORD,
+        "records": ("npy",),
+        "tokens": ("ds",),
+        IGNORED: ("idx",),
+    }
     return next((format for format, extensions in formats.items() if extension in extensions), PLAIN)
 
 
-def _is_aside(name: str, stem: str, extension: str) -> bool:
-    if extension in _ASIDE_EXTENSIONS or name in _ASIDE_NAMES or name.endswith(_BESIDE_TOKENS):
+def _is_ignored(name: str, stem: str, extension: str) -> bool:
+    if extension in _IGNORED_EXTENSIONS or name in _IGNORED_NAMES or name.endswith(_BESIDE_TOKENS):
         return True
-    if extension in _PROSE and _ASIDE_STEMS.fullmatch(stem):
+    if extension in _PROSE and _IGNORED_STEMS.fullmatch(stem):
         return True
     return (name.startswith("_") and bool(_MARKS.fullmatch(name))) or name.endswith("_stats.json")

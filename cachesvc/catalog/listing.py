@@ -49,20 +49,20 @@ def listing(uris: Sequence[str], sources: Callable[[str], Source]) -> Listing:
     beside, below = None, []
     for uri in uris:
         root, found_uris = uri.rstrip("/"), []
-        for found in sources(uri).list(uri):
-            path = found.uri[len(root) + 1 :] if found.uri.startswith(root + "/") else ""
-            path = path or found.uri.rpartition("/")[2]
-            if found.uri.startswith(("http://", "https://")):
-                path = urlsplit(found.uri).path.rpartition("/")[2]
-            if found.uri.endswith(_ZARR) and found.uri.rpartition("/")[2] in _ZARR:
-                zarrs.add(found.uri.rpartition("/")[0])
-            if found.uri != root and (mark := marked(path)):
-                manifests[found.uri.removesuffix(path[len(mark[0]) :].lstrip("/")).rstrip("/")] = mark[1]
+        for version in sources(uri).list(uri):
+            path = version.uri[len(root) + 1 :] if version.uri.startswith(root + "/") else ""
+            path = path or version.uri.rpartition("/")[2]
+            if version.uri.startswith(("http://", "https://")):
+                path = urlsplit(version.uri).path.rpartition("/")[2]
+            if version.uri.endswith(_ZARR) and version.uri.rpartition("/")[2] in _ZARR:
+                zarrs.add(version.uri.rpartition("/")[0])
+            if version.uri != root and (mark := marked(path)):
+                manifests[version.uri.removesuffix(path[len(mark[0]) :].lstrip("/")).rstrip("/")] = mark[1]
             if path == BESIDE and len(uris) == 1:
-                beside = found
-            if found.uri == root or not is_ignored(path):
-                entries.setdefault(found.uri, ListedObject(found, path, found.uri == root))
-                found_uris.append(found.uri)
+                beside = version
+            if version.uri == root or not is_ignored(path):
+                entries.setdefault(version.uri, ListedObject(version, path, version.uri == root))
+                found_uris.append(version.uri)
             else:
                 litter.add(litter_name(path))
         below.append(found_uris)

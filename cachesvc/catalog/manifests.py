@@ -49,10 +49,10 @@ _MARKS = re.compile(
 
 def marked(path: str) -> tuple[str, Container] | None:
     """Return the folder that a file marks, as the beginning of its path, and what it is; None for other files."""
-    found = _MARKS.search(path)
-    if found is None or found.lastgroup is None:
+    mark = _MARKS.search(path)
+    if mark is None or mark.lastgroup is None:
         return None
-    return path[: found.start(found.lastgroup)].rstrip("/"), _CONTAINERS[found.lastgroup]
+    return path[: mark.start(mark.lastgroup)].rstrip("/"), _CONTAINERS[mark.lastgroup]
 
 
 class Manifests:

@@ -101,7 +101,7 @@ MAX_NUMBER = 1 << 40
 """Limit of bytes and tokens of a sample or extent: more than memory holds, and too few for sums of int64 to overflow."""
 
 PROJECTED = ("parquet",)
-"""Formats of which only the fields that are asked for are fetched."""
+"""Formats that fetch only the requested fields."""
 
 
 def fields_text(names: Iterable[str]) -> str:
@@ -166,12 +166,12 @@ class Options:
     def field_names(self) -> tuple[str, ...]:
         """The fields that are read; () for all."""
         try:
-            found = json.loads(self.fields) if self.fields else []
+            names = json.loads(self.fields) if self.fields else []
         except ValueError:
-            found = None
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidInput(f"fields={self.fields!r} is no list of names")
-        return tuple(found)
+        return tuple(names)
 
     @property
     def labels_from(self) -> str:

@@ -223,10 +223,10 @@ class _Search:
     def _membership(self, left: ast.expr, inverted: bool, right: ast.expr) -> Mask:
         if isinstance(left, ast.Name) and isinstance(right, (ast.List, ast.Tuple, ast.Set)):
             column = self._named(left)
-            found = np.zeros(self.samples, np.bool_)
+            selected = np.zeros(self.samples, np.bool_)
             for item in right.elts:
-                found |= column.compare(operator.eq, self._constant(item))
-            return column.present() & ~found if inverted else found
+                selected |= column.compare(operator.eq, self._constant(item))
+            return column.present() & ~selected if inverted else selected
         if isinstance(right, ast.Name) and isinstance(self._constant(left), str):
             part = self._constant(left)
             return self._named(right).test(lambda value: (part in str(value)) != inverted)
@@ -264,7 +264,7 @@ class _Search:
     def _refusal(self, node: ast.expr) -> InvalidInput:
         try:
             refused = ast.unparse(node)[:100]
-        except ValueError:  # Python refuses to print an integer of so many digits
+        except ValueError:  # Python refuses to print an integer of that many digits
             refused = "such a number"
         return InvalidInput(
             f"a search compares a name ({', '.join(self.names)}) with constants by == != < <= > >= in, "

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cachesvc.catalog.compiler import ListedObject, split_name, words_of
 from cachesvc.catalog.containers import COMPRESSIONS
-from cachesvc.catalog.kinds import ASIDE, TABLES, kind_of
+from cachesvc.catalog.kinds import IGNORED, TABLES, kind_of
 from cachesvc.core.errors import InvalidInput
 
 ALL = "all"
@@ -92,7 +92,7 @@ def choose_split(
     Paths do not contain the folder of the split, so that its folders are the classes. Raises InvalidInput where no name
     is this split's, and for several configurations.
     """
-    data = [entry for entry in entries if kind_of(entry.name) != ASIDE]
+    data = [entry for entry in entries if kind_of(entry.name) != IGNORED]
     _check_one_configuration(uri, data)
     split = canonical_split(split)
     for file_names in (False, True):  # folders come before files
@@ -113,7 +113,7 @@ def choose_split(
             found.append(_without_folder(entry, depth))
         elif at in tables:
             found.append(entry)
-        elif at not in others and kind_of(entry.name) != ASIDE and not _of_file("", entry.name):
+        elif at not in others and kind_of(entry.name) != IGNORED and not _of_file("", entry.name):
             nameless.append(entry)
     if not nameless:
         return found, []
@@ -210,10 +210,10 @@ def _without_folder(entry: ListedObject, depth: int) -> ListedObject:
 
 def _check_one_configuration(uri: str, entries: Sequence[ListedObject]) -> None:
     """Raise InvalidInput where folders of shards as Hugging Face's hub names them are more than half of the entries."""
-    found = Counter(_configurations(entries))
-    if len(found) < 2 or 2 * found.total() <= len(entries):
+    counts = Counter(_configurations(entries))
+    if len(counts) < 2 or 2 * counts.total() <= len(entries):
         return
-    names = sorted(found)
+    names = sorted(counts)
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     raise InvalidInput(
         f"{uri} holds {len(names):,} configurations, {', '.join(names[:_SHOWN])}{more}, which are datasets of their own: "

@@ -141,8 +141,8 @@ def _digest(options: Options, entries: Sequence[ListedObject]) -> DatasetId:
     given = {name: value for name, value in asdict(options).items() if value or name not in _LATER_OPTIONS}
     digest.update(json.dumps([_ID_VERSION, given], sort_keys=True).encode())
     for entry in entries:
-        found = entry.object
-        row = json.dumps([found.uri, found.size_bytes, found.etag, entry.path])
+        version = entry.object
+        row = json.dumps([version.uri, version.size_bytes, version.etag, entry.path])
         digest.update(row.encode() + b"\n")
     return DatasetId(digest.hexdigest())
 

@@ -33,17 +33,17 @@ def catalog_file(
     """
     directory = socket or find_daemon()
     if directory is not None and (socket or answers(directory)):
-        with _granted(directory, name, options, as_json) as found:
-            yield Catalog.open(found), found
+        with _granted(directory, name, options, as_json) as file:
+            yield Catalog.open(file), file
     elif is_dataset_id(name):
         raise DaemonUnavailable(
             f"only a daemon knows dataset {name}: start one (cachesvc serve) or name the URI"
         )
     else:
-        with _built(name, options, as_json) as found:
-            catalog = Catalog.open(found)
+        with _built(name, options, as_json) as file:
+            catalog = Catalog.open(file)
             output.print_notes(catalog.notes, as_json)
-            yield catalog, found
+            yield catalog, file
 
 
 @contextmanager
@@ -66,8 +66,8 @@ def _built(name: str, options: Options, as_json: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
         sources = Sources(SourceSettings())
         uris = sources.expand([canonical(resolve.absolute_uri(each)) for each in spelled_uris(name)])
-        found = survey(uris, options, sources)
-        path = f"{directory}/{found.id}.lmdb"
+        surveyed = survey(uris, options, sources)
+        path = f"{directory}/{surveyed.id}.lmdb"
         with ProgressBar("index", as_json) as progress:
-            build(found, path, sources, DirectBytes(sources), progress.update)
+            build(surveyed, path, sources, DirectBytes(sources), progress.update)
         yield path

@@ -135,7 +135,7 @@ def estimate(
     ram_bytes = default_ram_bytes(allowed_bytes(), own_bytes) if ram is None else ram
     cluster = Cluster(nodes, ram_bytes + nvme, source_rate, peer_rate, local_rate, sample_rate)
     ways = {"private": False, "cooperative": True}
-    found = {way: forecast(size_bytes, samples, cluster, shared) for way, shared in ways.items()}
+    forecasts = {way: forecast(size_bytes, samples, cluster, shared) for way, shared in ways.items()}
     fit = _fit(size_bytes, cluster)
     if json:
         row = {
@@ -145,15 +145,17 @@ def estimate(
             "samples": samples,
             "fit": fit,
         }
-        output.emit(row | {"cluster": asdict(cluster)} | {way: asdict(each) for way, each in found.items()})
+        output.emit(
+            row | {"cluster": asdict(cluster)} | {way: asdict(each) for way, each in forecasts.items()}
+        )
         return 0
     output.say(
         f"{name} ({catalog.id}): {samples:,} samples, {output.size(size_bytes)}; {nodes:,} x"
         f" {output.size(cluster.cache_bytes)} of cache: {fit}"
     )
-    rows = [_row("each node alone", found["private"])]
+    rows = [_row("each node alone", forecasts["private"])]
     if nodes > 1:
-        rows.append(_row("with --cluster", found["cooperative"]))
+        rows.append(_row("with --cluster", forecasts["cooperative"]))
     output.table(
         ["", "local>", "peers>", "source>", "first epoch>", "epoch>", "source rate>", "bound by"], rows
     )

@@ -26,16 +26,16 @@ def find(name: str, expression: str, count: bool, socket: str | None, json: bool
     from cachesvc.cli.catalog_file import catalog_file
 
     with catalog_file(socket, name, options.dataset_options(given), json) as (catalog, _):
-        found = catalog.find(expression)
+        indices = catalog.find(expression)
         if json and count:
-            output.emit({"dataset": catalog.id, "count": len(found), "samples": catalog.samples})
+            output.emit({"dataset": catalog.id, "count": len(indices), "samples": catalog.samples})
         elif count:
-            output.say(str(len(found)))
+            output.say(str(len(indices)))
         elif json:
-            for sample in found.tolist():
+            for sample in indices.tolist():
                 output.emit({"sample": sample, "key": catalog.key(sample)})
         else:
             with output.written():
-                for sample in found.tolist():
+                for sample in indices.tolist():
                     sys.stdout.write(f"{printable(catalog.key(sample))}\n")  # names in a tar may not be UTF-8
     return 0

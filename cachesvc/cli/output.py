@@ -126,7 +126,7 @@ def share(part: float, whole: float) -> str:
 
 
 def marks(row: pb.DatasetStatus) -> str:
-    """Return what is special of a dataset: that it is pinned, and when it was listed where its source was down since."""
+    """Return the marks of a dataset: that it is pinned, and when it was listed if its source has been down since."""
     listed = time.strftime("listed %m-%d %H:%M UTC", time.gmtime(row.listed_at)) if row.listed_at else ""
     return ", ".join(filter(None, ["pinned" if row.pinned else "", listed]))
 

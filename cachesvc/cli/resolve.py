@@ -32,14 +32,14 @@ def by_id(control: Control, digits: str) -> DatasetId:
     """
     if len(digits) == ID_DIGITS:
         return DatasetId(digits)
-    found = sorted({row.dataset.id for row in control.list() if row.dataset.id.startswith(digits)})
-    if not found:
+    ids = sorted({row.dataset.id for row in control.list() if row.dataset.id.startswith(digits)})
+    if not ids:
         raise NotFound(
             f"no open dataset has an id that begins with {digits} (cachesvc ls shows them), and no path has that name"
         )
-    if len(found) > 1:
-        raise InvalidInput(f"{digits} begins the ids of {' and '.join(found)}; give more digits")
-    return DatasetId(found[0])
+    if len(ids) > 1:
+        raise InvalidInput(f"{digits} begins the ids of {' and '.join(ids)}; give more digits")
+    return DatasetId(ids[0])
 
 
 def open_uris(
@@ -51,9 +51,9 @@ def open_uris(
         raise InvalidInput(f"{mixed[0]} is a dataset id; name the data by its URI here")
     named = [absolute_uri(each) for uri in uris for each in spelled_uris(uri)]
     with ProgressBar("index", as_json) as progress:
-        found = control.open_dataset(named, options, refresh=refresh, progress=progress.update)
-    output.print_notes([*filter(None, [found.stale]), *found.notes], as_json)
-    return found
+        opened = control.open_dataset(named, options, refresh=refresh, progress=progress.update)
+    output.print_notes([*filter(None, [opened.stale]), *opened.notes], as_json)
+    return opened
 
 
 def all_versions(control: Control, target: str, options: Options) -> list[DatasetId]:

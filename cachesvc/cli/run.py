@@ -87,8 +87,8 @@ def make_private(directory: str) -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
         raise NotAllowed(f"cannot make {directory}: {error.strerror}; give another --socket") from None
-    found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise NotAllowed(f"{directory} is not this user's own directory; give another --socket")
 
 

@@ -74,12 +74,12 @@ class Control:
     for sockets."""
 
     def __init__(self, directory: str | None = None) -> None:
-        found = directory or find_daemon()
-        if found is None:
+        path = directory or find_daemon()
+        if path is None:
             raise next(filter(None, map(_removed, socket_dirs())), None) or DaemonUnavailable(
                 f"no daemon is listening in {' or '.join(socket_dirs())}; start one: cachesvc serve"
             )
-        check_socket_dir(found)
+        check_socket_dir(path)
         # grpc costs 0.15 s to import, and its fork support a log line for every DataLoader worker.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         import grpc
@@ -87,8 +87,8 @@ class Control:
         from cachesvc.v1 import cachesvc_pb2, services
 
         _delay_forks()
-        self.directory = found
-        self._identity = CallerIdentity(found)
+        self.directory = path
+        self._identity = CallerIdentity(path)
         self._pb = cachesvc_pb2
         limits = [
             ("grpc.max_receive_message_length", -1),
@@ -96,7 +96,7 @@ class Control:
             ("grpc.min_reconnect_backoff_ms", int(PROBE_FIRST_S * 1000)),
             ("grpc.max_reconnect_backoff_ms", int(PROBE_FIRST_S * 1000)),
         ]
-        self._channel = grpc.insecure_channel(control_address(found), limits)
+        self._channel = grpc.insecure_channel(control_address(path), limits)
         self._stub = services.Stub(self._channel, "Cache")
 
     def __enter__(self) -> Control:
@@ -140,18 +140,18 @@ class Control:
 
     def status(self) -> pb.StatusReply:
         """Tiers, datasets, readers and counters."""
-        found: pb.StatusReply = self._ask(self._stub.Status, self._pb.StatusRequest())
-        return found
+        reply: pb.StatusReply = self._ask(self._stub.Status, self._pb.StatusRequest())
+        return reply
 
     def nodes(self) -> pb.NodesReply:
         """The members of the cluster."""
-        found: pb.NodesReply = self._ask(self._stub.Nodes, self._pb.NodesRequest())
-        return found
+        reply: pb.NodesReply = self._ask(self._stub.Nodes, self._pb.NodesRequest())
+        return reply
 
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
-        found: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())
-        return found.datasets
+        reply: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())
+        return reply.datasets
 
     def pin(self, dataset: DatasetId, pinned: bool) -> None:
         """Pin or unpin a dataset."""
@@ -159,8 +159,8 @@ class Control:
 
     def evict(self, dataset: DatasetId) -> pb.EvictReply:
         """Drop a dataset from every tier. Its bytes are free on return, except on a disk that takes longer than 10 s."""
-        found: pb.EvictReply = self._ask(self._stub.Evict, self._pb.EvictRequest(dataset=dataset))
-        return found
+        reply: pb.EvictReply = self._ask(self._stub.Evict, self._pb.EvictRequest(dataset=dataset))
+        return reply
 
     def _ask(self, method: Any, request: Any) -> Any:
         """Make a call with one answer."""
@@ -263,15 +263,15 @@ def _unavailable(path: str) -> CacheError:
 
 
 def _info(reply: pb.OpenDatasetReply) -> DatasetInfo:
-    found = reply.dataset
+    dataset = reply.dataset
     return DatasetInfo(
-        DatasetId(found.id),
-        found.uri,
-        found.format,
-        found.samples,
-        found.extents,
-        found.size_bytes,
-        found.stored_bytes,
+        DatasetId(dataset.id),
+        dataset.uri,
+        dataset.format,
+        dataset.samples,
+        dataset.extents,
+        dataset.size_bytes,
+        dataset.stored_bytes,
         tuple(reply.notes),
         reply.stale,
         tuple(reply.kept),

@@ -26,8 +26,8 @@ from cachesvc.core.wire import Message, Op
 class DaemonGrants:
     """One connection to a daemon for one dataset. A broken connection is replaced by the next call, or within a second
     of the daemon's return (`keepalive.py`), and then the extents still leased count against the new daemon's budget. The
-    plan is sent once per connection, before the first request or `passed`: an idle reader needs nothing fetched. Safe to
-    share between threads, each of which waits for its own extents alone; never across a fork: a child can only `abandon`
+    plan is sent once per connection, before the first request or `passed`: an idle reader needs nothing fetched. Safe
+    to share between threads: each waits for its own extents alone. Not safe across a fork: a child can only `abandon`
     it.
     """
 
@@ -87,18 +87,18 @@ class DaemonGrants:
             try:
                 if not self._plan_sent:
                     self._send_plan()
-                found = connection.request(Op.GET, extents, deadline)
+                answers = connection.request(Op.GET, extents, deadline)
                 break
             except DaemonUnavailable:
                 self._check_open()
                 if retried:
                     raise
                 retried = True  # the connection broke since the last request: the daemon may be back
-        for answer, _ in found:
+        for answer, _ in answers:
             if answer.op is Op.FAILED:
-                release_answers(connection, found)
+                release_answers(connection, answers)
                 raise from_code(answer.size, answer.text)
-        return self._record(connection, found)
+        return self._record(connection, answers)
 
     def poll(self) -> None:
         """Connect again where the connection broke. See `Polled`."""
@@ -139,8 +139,8 @@ class DaemonGrants:
         if connection is None:
             return {}
         connection.read_pending()
-        found = [connection.recalled.popleft() for _ in range(len(connection.recalled))]
-        return {each.value: each.text == wire.WRONG for each in found}
+        extents = [connection.recalled.popleft() for _ in range(len(connection.recalled))]
+        return {each.value: each.text == wire.WRONG for each in extents}
 
     def waited(self, report: StallReport) -> None:
         """Report the waits of this rank's steps, for the daemon's metrics; dropped while the daemon is away."""

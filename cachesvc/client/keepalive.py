@@ -23,7 +23,8 @@ class Polled(Protocol):
     """An object that is polled regularly."""
 
     def poll(self) -> None:
-        """Do what is due. CacheError and OSError are ignored; the next read raises them."""
+        """Reconnect, and release recalled memory, if either is due. CacheError and OSError are ignored; the next read
+        raises them."""
         ...
 
 

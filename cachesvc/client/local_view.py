@@ -82,7 +82,7 @@ def _difference_of_listings(uris: Sequence[str], options: Options, catalog: Cata
     try:
         entries = survey(_expanded(uris, source), options, lambda _: source).entries
     except (NotAllowed, SourceUnavailable):
-        return ""  # another user, who sees less
+        return ""  # another user, who may see less,
     except CacheError as error:  # the daemon's files made a dataset
         return str(error)
     here = Counter(_identity(entry.object) for entry in entries)
@@ -141,7 +141,7 @@ def _differs(path: str, version: ObjectVersion) -> bool:
     except OSError:
         return False
     try:
-        found = stat_from_server(file)
+        status = stat_from_server(file)
     finally:
         os.close(file)
-    return found.st_size != version.size_bytes or etag_of(found) != version.etag
+    return status.st_size != version.size_bytes or etag_of(status) != version.etag

@@ -139,8 +139,8 @@ def _open_in_daemon(
     while True:
         try:
             with Control() as control:
-                found = control.open_dataset(uris, options, version, refresh)
-                return Opened(found.id, control.directory, direct, found.stale, found.kept)
+                opened = control.open_dataset(uris, options, version, refresh)
+                return Opened(opened.id, control.directory, direct, opened.stale, opened.kept)
         except DaemonUnavailable as error:
             if error.for_good or not deadline.pause(PROBE_FIRST_S):
                 if required:

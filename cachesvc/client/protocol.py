@@ -14,10 +14,10 @@ class Granted(NamedTuple):
     """An extent that may be read until it is released: `size_bytes` of `fd` from `offset`.
 
     The receiver owns `fd` and closes it. `origin` says where the bytes are: "ram" and "direct" are memory (mappable),
-    "nvme" and "local" are files (read with preadv). `brief`: release the extent when a later read does not need it, since
-    its room is for data that streams. `once`: release it after the read that requested it. `from_peer`: its bytes came
-    to this node from another node, not from the source. `holes`: the parts of it that are not data (`core/holes.py`);
-    an extent with holes is never mapped.
+    "nvme" and "local" are files (read with preadv). The lifetime of the lease: with `once`, until the read that
+    requested the extent ends; with `brief`, until a later read does not need it, since its room is for streaming data;
+    otherwise as long as the reader likes. `from_peer`: its bytes came to this node from another node, not from the
+    source. `holes`: the parts of it that are not data (`core/holes.py`); an extent with holes is never mapped.
     """
 
     extent: int

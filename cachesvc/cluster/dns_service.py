@@ -65,8 +65,8 @@ class ServiceRecords:
         for service in services:
             if closed.is_set():
                 break
-            found, ttl_s = _sent(services, service.target) or _asked(resolver, service.target)
-            members |= {Endpoint(join_address(address, service.port)) for address in found}
+            addresses, ttl_s = _sent(services, service.target) or _asked(resolver, service.target)
+            members |= {Endpoint(join_address(address, service.port)) for address in addresses}
             ttls.append(ttl_s)
         return frozenset(members), min(ttls)
 

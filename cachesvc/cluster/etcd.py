@@ -1,7 +1,7 @@
 """Membership in etcd: each member writes its own entry under a lease, and watches the others'.
 
-The thread of `watch` works by turns: it renews the lease, follows changes for a third of its time, and again. Changes are
-followed from the last seen revision, so none is lost between two turns.
+The thread of `watch` renews the lease, follows changes for a third of the lease's time, and begins again. It follows
+changes from the last seen revision, so none is lost in between.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cachesvc.core.placement.roster import Endpoint
 log = logging.getLogger(__name__)
 LEASE_S = 10
 """The entry of a node that dies lasts this long."""
-TURN_S = LEASE_S / 3
+FOLLOW_S = LEASE_S / 3
 PAUSE_S = 1.0
 """The pause between servers that fail."""
 VERSION = 1
@@ -108,7 +108,7 @@ class EtcdMembership:
         first = zlib.crc32(me.name.encode()) % len(hosts)  # members spread over the servers
         self._hosts = [*hosts[first:], *hosts[:first]]
         self._prefix, self._key, self._me, self._tls = prefix, f"{prefix}/{me.name}", me, tls
-        self._entries = Entries(LEASE_S + TURN_S)
+        self._entries = Entries(LEASE_S + FOLLOW_S)
         self._closed = threading.Event()
         self._calls: EtcdCalls | None = None
         self._doubled = False
@@ -156,20 +156,20 @@ class EtcdMembership:
             while calls.renew(lease) and not self._closed.is_set():
                 if revision and self._entries.get(self._key) is None:
                     calls.put(self._key, encode(self._me), lease)
-                revision = self._turn(calls, revision, last)
+                revision = self._follow(calls, revision, last)
         finally:
             if self._closed.is_set():
                 calls.revoke(lease)
 
-    def _turn(self, calls: EtcdCalls, revision: int, last: LastList) -> int:
+    def _follow(self, calls: EtcdCalls, revision: int, last: LastList) -> int:
         """Follow changes after `revision`, 0 for none, for a while or until this node's own entry is gone. Return the last
         revision that was seen."""
         if not revision:
-            found, revision = calls.list(self._prefix)
-            self._entries.list(found)
+            entries, revision = calls.list(self._prefix)
+            self._entries.list(entries)
         self._tell(last)
         try:
-            for seen, changes in calls.changes(self._prefix, revision, TURN_S):
+            for seen, changes in calls.changes(self._prefix, revision, FOLLOW_S):
                 revision = seen
                 self._take(changes)
                 if self._entries.get(self._key) is None:

@@ -70,8 +70,8 @@ def _hosts_and_prefix(spec: str) -> tuple[list[str], str]:
 def _needs(module: str, package: str, spec: str) -> None:
     """Raise InvalidInput where a package of the extra `cluster` is not installed."""
     try:
-        found = find_spec(module) is not None
+        installed = find_spec(module) is not None
     except ValueError:  # sys.modules has None for it
-        found = False
-    if not found:
+        installed = False
+    if not installed:
         raise InvalidInput(f"--cluster {spec} needs {package}: {install('cluster')}")

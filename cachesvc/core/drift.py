@@ -1,7 +1,8 @@
 """Detects that two ranks that should take the same batches have drifted apart.
 
-A rank knows its own count of batches and hears of another rank's count late. So that a delay is not taken for a lead, a
-rank counts as ahead only by what it had taken at the previous comparison, which the other's count is newer than.
+A rank knows its own count of batches and hears of another rank's count late. The other's count is newer than the
+previous comparison. So a rank counts as ahead only by its own count at that comparison; otherwise a delay would look
+like a lead.
 """
 
 from __future__ import annotations

@@ -54,9 +54,10 @@ class Planned:
     """A rank declares its order: rows of (extent, first_step, last_step), sorted by first_step. It replaces the plan of the
     same number.
 
-    `following` is the order of the extents in the next epoch, where that is known: what is kept of a dataset that does not
-    fit is chosen to be spread evenly over it. Plans of one `launch`, the ranks of a training job, share their epochs, and
-    so do all plans with 0, which name none. The room to look ahead is shared out by `user` (a uid; -1: none).
+    `following` is the order of the extents in the next epoch, if it is known. The kept extents of a dataset that does
+    not fit are chosen to lie evenly in that order. Plans of one `launch`, the ranks of a training job, share their
+    epochs, and so do all plans with 0, which name none. The room to look ahead is shared out by `user` (a uid; -1:
+    none).
     """
 
     plan: int
@@ -95,8 +96,8 @@ class Demanded:
     """A reader needs an extent. The answer is exactly one `Grant`, `Refuse` or `Fail`, unless the reader disconnects.
 
     `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`. `size_bytes` is needed only
-    for an extent that no job has declared. Launches take turns in the queue, so the readers of one share a turn; `job` 0:
-    the launch that the reader named before, or, where it named none, a turn of its own.
+    for an extent that no job has declared. The queue serves launches round robin, so all readers of a launch have one
+    place in it. `job` 0: the launch that the reader named before; a reader that named none has a place of its own.
     """
 
     reader: ReaderId
@@ -110,7 +111,7 @@ class Demanded:
 @dataclass(frozen=True, slots=True)
 class NotGranted:
     """A `Grant` could not be handed over, or its bytes are wrong: the lease ends, and the grant does not count. The
-    answer is `Refuse`; where it is to be granted `again`, the demand is handled again."""
+    answer is `Refuse`. With `again`, the demand is handled again instead."""
 
     grant: Grant
     again: bool = False

@@ -21,8 +21,8 @@ TierName = NewType("TierName", str)
 """`ram`, or the name of an NVMe directory (`nvme0`, `nvme1`, ...)."""
 
 Stay = Literal["kept", "brief", "once"]
-"""How long a reader may hold an extent: as long as it likes, until a later read leaves it out, or for one read. The words
-go over the wire."""
+"""The lifetime of a lease: as long as the reader likes, until a later read does not need the extent, or for one read. The
+words go over the wire."""
 Counted = Literal["hits", "ahead", "misses"]
 """How a granted demand is counted; see `core/node/status.py`."""
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 _USER = re.compile(r"(?<=://)([^/\s?#'\"]+|[^/\s?#'\":\[]*:(?!\d+(?:/|$))[^\s'\"]+)@")
-"""The user part: up to the last `@` before the path, for a password may hold some. A password may also hold characters that
-end a host, as AWS keys do: a colon that no port follows begins a password."""
+"""The user part: up to the last `@` before the path, since a password may contain one. A password may also hold
+characters that end a host, as AWS keys do: a colon that no port follows begins a password."""
 _QUERY = re.compile(
     r"(?i)(?<=[?&#])((?:[a-z0-9_-]*(?:signature|token|secret|password|credential|apikey|api_key|key|auth|passwd|pwd)|sig|se|sp|sv|pass|code)=)"
     r"[^&\s'\"#)]+"
@@ -40,8 +40,8 @@ def _hidden(word: str) -> str:
     # Each search ends at the last `@` or `#`, since no match can follow it: this keeps the time linear.
     user = word.rfind("@") + 1
     word = _QUERY.sub(r"\1***", _USER.sub("***@", word[:user]) + word[user:])
-    found = _FRAGMENT.search(word[: word.rfind("#", 0, len(word) - 1) + 2])
-    return f"{word[: found.end(1)]}***" if found else word
+    fragment = _FRAGMENT.search(word[: word.rfind("#", 0, len(word) - 1) + 2])
+    return f"{word[: fragment.end(1)]}***" if fragment else word
 
 
 def printable(text: str) -> str:

@@ -155,9 +155,11 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return f"{PROTOCOL}://{path_of(self._uri(name))}"
 
     def _uri(self, path: str) -> str:
-        found = self._strip_protocol(path) or stripped(self._only)
+        stripped_path = self._strip_protocol(path) or stripped(self._only)
         return uri_of(
-            found if found.startswith(self._prefix) and not self._only else f"{self._prefix}{found}"
+            stripped_path
+            if stripped_path.startswith(self._prefix) and not self._only
+            else f"{self._prefix}{stripped_path}"
         )
 
     def file(self, path: str) -> tuple[Snapshot, SnapshotFile]:
@@ -179,16 +181,16 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if not snapshot.is_folder and (beside := self._snapshots.folder_of(snapshot.root)):
             snapshot, below = beside, ""
         if not snapshot.folders.get(below):
-            found = [_details(snapshot, below, base)]
+            rows = [_details(snapshot, below, base)]
         else:
-            prefix, found = f"{below}/" if below else "", []
+            prefix, rows = f"{below}/" if below else "", []
             for name in sorted(snapshot.folders[below]):
                 child, shown = f"{prefix}{name}", f"{base}/{name}"
                 if child in snapshot.files:
-                    found.append(_details(snapshot, child, shown))
+                    rows.append(_details(snapshot, child, shown))
                 if child in snapshot.folders:
-                    found.append(_folder(shown))
-        return found if detail else list(dict.fromkeys(each["name"] for each in found))
+                    rows.append(_folder(shown))
+        return rows if detail else list(dict.fromkeys(each["name"] for each in rows))
 
     def walk(
         self,
@@ -217,17 +219,17 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         for entry in entries:
             into = folders if entry["type"] == "directory" else files
             into[entry["name"][len(path) + 1 :]] = entry
-        found: tuple[str, Any, Any] = (path, folders, files)
+        level: tuple[str, Any, Any] = (path, folders, files)
         if not detail:
-            found = (path, list(folders), list(files))
+            level = (path, list(folders), list(files))
         if topdown:
-            yield found
+            yield level
         if maxdepth is None or maxdepth > 1:
-            for name in list(found[1]):  # the caller may have removed some
+            for name in list(level[1]):  # the caller may have removed some
                 deeper = maxdepth and maxdepth - 1
                 yield from self.walk(f"{path}/{name}", deeper, topdown, on_error, detail)
         if not topdown:
-            yield found
+            yield level
 
     def get(self, rpath: Any, lpath: Any, recursive: bool = False, *more: Any, **options: Any) -> None:
         """Copy files to a local folder. Raises InvalidInput for objects whose local paths would be one file, or a file and
@@ -269,7 +271,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return snapshot.read(file, begin, max(0, stop - begin))
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """Forget what was listed, here and in the daemon."""
+        """Forget the listings, here and in the daemon."""
         self._snapshots.forget()
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **_: Any) -> CachedFile:

@@ -221,8 +221,8 @@ class LeasedReads:
     def _connect(self, daemon: DaemonGrants | None = None) -> _Connected:
         with self._lock:
             if self._connected is None:
-                found = daemon or DaemonGrants(self._directory, self.dataset)
-                self._connected = _Connected(found, partial(self._open_again, self.catalog.extent_bytes))
+                grants = daemon or DaemonGrants(self._directory, self.dataset)
+                self._connected = _Connected(grants, partial(self._open_again, self.catalog.extent_bytes))
                 self._idle_polls = 0
                 start_polling(self)
                 abandon_in_children(self)

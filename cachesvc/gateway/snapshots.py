@@ -36,7 +36,7 @@ from cachesvc.sources.uri import WEB, canonical, local_path
 from cachesvc.system.fork_hooks import abandon_in_children
 
 FRESH_S = 10.0
-"""Time after which a snapshot is compared with the source again. The daemon answers from a listing of up to ten minutes."""
+"""Time after which a snapshot is compared with the source again. The daemon answers from a listing of up to 30 s."""
 MAX_SNAPSHOTS = 32
 """Each may have a connection to the daemon."""
 _OPTIONS = Options(format="objects", split="all")

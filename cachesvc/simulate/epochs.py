@@ -11,7 +11,7 @@ from cachesvc.simulate.measure import EpochResult, Meter
 class Epochs:
     """Meters of the epochs that some rank is in. An epoch ends with the last of `ranks`.
 
-    Of each step `in_step` ranks wait for each other, as those of a job do that averages gradients; 1: none waits.
+    In each step, `in_step` ranks wait for each other, as ranks that average gradients do. With 1, no rank waits.
     """
 
     def __init__(self, clock: Clock, ranks: int, in_step: int = 1) -> None:

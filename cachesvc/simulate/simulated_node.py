@@ -49,7 +49,7 @@ class NodeSpec:
     declared: bool = True
     """False: no job declares the dataset, and there are no plans."""
     check_every: int = 0
-    """Assert every invariant of the core after so many events; 0: never, for it costs O(extents)."""
+    """Assert every invariant of the core after each N events; 0: never, since a check costs O(extents)."""
 
 
 class SimulatedNode:

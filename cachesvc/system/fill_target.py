@@ -46,7 +46,7 @@ class FillTarget:
         return self._memory.room(at, size_bytes)
 
     def store(self, received: memoryview, at: int) -> None:
-        """Write what was received into a `room`, or a part of it, to offset `at`. Raises OutOfSpace, TierFailed."""
+        """Write the bytes received into a `room`, or a part of it, to offset `at`. Raises OutOfSpace, TierFailed."""
         if self._memory is None:
             self._write(received, at)
         self._passing(at, received)
@@ -80,8 +80,8 @@ class FillTarget:
 def open_target(
     fd: int, size_bytes: int, buffers: Buffers, passing: OnBytes = ignore_bytes
 ) -> Iterator[FillTarget]:
-    """Yield the target of an extent of `size_bytes` that is to be filled into `fd`. A memfd gets huge pages. No mapping is
-    left behind, since a writable one would keep it from being sealed. Raises TierFailed, OutOfSpace."""
+    """Yield the target of a fill of `size_bytes` into `fd`. A memfd gets huge pages. No mapping is left behind, since a
+    writable one would keep it from being sealed. Raises TierFailed, OutOfSpace."""
     if not size_bytes or not is_memfd(fd):
         yield FillTarget(fd, buffers, passing, None)
         return

@@ -20,15 +20,15 @@ FILLS = 2
 """Concurrent fills of a filler, which hide each other's first and last round trips. More would delay the first one, unless
 the extents are small (`fill_bytes` in core/tiering/policy.py)."""
 WORK_EXTENTS = 4
-"""The RAM tier leaves memory for so many extents, or for one for each concurrent fill where that is less. A fill that needs
-more waits until the RAM tier has shrunk."""
+"""The RAM tier leaves memory for this many extents, or for one for each concurrent fill if that is less. A fill that
+needs more waits until the RAM tier has shrunk."""
 FEW_BYTES = 512 << 20
 """Memory for each filler on a small machine; fewer fillers start where it allows less."""
 
 
 def default_fillers() -> int:
-    """The default number of fillers: a quarter of the cores, 2 to 16. One takes 1 GB/s from S3 on a core of its own, so 16
-    take what a network card of 100 Gbit/s carries."""
+    """The default number of fillers: a quarter of the cores, 2 to 16. One filler takes 1 GB/s from S3 on a core of its
+    own, so 16 take as much as a network card of 100 Gbit/s carries."""
     by_cores = min(16, max(2, (os.cpu_count() or 1) // 4))
     return min(by_cores, max(1, allowed_bytes() // FEW_BYTES))
 
@@ -47,7 +47,7 @@ def footprint_bytes(fillers: int, extent_bytes: int, shares: bool = False) -> in
 def largest_ram_bytes(allowed: int, own_bytes: int) -> int:
     """The largest RAM budget with which no process is killed for memory.
 
-    Cgroups and machine allow `allowed` bytes, of which the daemon's processes take `own_bytes`.
+    Cgroups and machine allow `allowed` bytes; the daemon's processes take `own_bytes` of them.
     """
     return max(0, allowed - int(allowed * MEMORY_SPARE) - own_bytes)
 

@@ -26,19 +26,19 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 def place(at: int | None, size_bytes: int, protection: int, flags: int, fd: int = -1, offset: int = 0) -> int:
     """Call mmap(2) and return the address. `at` None: the kernel chooses it. Raises OSError."""
-    found = _libc.mmap(at, size_bytes, protection, flags, fd, offset)
-    if found is None or found == _FAILED:
+    address = _libc.mmap(at, size_bytes, protection, flags, fd, offset)
+    if address is None or address == _FAILED:
         raise _error()
-    return int(found)
+    return int(address)
 
 
 def reserve(size_bytes: int, alignment: int) -> int:
     """Reserve an unreadable range that begins at a multiple of `alignment`; return its address. Raises OSError."""
-    found = place(None, size_bytes + alignment, PROT_NONE, RESERVED)
-    start = -(-found // alignment) * alignment
-    if start > found:
-        remove(found, start - found)
-    remove(start + size_bytes, found + alignment - start)
+    address = place(None, size_bytes + alignment, PROT_NONE, RESERVED)
+    start = -(-address // alignment) * alignment
+    if start > address:
+        remove(address, start - address)
+    remove(start + size_bytes, address + alignment - start)
     return start
 
 

@@ -59,8 +59,8 @@ def check_memfd() -> None:
 def memories(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Memory]:
     """The machine's memory, then that of each cgroup above this process that has a limit."""
     machine = of_machine(proc)
-    found = (_memory_of(folder, names) for folder, names in _groups(proc, cgroups))
-    return [machine, *(one for one in found if one is not None and one.total_bytes < machine.total_bytes)]
+    groups = (_memory_of(folder, names) for folder, names in _groups(proc, cgroups))
+    return [machine, *(one for one in groups if one is not None and one.total_bytes < machine.total_bytes)]
 
 
 def of_machine(proc: Path = PROC) -> Memory:

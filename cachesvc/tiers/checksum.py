@@ -52,7 +52,7 @@ class StreamedChecksums:
         """Digest the whole blocks within `data`, the extent's bytes from `at`, which are written already. `checksums` reads
         the other blocks back."""
         end = at + len(data)
-        found: list[bytes] = []
+        digests: list[bytes] = []
         for partial in (at, end):
             if partial % CHECKSUM_BLOCK_BYTES:  # its digest may be of bytes that came in an earlier try
                 self._digests.pop(partial // CHECKSUM_BLOCK_BYTES, None)
@@ -61,9 +61,9 @@ class StreamedChecksums:
             stop = min(start + CHECKSUM_BLOCK_BYTES, self._size_bytes)
             if stop <= end:
                 digest = self._digests[index] = block_digest(data[start - at : stop - at])
-                found.append(digest)
-        if self._progress is not None and found:
-            self._progress.add(block_count(at), b"".join(found))
+                digests.append(digest)
+        if self._progress is not None and digests:
+            self._progress.add(block_count(at), b"".join(digests))
 
     def checksums(self, fd: int) -> Checksums:
         """Return the checksums of the whole extent. Reads back from `fd` the blocks that no `add` held whole.

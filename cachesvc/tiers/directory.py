@@ -91,16 +91,16 @@ def lock_directory(path: Path, sync: Sync, mounted: bool | None = None) -> Direc
         raise NotAllowed(f"{path} is not writable: give it to the daemon's user, or name another") from error
     except OSError as error:
         raise tier_error(error, str(path), "set up the tier") from error
-    found = Directory(
+    locked = Directory(
         path.absolute(), home, lock, here if mounted is None else mounted, (there.st_dev, there.st_ino)
     )
     try:
         with translated(str(path), "set up the tier"):
-            lay_out(found.root, sync)
+            lay_out(locked.root, sync)
     except CacheError:
-        found.close()
+        locked.close()
         raise
-    return found
+    return locked
 
 
 def extent_folders(root: Path) -> Iterator[Path]:

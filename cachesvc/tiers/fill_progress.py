@@ -116,17 +116,17 @@ class FillProgress:
 
     def _runs(self, wanted: bytes, at: int, end: int, limit: int) -> list[tuple[int, int]]:
         other = _MISSING if wanted == _COMPLETE else _COMPLETE
-        found: list[tuple[int, int]] = []
-        while len(found) < limit and (at := self._until(wanted, at, end)) < end:
+        runs: list[tuple[int, int]] = []
+        while len(runs) < limit and (at := self._until(wanted, at, end)) < end:
             stop = self._until(other, at, end)
-            found.append((at, stop - at))
+            runs.append((at, stop - at))
             at = stop
-        return found
+        return runs
 
     def _until(self, flag: bytes, at: int, end: int) -> int:
         with self._lock:
-            found = self._memory.find(flag, _FLAGS + at, _FLAGS + end)
-        return end if found < 0 else found - _FLAGS
+            place = self._memory.find(flag, _FLAGS + at, _FLAGS + end)
+        return end if place < 0 else place - _FLAGS
 
     def digests(self, first: int, count: int) -> bytes:
         """Return the digests of `count` blocks from the index `first`, as many as are complete."""

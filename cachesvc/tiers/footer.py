@@ -49,10 +49,10 @@ def is_there(fd: int, size_bytes: int) -> bool:
 def read(fd: int, extent: ExtentId, size_bytes: int) -> Checksums:
     """Return the checksums in a file's footer. Raises `CorruptData` when the file is not exactly this extent, and
     OSError."""
-    found = os.pread(
+    footer = os.pread(
         fd, footer_bytes(size_bytes) + 1, size_bytes
     )  # one byte more: nothing may follow the footer
-    checksums = Checksums(size_bytes, found[: block_count(size_bytes) * DIGEST_BYTES])
-    if found != encode(extent, checksums):
+    checksums = Checksums(size_bytes, footer[: block_count(size_bytes) * DIGEST_BYTES])
+    if footer != encode(extent, checksums):
         raise CorruptData(f"the file of extent {extent.hex()} is damaged at its end; it must be filled again")
     return checksums

@@ -38,10 +38,10 @@ def check_own(path: str, mounts: Sequence[Mount] | None = None) -> None:
     """Raise NotReady unless a whole file system other than the root one is mounted, and `path` lies on it. A bind mount of
     a part, as systemd makes for a service, is of that file system where the whole is mounted too."""
     mounts = all_mounts() if mounts is None else mounts
-    found, root = mount_of(path, mounts), mount_of("/", mounts)
-    whole = any(each.root == "/" for each in mounts if each.device == found.device)
-    if found.device == root.device or not whole:
-        where = "the root disk" if found.device == root.device else f"a part of a disk, {found.root}"
+    mount, root = mount_of(path, mounts), mount_of("/", mounts)
+    whole = any(each.root == "/" for each in mounts if each.device == mount.device)
+    if mount.device == root.device or not whole:
+        where = "the root disk" if mount.device == root.device else f"a part of a disk, {mount.root}"
         raise NotReady(
             f"{path} lies on {where}, and not on a file system of its own; mount its disk, or give --nvme without"
             " ,mounted"
@@ -66,13 +66,13 @@ def misplaced(path: str, mounts: Sequence[Mount] | None = None, fstab: str | Non
 
 def all_mounts(text: str | None = None) -> list[Mount]:
     """Parse the text of /proc/self/mountinfo, by default this process's. Touches none of the file systems."""
-    found = []
+    mounts = []
     for line in (MOUNTS.read_text("utf-8", "surrogateescape") if text is None else text).split("\n"):
         if line:
             left, _, right = line.partition(" - ")
             device, root, point = left.split(" ")[2:5]
-            found.append(Mount(device, _plain(root), _plain(point), right.split(" ")[0]))
-    return found
+            mounts.append(Mount(device, _plain(root), _plain(point), right.split(" ")[0]))
+    return mounts
 
 
 def _mount_points(fstab: str) -> Iterator[str]:

@@ -124,7 +124,7 @@ class Feed(TorchDataset[Any]):
 
     @property
     def encoded_images(self) -> bool:
-        """Whether images of batches are to be decoded on a device."""
+        """Whether a device should decode the images of batches."""
         return any(each.decode == "cuda" for each in self._specs)
 
     @property

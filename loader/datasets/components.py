@@ -75,7 +75,7 @@ def refuse_subsets(made: str) -> Callable[..., NoReturn]:
 
 
 def component_spec(spec: OrderSpec) -> OrderSpec:
-    """Return the spec of a component's own run, which is not dealt to ranks: no border cuts it."""
+    """Return the spec of a component's own run, which is not divided among ranks: no border cuts it."""
     return replace(spec, global_batch=1, canonical_nodes=1, last="drop", rotated_from=NEVER_ROTATED)
 
 

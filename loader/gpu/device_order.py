@@ -85,9 +85,9 @@ class _Permutations:
         low_drop = 32 - low_bits
         high = values >> low_bits
         low = values & ((1 << low_bits) - 1)
-        for turn in range(len(self._keys)):
-            keys = self._keys[turn][group]
-            if turn % 2:
+        for number in range(len(self._keys)):
+            keys = self._keys[number][group]
+            if number % 2:
                 low ^= _hash(high, keys).bitwise_right_shift_(low_drop)
             else:
                 high += _hash(low, keys).bitwise_right_shift_(16).mul_(highs).bitwise_right_shift_(16)

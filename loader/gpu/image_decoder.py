@@ -1,4 +1,4 @@
-"""Decodes the images of a batch on the device: JPEGs together by nvJPEG, what it does not read one by one by Pillow."""
+"""Decodes the images of a batch on the device: JPEGs together by nvJPEG, others one by one by Pillow."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ class RecordGather:
         self._slabs = Latest[torch.Tensor]()
 
     def batch(self, order: EpochOrder, turn: int) -> Any | None:
-        """Return the batch of a turn. Returns None, and the processor is to make it, for a partial batch and where the
-        extents that its step may touch are not all in memory, or exceed the limit."""
+        """Return the batch of a turn. Returns None, so that the processor makes it, for a partial batch, and if the
+        extents that its step may touch are not all in memory or exceed the limit."""
         step, share = turn // self._share.accumulate, self._share
         if step >= order.full_steps:
             return None

@@ -30,7 +30,7 @@ class RegisteredExtents:
         """`register` takes an address and a size in bytes, and raises RuntimeError when it is refused. `unregister` takes
         the address."""
         self.limit_bytes = 0
-        """At most so many bytes are registered at once."""
+        """At most this many bytes are registered at once."""
         self._place_of = reader.place_of
         self._register, self._unregister = register, unregister
         self._bytes_by_extent: OrderedDict[int, int] = OrderedDict()
@@ -110,7 +110,7 @@ class RegisteredExtents:
 
 
 _of_readers: WeakKeyDictionary[ExtentReader, ReferenceType[RegisteredExtents]] = WeakKeyDictionary()
-"""The reader keeps them, by what it calls before it unmaps an extent."""
+"""The reader calls it back before it unmaps an extent, and so keeps them valid."""
 _of_readers_lock = threading.Lock()
 
 

@@ -53,8 +53,9 @@ class EpochPosition:
         return f"epoch {self.epoch}, step {self.turn // accumulate}"
 
     def begin(self, feed: EpochLengths, epochs: int | None) -> None:
-        """Begin an iteration of `epochs`. A loaded state or a skip continues. Otherwise an epoch of which a batch was
-        handed over is done, whether the caller took all its batches or left early: the next one begins, as in torch."""
+        """Begin an iteration of `epochs`. A loaded state or a skip continues. Otherwise an epoch is done once a batch
+        of it was handed over, whether the caller took all its batches or left early: the next one begins, as in
+        torch."""
         if self.resume:
             self.epoch, self.turn, self.epochs_done = self.next_of(feed, epochs)
         else:
@@ -109,7 +110,8 @@ class EpochPosition:
         return False
 
     def skip(self, batches: int) -> None:
-        """Leave out so many batches, into next epochs if need be. Raises InvalidInput for more than a state can hold."""
+        """Leave out `batches` batches, into the next epochs if need be. Raises InvalidInput for more than a state can
+        hold."""
         if batches > MAX_COUNT - self.epoch - self.turn:
             raise InvalidInput(
                 f"skip={batches} from {self.turn} batches after the beginning of epoch {self.epoch}: no run is that long"

@@ -1,8 +1,8 @@
 """Finds ranks whose epochs came apart: one of them left an iteration early, and another one went on in it.
 
-An `iter()` of which a batch was taken is an epoch. So a rank that alone looks at a batch by `next(iter(loader))` is an
-epoch ahead of the others from then on. Each rank counts its iterations since all ranks agreed, and writes to the job's
-store how each one ended: complete, or left at a place. No rank waits for another:
+An `iter()` that gave a batch is an epoch. So a rank that alone looks at a batch by `next(iter(loader))` is an epoch
+ahead of the others from then on. Each rank counts its iterations since all ranks agreed, and writes to the job's store
+how each one ended: complete, or left at a place. No rank waits for another:
 
 - A rank writes before it reads. Of two ranks that ended an iteration differently at least one sees it and raises.
 - Within an iteration a rank reads after 4, 8, 16 ... steps. One that went on where another left notes so, and all raise
@@ -31,7 +31,7 @@ class IterationEnds:
         self._left, self._complete = f"{key}/{iteration}/left", f"{key}/{iteration}/complete"
 
     def is_due(self, taken: int) -> bool:
-        """Return whether ranks read how others ended the iteration when they have taken so many of its batches."""
+        """Return whether ranks read how others ended the iteration after this many of its batches."""
         step, micro = divmod(taken, self._accumulate)
         return not micro and step >= FIRST_READ and not step & (step - 1)
 

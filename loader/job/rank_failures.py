@@ -132,7 +132,8 @@ class RankFailureWatch:
             _log.debug("the job's store does not answer any more")
 
     def publish(self, where: str, error: BaseException) -> CacheError:
-        """Tell all ranks that this one cannot go on; returns the error that they all raise, for the first failure."""
+        """Tell all ranks that this one cannot go on. Return the error that they all raise, which names the first
+        failure."""
         self._over.set()
         code = error.code if isinstance(error, CacheError) else CacheError.code
         kind, text = _cause(error)

@@ -47,8 +47,8 @@ class Topology:
     """Data-parallel `rank` of `world_size`; process `process` of `processes`.
 
     `source` names its origin, for the log line: `8 ranks (process group)`. `nodes`: the job's nodes, at most
-    `world_size`; the order is dealt into as many parts. Given a mesh of some of the job's processes (one pipeline stage,
-    say), `process` and `processes` count those alone, and `group` names them.
+    `world_size`; the order is divided into as many parts. Given a mesh of some of the job's processes (one pipeline
+    stage, say), `process` and `processes` count those alone, and `group` names them.
     """
 
     rank: int

@@ -154,7 +154,7 @@ def test_a_catalog_beside_the_data_is_used_and_a_stale_one_is_not(tmp_path: Path
 def test_a_catalog_beside_the_data_that_is_too_large_is_not_fetched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The size is up to anyone who may write beside the data: a sparse file costs nothing."""
+    """Any user with write access beside the data chooses the size: a sparse file costs nothing."""
     tar_shards(tmp_path / "d", 1, 10, 300)
     with (tmp_path / "d" / BESIDE).open("wb") as file:
         file.truncate((64 << 20) + 1)
@@ -261,7 +261,7 @@ def test_memory_of_a_search_does_not_grow_with_its_parts(word: str) -> None:
 
 
 def _forged(tmp_path: Path, changed: dict[str, np.ndarray]) -> Catalog:
-    """Return a valid catalog with some columns replaced, as anyone may write it who may write beside the data."""
+    """Return a valid catalog with some columns replaced, as a user with write access beside the data may write it."""
     (path,) = tmp_path.glob(".*.catalog")
     with mapped_columns(str(path)) as found:
         pass

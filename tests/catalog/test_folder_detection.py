@@ -25,15 +25,15 @@ from tests.support.folders import BIG, HDF5, IMAGES, TAR, left_out, opened, parq
 
 
 @pytest.mark.parametrize(
-    "stray", ["backup.tar", "embeddings.parquet", "old.zip", "x.h5", "cat/x.npy", "b.tar.gz", "a.mds"]
+    "unrelated", ["backup.tar", "embeddings.parquet", "old.zip", "x.h5", "cat/x.npy", "b.tar.gz", "a.mds"]
 )
-def test_one_stray_object_is_outvoted_and_left_out(tmp_path: Path, stray: str) -> None:
-    catalog = opened(tmp_path / "d", IMAGES | {stray: b"PAR1"})
+def test_one_unrelated_object_is_left_out(tmp_path: Path, unrelated: str) -> None:
+    catalog = opened(tmp_path / "d", IMAGES | {unrelated: b"PAR1"})
     assert (catalog.format, catalog.samples, catalog.classes) == ("files", 10, ("cat", "dog"))
-    assert left_out(catalog) == (1, 11, stray.rpartition("/")[2])
+    assert left_out(catalog) == (1, 11, unrelated.rpartition("/")[2])
 
 
-def test_a_stray_image_beside_shards_is_left_out(tmp_path: Path) -> None:
+def test_an_unrelated_image_beside_shards_is_left_out(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", {f"{n}.tar": TAR for n in range(3)} | {"logo.png": b"x"})
     assert (catalog.format, catalog.samples, left_out(catalog)) == ("webdataset", 3, (1, 4, "logo.png"))
 
@@ -174,7 +174,7 @@ def test_arrays_with_a_describing_file_are_one_sample_each(tmp_path: Path, besid
     assert (catalog.format, catalog.samples) == ("files", 4)
 
 
-def test_an_index_votes_for_its_shards_only(tmp_path: Path) -> None:
+def test_an_index_counts_for_its_shards_only(tmp_path: Path) -> None:
     mds_shards(tmp_path / "d" / "m", {"x": "bytes"}, [{"x": b"1"}] * 4, 2)
     assert compiled(tmp_path / "d").format == "mds"
     assert left_out(opened(tmp_path / "d", IMAGES)) == (3, 13, "index.json")
@@ -281,7 +281,7 @@ def test_hive_partitions_are_columns_of_parquet_and_noted_elsewhere(tmp_path: Pa
 # ---- with and without a daemon, on a file system and in a bucket
 
 SEVERAL = {
-    "stray": IMAGES | {"backup.tar": TAR, "README.md": b"r"},
+    "unrelated": IMAGES | {"backup.tar": TAR, "README.md": b"r"},
     "tables": IMAGES | {"rows.csv": b"a,b\n1,2\n"},
     "mixed": {"a.tar": TAR, "b.jpg": b"1"},
     "records": {"train.h5": b"x"},

@@ -116,7 +116,7 @@ def test_a_compressed_tar_is_recognised_by_content_too(tmp_path: Path) -> None:
     )
 
 
-def test_a_stray_container_is_recognised_by_content_and_left_out(tmp_path: Path) -> None:
+def test_an_unrelated_container_is_recognised_by_content_and_left_out(tmp_path: Path) -> None:
     catalog = opened(tmp_path / "d", {f"{n}.flac": b"fLaC" for n in range(3)} | {"features": HDF5})
     assert (catalog.samples, left_out(catalog)) == (3, (1, 4, "features"))
 

@@ -186,7 +186,7 @@ def test_fabric_begins_the_next_epoch_after_one_that_was_left(rows: str) -> None
 
 
 def ahead(batches: Any) -> Iterator[Any]:
-    """Batches, each of which is given once the next one is there: so Accelerate knows which one is the last."""
+    """Gives each batch once the next one is there, so that Accelerate knows the last one."""
     taken = [*islice(reading := iter(batches), 1)]
     for following in reading:
         yield taken.pop()

@@ -95,7 +95,7 @@ def test_a_resumed_run_continues_with_the_unseen_samples(
 
 
 ELASTIC = [name for name in RESUMED if "train_dataset" not in name]
-"""Runs over a loader of ours. Trainer's own loader deals other samples at another number of ranks."""
+"""Runs over a loader of ours. Trainer's own loader gives other samples at another number of ranks."""
 
 
 @pytest.mark.parametrize("name", ELASTIC)

@@ -15,7 +15,7 @@ COUNT, BATCH, RANKS = 100, 5, 2
 EPOCH = COUNT // RANKS
 """Samples of one rank in an epoch."""
 JOB_S = 600.0
-"""The limit of a job of two ranks, each of which imports Lightning, on a busy machine."""
+"""The limit of a job of two ranks that import Lightning, on a busy machine."""
 
 pytest.importorskip("pytorch_lightning", reason="no Lightning here: `make compat` installs it")
 

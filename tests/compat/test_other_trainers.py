@@ -23,7 +23,7 @@ COUNT = 203
 STEPS = -(-COUNT // (BATCH * RANKS))
 """Steps of an epoch; the last one is not full."""
 EACH = (STEPS - 1) * BATCH + 2
-"""Samples of a rank in an epoch: the last three are dealt as two and two, one of them a repeat."""
+"""Samples of a rank in an epoch: the last three are given out as two and two, one of them a repeat."""
 TRAINERS = {
     "DDP": ("plain_runs", "torch"),
     "FSDP2": ("plain_runs", "torch"),

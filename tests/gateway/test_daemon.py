@@ -27,7 +27,7 @@ EXTENT_BYTES = 64 << 10
 
 @dataclass
 class Folder:
-    """A folder of one test in a bucket of which the daemon serves `data/`."""
+    """A folder of one test, in a bucket whose prefix `data/` the daemon serves."""
 
     server: SeaweedFS
     bucket: str

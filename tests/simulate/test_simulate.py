@@ -234,7 +234,7 @@ def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> N
     results = simulation.run()
     touches = sum(len(step) for rank in range(4) for step in trace(work, 1, rank).steps)
     assert results[1].fills <= touches * (1 - 8 / 24) * 1.1
-    assert simulation.node.core.policy.reserve.tight
+    assert simulation.node.core.policy.reserve.oversubscribed
 
 
 @pytest.mark.parametrize("option", ["--cache", "--ram", "--step-s", "--latency-s", "--faults"])

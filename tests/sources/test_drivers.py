@@ -135,7 +135,7 @@ def test_a_driver_that_is_not_safe_for_threads_is_called_by_one_at_a_time(broken
 
 
 class Stating(Driver):
-    """States of each file only what a test says, by `info` and `find` alike."""
+    """States only the facts of a file that a test gives, by `info` and `find` alike."""
 
     says: ClassVar[dict[str, Any]] = {}
 

@@ -108,13 +108,13 @@ def _read(inputs: Inputs, ranges: Sequence[tuple[int, int, int]]) -> Iterator[tu
         )
 
     with ThreadPoolExecutor(_THREADS, "arrow") as pool:
-        for number, found in enumerate(pool.map(one, ranges)):
+        for number, file in enumerate(pool.map(one, ranges)):
             inputs.progress(number + 1, len(ranges))
-            yield found
+            yield file
 
 
 class _Compiling:
-    """Lays out the record batches of files whose columns are to be like `wanted`."""
+    """Lays out the record batches of files whose columns must be like `wanted`."""
 
     def __init__(self, inputs: Inputs, wanted: Sequence[Column]) -> None:
         self._inputs, self._wanted = inputs, wanted

@@ -77,20 +77,20 @@ class Walk:
 
     def addresses(self, schema: Sequence[Column]) -> list[int]:
         """Return the address of each buffer of the columns of a schema, which are this file's or null."""
-        found: dict[str, list[int]] = {}
+        by_column: dict[str, list[int]] = {}
         for name, column, kind in self._file.columns:
             begin = self._node
             if column is None:
                 self._skip(kind)
             else:
-                found[name] = self._column(column)
+                by_column[name] = self._column(column)
             if begin < len(self._nodes) and self._nodes[begin][0] != self._batch.rows:
                 raise self._corrupt(
                     f"column {name!r} does not have the {self._batch.rows:,} rows of its batch"
                 )
         if (self._node, self._buffer) != (len(self._nodes), len(self._batch.buffers)):
             raise self._corrupt("a record batch does not have the columns of its schema")
-        return [address for column in schema for address in found.get(column.name, ())]
+        return [address for column in schema for address in by_column.get(column.name, ())]
 
     def _column(self, column: Column) -> list[int]:
         length, nulls = self._next_node()
@@ -109,17 +109,17 @@ class Walk:
             raise self._corrupt(f"column {column.name!r} is shorter than its {length:,} rows")
         if nulls and taken[0][1] < -(-length // 8):
             raise self._corrupt(f"column {column.name!r} has fewer bits than its {length:,} rows")
-        found = [taken[0][0] if nulls else NO_BUFFER, *(address for address, _ in taken[1:])]
+        buffers = [taken[0][0] if nulls else NO_BUFFER, *(address for address, _ in taken[1:])]
         if column.kind == "coded":
-            return found + self._dictionary(column.children[0])
+            return buffers + self._dictionary(column.children[0])
         for child in column.children:
             begin = self._node
-            found += self._column(child)
+            buffers += self._column(child)
             if column.kind != "list" and self._nodes[begin][0] < length * max(1, column.size):
                 raise self._corrupt(
                     f"column {column.name!r} has parts that are shorter than its {length:,} rows"
                 )
-        return found
+        return buffers
 
     def _dictionary(self, values: Column) -> list[int]:
         number = self._file.found.ids[self._id] if self._id < len(self._file.found.ids) else -1
@@ -129,9 +129,9 @@ class Walk:
             raise self._corrupt(f"dictionary {number} is missing")
         inner = Walk(self._file, batch, self._dictionaries[id(batch)], self._dictionaries)
         inner._id = self._id
-        found = inner._column(values)
+        buffers = inner._column(values)
         self._id = inner._id
-        return found
+        return buffers
 
     def _skip(self, kind: Any) -> None:
         """Skip a column that is not read."""

@@ -151,8 +151,8 @@ class _Table:
     def _unpack(self, kind: str, at: int) -> int:
         if at < 0:
             raise ValueError("its metadata points before its beginning")
-        found: int = struct.unpack_from(kind, self._data, at)[0]
-        return found
+        value: int = struct.unpack_from(kind, self._data, at)[0]
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,12 @@ def _message(window: _Window, at: int) -> _Message | None:
     header, body_bytes = table.table(2), table.number(3, "q")
     if header is None or body_bytes < 0:
         _fail("a message without a header")
-    found = _Message(table.number(1, "B"), header, table.number(0, "h"), raw, at + width + length, body_bytes)
-    if found.end > window.end:
-        _fail(f"a message ends at {found.end:,}, and it ends at {window.end:,}: it was cut")
-    return found
+    message = _Message(
+        table.number(1, "B"), header, table.number(0, "h"), raw, at + width + length, body_bytes
+    )
+    if message.end > window.end:
+        _fail(f"a message ends at {message.end:,}, and it ends at {window.end:,}: it was cut")
+    return message
 
 
 def _fail(why: str) -> NoReturn:
@@ -199,9 +201,9 @@ def _fail(why: str) -> NoReturn:
 
 def _messages(window: _Window) -> Iterator[_Message]:
     at = window.begin
-    while at < window.end and (found := _message(window, at)) is not None:
-        yield found
-        at = found.end
+    while at < window.end and (message := _message(window, at)) is not None:
+        yield message
+        at = message.end
 
 
 class _File:
@@ -228,10 +230,10 @@ class _File:
     def _blocks(self, footer: _Table) -> Iterator[_Message]:
         for slot in (2, 3):
             for offset, _, _ in footer.structs(slot, "<qi4xq"):
-                found = _message(self._window, self._window.begin + offset)
-                if found is None:
+                message = _message(self._window, self._window.begin + offset)
+                if message is None:
                     _fail("its footer names a place without a message")
-                yield found
+                yield message
 
 
 def _stream(uri: str, messages: Iterator[_Message]) -> IpcFile:

@@ -84,30 +84,30 @@ class ColumnDraft:
         return table
 
     def _tags(self, rows: Array) -> dict[str, Array | tuple[Array, TextColumn]]:
-        entries, found = ints(self._entry), dict[str, Array | tuple[Array, TextColumn]]()
+        entries, tags = ints(self._entry), dict[str, Array | tuple[Array, TextColumn]]()
         for name in self._partitions.names:
             values = [self._partitions.value(name, at) for at in entries.tolist()]
             if self._partitions.is_whole(name):
                 numbers = np.asarray([np.nan if value is None else float(value) for value in values])
-                found[tag_name(name)] = np.repeat(numbers, rows)
+                tags[tag_name(name)] = np.repeat(numbers, rows)
             else:
                 texts = sorted({value for value in values if value is not None})
                 index: Mapping[str | None, int] = {text: code for code, text in enumerate(texts)}
                 codes = np.asarray([index.get(value, -1) for value in values], np.int32)
-                found[tag_name(name)] = np.repeat(codes, rows), TextColumn(texts)
-        return found
+                tags[tag_name(name)] = np.repeat(codes, rows), TextColumn(texts)
+        return tags
 
 
 def readable(arrow: Any, schema: Any, uri: str) -> tuple[Any, list[str]]:
     """Return the fields of a schema that are read, and notes on the others. Raises InvalidInput where none is read."""
-    found, notes = [], []
+    columns, notes = [], []
     for field in schema:
         try:
             column_of(arrow, field)
         except Unread as error:
             notes.append(f"column {field.name} ({error}) has a type that is not read and is left out")
         else:
-            found.append(field)
-    if not found and len(schema):
+            columns.append(field)
+    if not columns and len(schema):
         raise InvalidInput(f"{uri} has no column of a type that is read: {notes[0]}")
-    return arrow.schema(found, schema.metadata), notes
+    return arrow.schema(columns, schema.metadata), notes

@@ -65,14 +65,14 @@ def compile_csv(inputs: Inputs) -> Draft:
 
 def _headers(inputs: Inputs, wanted: Sequence[int]) -> dict[int, list[str]]:
     """Return the names of the columns of files, of those alone whose header is short and parses."""
-    found: dict[int, list[str]] = {}
+    headers: dict[int, list[str]] = {}
     for at, lines in first_lines(inputs, wanted).items():
         entry = inputs.entries[at]
         table = _Table(entry.object.uri, iter([(0, line) for line in lines]), _separator(inputs, entry))
         with suppress(CorruptData):
             if lines:
-                found[at] = table.header()
-    return found
+                headers[at] = table.header()
+    return headers
 
 
 def _add_rows(
@@ -151,9 +151,9 @@ class _Table:
         while True:
             line = self._line + 1
             self._begin, self._undecoded = -1, False
-            found: list[str] | str
+            row: list[str] | str
             try:
-                found = next(self._reader)
+                row = next(self._reader)
             except StopIteration:
                 return
             except csv.Error as error:
@@ -161,17 +161,17 @@ class _Table:
                     raise CorruptData(
                         f"{self._uri} line {line}: a quote is opened and never closed"
                     ) from error
-                found = f"is no CSV: {error}"
-            if found:
-                why = "is no UTF-8 text" if self._undecoded else found
+                row = f"is no CSV: {error}"
+            if row:
+                why = "is no UTF-8 text" if self._undecoded else row
                 yield self._begin, self._end - self._begin, line, why
 
 
 def _separator_of(header: str) -> str:
     """Return the most frequent separator outside the quotes of a line. A bar, which names may hold, comes last."""
     bare = _QUOTED.sub("", header)
-    found = max(SEPARATORS, key=bare.count)
-    return found if found in bare or _BAR not in bare else _BAR
+    separator = max(SEPARATORS, key=bare.count)
+    return separator if separator in bare or _BAR not in bare else _BAR
 
 
 def _check_header(uri: str, names: Sequence[str], columns: int, headers: int) -> None:

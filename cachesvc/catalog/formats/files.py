@@ -72,12 +72,12 @@ def compile_files(inputs: Inputs) -> Draft:
     CorruptData for one that does not parse.
     """
     split = label_tables.separate_tables(inputs, cache(partial(_names_by_stem, inputs.entries)))
-    rest, strays = split.rest, inputs.strays
+    rest, unrelated = split.rest, inputs.unrelated
     if inputs.found_out:
-        strays = strays.union(_rows(inputs, rest))
-        rest = [at for at in rest if at not in strays]
+        unrelated = unrelated.union(_rows(inputs, rest))
+        rest = [at for at in rest if at not in unrelated]
         beside = _beside_images(inputs, rest)
-        strays = strays.union(beside)
+        unrelated = unrelated.union(beside)
         rest = [at for at in rest if at not in beside]
     if not rest:
         raise NotFound(f"{inputs.uri} holds no data: nothing but {inputs.options.table!r}")
@@ -86,7 +86,7 @@ def compile_files(inputs: Inputs) -> Draft:
     draft.notes += [*split.notes, *samples.notes]
     if inputs.found_out and samples.fields == (Field("file", ""),):
         draft.notes += _mixed([inputs.entries[at] for at in rest])
-    draft.strays = strays
+    draft.unrelated = unrelated
     sidecars.annotate(inputs, draft, files, split.tables)
     if inputs.found_out:
         draft.notes += _rare_fields(samples, "label" in draft.columns)
@@ -94,7 +94,7 @@ def compile_files(inputs: Inputs) -> Draft:
 
 
 def _rare_fields(samples: Samples, labelled: bool) -> list[str]:
-    """Return the note on a field that few samples have, because of which all samples of a labelled folder are dicts."""
+    """Return the note on a field that few samples have: it makes all samples of a labelled folder dicts."""
     counts = np.bincount(samples.field, minlength=len(samples.fields))
     rare = [at for at, count in enumerate(counts.tolist()) if 2 * count <= len(samples.names)]
     if not labelled or not rare or len(rare) == len(counts):

@@ -24,8 +24,8 @@ _ROWS_COMPARED = 20
 
 def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Choose the files of JSON lines by their names; without one, the `.json` files."""
-    found = [entry for entry in entries if kind_of(entry.name) == "jsonl"]
-    return found or [entry for entry in entries if entry.extension == "json"]
+    lines = [entry for entry in entries if kind_of(entry.name) == "jsonl"]
+    return lines or [entry for entry in entries if entry.extension == "json"]
 
 
 def compile_jsonl(inputs: Inputs) -> Draft:
@@ -67,14 +67,14 @@ def compile_jsonl(inputs: Inputs) -> Draft:
 
 def _first_keys(inputs: Inputs, wanted: Sequence[int]) -> dict[int, set[str]]:
     """Return the keys of the first rows of files, of those alone whose first line is whole."""
-    found: dict[int, set[str]] = {}
+    keys: dict[int, set[str]] = {}
     for at, lines in first_lines(inputs, wanted).items():
         rows = []
         with suppress(ValueError):
             rows += [json_value(line) for line in lines[:_ROWS_COMPARED] if line.strip()]
         if lines:
-            found[at] = {name for row in rows if isinstance(row, dict) for name in row}
-    return found
+            keys[at] = {name for row in rows if isinstance(row, dict) for name in row}
+    return keys
 
 
 def _add_names(names: dict[str, None], more: Iterable[str]) -> bool:

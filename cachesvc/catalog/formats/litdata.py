@@ -212,10 +212,10 @@ def _check_items(version: ObjectVersion, chunk: _Chunk, stated: int) -> None:
 
 def _zstd_size(inputs: Inputs, version: ObjectVersion, chunk: _Chunk, head: bytes) -> int:
     try:
-        found = zstandard.frame_content_size(head[:_FRAME_HEAD_BYTES])
+        size_bytes = zstandard.frame_content_size(head[:_FRAME_HEAD_BYTES])
     except zstandard.ZstdError as error:
         raise CorruptData(f"{version.uri} is no valid zstd: {error}; write it anew") from error
-    return chunk.bytes if found < 0 else int(found)
+    return chunk.bytes if size_bytes < 0 else int(size_bytes)
 
 
 def _framed_size(inputs: Inputs, version: ObjectVersion, chunk: _Chunk, head: bytes) -> int:

@@ -31,7 +31,7 @@ _CODECS = {"": "", "br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy
 @dataclass(frozen=True, slots=True)
 class _Shard:
     """One entry of `shards`: `file` is the stored object, `stored` its size, `raw` its decoded size. `hash`: see `Piece`.
-    `unknown`: an algorithm of which it has a hash, where none of them is known."""
+    `unknown`: the algorithm of one of its hashes, if none is known."""
 
     file: str
     stored: int

@@ -1,8 +1,9 @@
 """Reads whole objects in order, plain or compressed, and lays them out as extents.
 
-Plain objects are read through the cache (`inputs.data`), cut at a fixed size. A compressed object is one extent, for it can
-only be decoded from its beginning: it is fetched, kept and evicted as a whole, and a shuffled epoch fetches it once. Its
-decoded size is known only after it was read, so the compiler reads it directly, and its first fill fetches it again.
+Plain objects are read through the cache (`inputs.data`), cut at a fixed size. A compressed object can only be decoded
+from its beginning, so it is one extent: it is fetched, kept and evicted as a whole, and a shuffled epoch fetches it
+once. Its decoded size is known only after it was read, so the compiler reads it directly, and its first fill fetches it
+again.
 """
 
 from __future__ import annotations

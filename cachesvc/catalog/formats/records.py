@@ -257,10 +257,10 @@ def compile_records(inputs: Inputs) -> Draft:
 def _record_payload(inputs: Inputs, index: int) -> Payload:
     entry, options = inputs.entries[index], inputs.options
     if entry.extension == "npy":
-        found = npy_payload(inputs, index)
-        if found.row_shape is None:
+        payload = npy_payload(inputs, index)
+        if payload.row_shape is None:
             raise InvalidInput(f"{entry.object.uri} is a scalar; records are the rows of an array")
-        return found
+        return payload
     if not options.dtype and options.record_bytes <= 0:
         raise InvalidInput(f"{entry.object.uri}: raw records need record_bytes or dtype")
     dtype = parse_dtype(options.dtype or "u1")

@@ -148,7 +148,7 @@ def _pax_size(uri: str, at: int, records: dict[str, bytes], header: _Header) -> 
 
 def _pax(uri: str, body: int, raw: bytes) -> dict[str, bytes]:
     """Parse `length key=value\\n` records; return those that change the path or size of a member."""
-    found, at = {}, 0
+    records, at = {}, 0
     while at < len(raw):
         digits, space, _ = raw[at : at + 20].partition(b" ")
         length = int(digits) if digits.isdigit() and space else 0
@@ -158,9 +158,9 @@ def _pax(uri: str, body: int, raw: bytes) -> dict[str, bytes]:
         if key.startswith(b"GNU.sparse."):
             raise _sparse(uri, body - BLOCK)
         if key in (b"path", b"size"):
-            found[key.decode()] = value
+            records[key.decode()] = value
         at += length
-    return found
+    return records
 
 
 def _sparse(uri: str, at: int) -> InvalidInput:

@@ -170,8 +170,8 @@ class TextRows:
 def first_lines(inputs: Inputs, wanted: Sequence[int]) -> dict[int, list[bytes]]:
     """Return the whole lines among the first bytes of objects. Raises InvalidInput for a compression that is not read."""
     with ThreadPoolExecutor(_THREADS, "beginnings") as pool:
-        found = pool.map(lambda at: _beginning(inputs, inputs.entries[at].object), wanted)
-        return {at: lines for at, lines in zip(wanted, found, strict=True)}
+        beginnings = pool.map(lambda at: _beginning(inputs, inputs.entries[at].object), wanted)
+        return {at: lines for at, lines in zip(wanted, beginnings, strict=True)}
 
 
 def _beginning(inputs: Inputs, version: ObjectVersion) -> list[bytes]:
@@ -194,7 +194,7 @@ def _check_text(uri: str, beginning: bytes, size_bytes: int) -> None:
     if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
         raise InvalidInput(f"{uri} is text in UTF-16: save it as UTF-8")
     container = None if is_text(head) else by_content(head, size_bytes)
-    if found := compression_of(head) or (container.name if container else ""):
-        raise InvalidInput(f"{uri} is {found}, not rows of text: give it the name of its format")
+    if kind := compression_of(head) or (container.name if container else ""):
+        raise InvalidInput(f"{uri} is {kind}, not rows of text: give it the name of its format")
     if b"\0" in head:
         raise InvalidInput(f"{uri} is binary, not rows of text: leave it out, or convert it")

@@ -15,7 +15,7 @@ from typing import Any
 from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
 from cachesvc.catalog.containers import compression_of, masked_crc
 from cachesvc.catalog.formats.text_rows import TextRows
-from cachesvc.catalog.kinds import ASIDE, kind_of
+from cachesvc.catalog.kinds import IGNORED, kind_of
 from cachesvc.catalog.labels.row_tags import MAX_TAG_BYTES
 from cachesvc.catalog.layout import Field
 from cachesvc.catalog.parsing.tf_example import BYTES, Features, features_of
@@ -35,7 +35,7 @@ def select(entries: Sequence[ListedObject]) -> list[ListedObject]:
     """Choose the TFRecord files by their names; without one, all that may be data (`train-00000-of-01024`)."""
     found = [entry for entry in entries if kind_of(entry.name) == "tfrecord"]
     return found or [
-        entry for entry in entries if kind_of(entry.name) != ASIDE and entry.extension not in _INDICES
+        entry for entry in entries if kind_of(entry.name) != IGNORED and entry.extension not in _INDICES
     ]
 
 
@@ -136,8 +136,8 @@ class _Forward:
             self._window = memoryview(b"".join(parts))
         if len(self._window) < length:
             raise CorruptData(f"{self._uri} is truncated in record {number}: write it anew, or leave it out")
-        found, self._window = self._window[:length], self._window[length:]
-        return found
+        taken, self._window = self._window[:length], self._window[length:]
+        return taken
 
 
 class _Fields:

@@ -104,10 +104,10 @@ def _datatrove(inputs: Inputs, at: int, beside: _Beside) -> tuple[Payload, Ints 
             f"{tokens.uri} does not say of what type its tokens are: give dtype='uint16', or 'uint32' for a vocabulary of "
             "more than 65,536"
         )
-    found = _whole(inputs, Payload(at, 0, tokens.size_bytes, dtype))
+    payload = _whole(inputs, Payload(at, 0, tokens.size_bytes, dtype))
     if index is None:
-        return found, None
-    return found, token_indices.datatrove_bounds(inputs.fetch, tokens, inputs.entries[index].object, dtype)
+        return payload, None
+    return payload, token_indices.datatrove_bounds(inputs.fetch, tokens, inputs.entries[index].object, dtype)
 
 
 def _check(inputs: Inputs, payloads: Sequence[Payload], unpaired: Sequence[str]) -> None:
@@ -130,10 +130,10 @@ def _plain(inputs: Inputs, at: int) -> Payload:
     if stated is not None and stated.shape:
         raise InvalidInput(f"dtype {options.dtype!r} of tokens cannot have a shape")
     if entry.extension == "npy" and not (stated is not None and is_headerless(inputs, at)):
-        found = npy_payload(inputs, at)
-        if stated is not None and stated != found.dtype:
-            raise InvalidInput(f"{entry.object.uri} holds {found.dtype.str}, not dtype {options.dtype}")
-        return found
+        payload = npy_payload(inputs, at)
+        if stated is not None and stated != payload.dtype:
+            raise InvalidInput(f"{entry.object.uri} holds {payload.dtype.str}, not dtype {options.dtype}")
+        return payload
     return _whole(inputs, raw_payload(inputs, at, stated))
 
 

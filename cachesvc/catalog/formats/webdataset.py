@@ -71,9 +71,9 @@ def compile_webdataset(inputs: Inputs) -> Draft:
             shard = _PackedShard(bodies.windows(at))
         else:
             shard = _Shard(inputs.data, bodies.first_extent[at], bodies.cut, size)
-            if found := compression_of(shard.read(0, min(BLOCK, size))):
+            if compression := compression_of(shard.read(0, min(BLOCK, size))):
                 raise InvalidInput(
-                    f"{uri} is compressed by {found}: give it a name that says so, like .tar.gz"
+                    f"{uri} is compressed by {compression}: give it a name that says so, like .tar.gz"
                 )
         samples.begin_shard(uri, names[at], shard, _ANY_SIZE if packed else bodies.cut)
         try:
@@ -91,7 +91,7 @@ def compile_webdataset(inputs: Inputs) -> Draft:
     draft = samples.draft(inputs, space, split.tables)
     if damaged:
         draft.notes.append(f"left out by on_error='skip': {_damaged(inputs, damaged, len(tars))}")
-    draft.strays = set(split.rest).difference(tars)
+    draft.unrelated = set(split.rest).difference(tars)
     return draft
 
 
@@ -158,9 +158,9 @@ class _Shard:
             wanted = min(max(length, _WINDOW_BYTES), self._size - offset) - len(held)
             self._window = held + self._across(offset + len(held), wanted)
             self._window_at, begin = offset, 0
-        found = self._window[begin : begin + length]
-        assert len(found) == length, "callers check the archive's size first"
-        return found
+        data = self._window[begin : begin + length]
+        assert len(data) == length, "callers check the archive's size first"
+        return data
 
     def _across(self, offset: int, length: int) -> bytes:
         parts = []
@@ -185,7 +185,7 @@ class _Shard:
 
 
 def _told_apart(keys: TextColumn, archives: Sequence[tuple[int, str]]) -> TextColumn:
-    """Return keys of which each names one sample. One that several samples have begins with the name of the archive; one
+    """Return keys that each name one sample. One that several samples have begins with the name of the archive; one
     that several samples of an archive have also ends with the place of the sample there."""
     shared = _shared(keys)
     if not shared.any():

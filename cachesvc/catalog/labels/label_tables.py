@@ -63,17 +63,17 @@ def separate_tables(inputs: Inputs, names: Callable[[], SampleNames] | None = No
         )
     for at in named:
         _parsed(inputs, at).check_labels()
-    found = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
-    json_tables = _json_tables(inputs, {*named, *found})
-    few = len(found) + len(json_tables) <= _MAX_TABLES
-    kept = [*json_tables, *(at for at in found if _names_files(inputs, at, names))] if few else []
+    tables = [at for at, entry in enumerate(inputs.entries) if at not in named and _may_be_table(entry.path)]
+    json_tables = _json_tables(inputs, {*named, *tables})
+    few = len(tables) + len(json_tables) <= _MAX_TABLES
+    kept = [*json_tables, *(at for at in tables if _names_files(inputs, at, names))] if few else []
     if len(kept) + len(named) == len(inputs.entries):
         kept = []
     if source.needs_table and not named:
-        _check_columns(inputs, kept, found)
+        _check_columns(inputs, kept, tables)
     taken = {*named, *kept}
     rest = [at for at in range(len(inputs.entries)) if at not in taken]
-    samples = [inputs.entries[at] for at in found if at not in taken]
+    samples = [inputs.entries[at] for at in tables if at not in taken]
     notes = [
         f"{entry.object.uri} is no table of labels: its first line would name columns ({USUAL_NAMES})"
         for entry in samples

@@ -31,10 +31,10 @@ class SampleNames:
 
     def find(self, name: str, root: str) -> int | None:
         """Return the sample of a file below the URI `root`, None for none or several."""
-        found = self._samples.get(root + name, self._samples.get(name))
-        if found is None and name and "/" not in name and name not in self._samples:
-            found = self._by_base().get(name)
-        return found
+        sample = self._samples.get(root + name, self._samples.get(name))
+        if sample is None and name and "/" not in name and name not in self._samples:
+            sample = self._by_base().get(name)
+        return sample
 
     def _by_base(self) -> dict[str, int | None]:
         if self._bases is None:

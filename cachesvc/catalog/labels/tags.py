@@ -178,7 +178,7 @@ class Tags:
         return classes, labels
 
     def _take_lists(self, samples: int, kind: str, uri: str) -> EncodedLabels:
-        """Return labels of which some or all are lists. A single one is a list of one."""
+        """Return labels, some or all of which are lists. A single one is a list of one."""
         lists = self._lists.pop("label")
         for name in ("label", _JSON_LABEL):
             for sample, value in zip(self._samples.pop(name, ()), self._values.pop(name, ()), strict=True):

@@ -1,4 +1,4 @@
 """Parsers of bytes of unknown origin that formats, and the loader, share.
 
-In: bytes, or windows of them. Out: values. It owns the limits of what it makes of them.
+In: bytes, or windows of them. Out: values. It owns the limits on the sizes of their results.
 """

@@ -194,11 +194,11 @@ class JsonRecord:
 
     def take(self, name: str, kind: type) -> Any:
         """Return a field of a type; integers may not be negative. Raises CorruptData naming it."""
-        found = self.value.get(name) if isinstance(self.value, dict) else None
-        negative = isinstance(found, int) and found < 0
-        if not isinstance(found, kind) or isinstance(found, bool) or negative:
+        value = self.value.get(name) if isinstance(self.value, dict) else None
+        negative = isinstance(value, int) and value < 0
+        if not isinstance(value, kind) or isinstance(value, bool) or negative:
             raise CorruptData(f"{self.where}: field {name!r} is missing or no {kind.__name__}")
-        return found
+        return value
 
     def record(self, name: str) -> JsonRecord:
         """Return a nested object."""

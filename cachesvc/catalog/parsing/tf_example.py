@@ -39,7 +39,7 @@ message_type {
   field { name: "feature_lists" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES }
 }
 """
-"""`feature_lists` is what a SequenceExample has behind its context, which an Example would take for unknown bytes."""
+"""`feature_lists` is the second field of a SequenceExample, which an Example would take for unknown bytes."""
 
 BYTES, FLOAT, INT = KINDS = ("bytes", "float32", "int64")
 
@@ -63,9 +63,9 @@ def features_of(record: bytes) -> Features:
         raise ValueError(f"it is no tf.train.Example: {error}") from None
     if example.feature_lists:
         raise ValueError("it is a tf.train.SequenceExample")
-    found: Features = {}
+    features: Features = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")
         values = getattr(feature, kind).value if kind else ()
-        found[name] = (kind if values else "", values)
-    return found
+        features[name] = (kind if values else "", values)
+    return features

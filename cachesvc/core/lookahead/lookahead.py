@@ -6,8 +6,8 @@ and not yet read (`order_windows.py`). They fetch it along a schedule (`schedule
 over the whole plan. A schedule delays no reader: while a reader waits for a fill, only room and slots limit its plans.
 
 Over extents that are resident, or fit no tier that works, a plan goes `window_bytes` ahead and no further, so that one
-event never walks a whole plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, enters
-nothing, and its readers' demands fetch what they need.
+event never walks a whole plan. A plan that is not scheduled yet, or whose cursor has left a backlog behind, starts no
+fill. Its readers' demands fetch the extents that they need.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lookahead:
         self._windows = windows
 
     def feed(self) -> bool:
-        """Enter rows, users in turn and each user's most urgent plan first, until each plan waits or is exhausted.
+        """Enter rows, users round robin and each user's most urgent plan first, until each plan waits or is exhausted.
 
         Where a user's most urgent absent extent finds no slot or room, no later one of that user takes it; then only
         resident extents are entered. Returns False when `FEED_LIMIT` was reached and there is more to do now.
@@ -51,16 +51,16 @@ class Lookahead:
                 users[each.window.user].append(each.urgency)
         for urgent in users.values():
             heapq.heapify(urgent)
-        turns = deque(sorted(users, key=self._windows.turn_of))
+        queue = deque(sorted(users, key=self._windows.served_at))
         reader_waits = any(copy.entry.waiters for copy in self._copies.filling)
         waiting, moved = set[int](), False
         for _ in range(FEED_LIMIT):
-            while turns and not users[turns[0]]:
-                turns.popleft()
-            if not turns:
+            while queue and not users[queue[0]]:
+                queue.popleft()
+            if not queue:
                 return True
-            user = turns[0]
-            turns.rotate(-1)
+            user = queue[0]
+            queue.rotate(-1)
             plan = plans[heapq.heappop(users[user])[-1]]
             extent, _, last_step = plan.rows[plan.next]
             entry = self._copies.entry(extent)
@@ -86,7 +86,7 @@ class Lookahead:
         """Return whether an absent extent may be fetched now."""
         if not self._reserve.streams:
             return True
-        if self._reserve.tight_for(plan.window.user):
+        if self._reserve.oversubscribed_by(plan.window.user):
             return self._policy.room_to_keep(entry)
         schedule = None if reader_waits and plan.passed else plan.schedule
         if schedule is not None and not schedule.allows(plan.next, plan.passed):

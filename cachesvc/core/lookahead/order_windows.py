@@ -1,10 +1,10 @@
-"""Shares the window among orders, and decides whose turn it is to fetch ahead.
+"""Shares the window among orders, and decides which order fetches ahead next.
 
 The room is shared out by user, and a user's part by order. So another user's part is the same however many plans one user
-has. A user who reads more side by side than its part holds has no room (`core/tiering/stream_window.py`). Where there are
-more orders than extents fit the room, orders whose plans have passed nothing for a while (suspended, at a validation) are
-idle and have no part: what they have fetched ahead is freed for others, and they fetch nothing before they move again. The
-same holds for users.
+has. A user who reads more side by side than its part holds has no room (`core/tiering/stream_window.py`). Where there
+are more orders than extents fit the room, orders whose plans have not moved for a while (suspended, at a validation)
+are idle and have no part. Extents that they fetched ahead are freed for others, and they fetch nothing until they move
+again. The same holds for users.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class OrderWindow:
     ahead: Ahead = field(default_factory=Ahead)
     moved_at: float = 0.0
     """When one of its plans last began, or passed an entry."""
-    turn: int = 0
-    """When it last fetched ahead: of orders that are equally urgent, the one that waited longest is first."""
+    served_at: int = 0
+    """The number of its last fill ahead: of orders that are equally urgent, the one that waited longest is first."""
     retention: Retention | None = None
 
 
@@ -49,8 +49,8 @@ class OrderWindows:
         self._reserve = reserve
         self._context = context
         self._users: dict[int, dict[frozenset[ExtentId], OrderWindow]] = {}
-        self._turn = 0
-        self._turns: dict[int, int] = {}
+        self._served_count = 0
+        self._served_at: dict[int, int] = {}
 
     def join(self, number: int, entries: Sequence[tuple[ExtentId, int, int]], user: int) -> OrderWindow:
         """The window that a new plan shares."""
@@ -69,7 +69,7 @@ class OrderWindows:
         if remaining:
             self._users[user] = remaining
         else:
-            self._turns.pop(user, None)
+            self._served_at.pop(user, None)
         self._retune()
 
     def note_reads(self, window: OrderWindow, open_bytes: int, absent_bytes: int) -> None:
@@ -79,12 +79,12 @@ class OrderWindows:
         self._retune()
 
     def note_fetched(self, window: OrderWindow) -> None:
-        """Note that a window had its turn."""
-        self._turn = window.turn = self._turns[window.user] = self._turn + 1
+        """Note that a window fetched ahead."""
+        self._served_count = window.served_at = self._served_at[window.user] = self._served_count + 1
 
-    def turn_of(self, user: int) -> int:
-        """The number of a user's last turn: the user who waited longest is first."""
-        return self._turns.get(user, 0)
+    def served_at(self, user: int) -> int:
+        """The number of the user's last fill among all users'. The user with the lowest is served first."""
+        return self._served_at.get(user, 0)
 
     def has_room(self, window: OrderWindow, size_bytes: int) -> bool:
         """Return whether `size_bytes` more may be ahead in a window: within its part or, where parts are smaller than an
@@ -106,7 +106,7 @@ class OrderWindows:
         return {
             each
             for user in self._users
-            if user in sharing or self._reserve.tight_for(user)
+            if user in sharing or self._reserve.oversubscribed_by(user)
             for each in self._active_of(user)
         }
 
@@ -143,14 +143,14 @@ class OrderWindows:
         """A user's windows that share its room."""
         windows, reserve = self._of(user), self._reserve
         enough = len(windows) * reserve.largest_bytes <= self._room_bytes(user)
-        if enough or reserve.tight_for(user) or not reserve.streams:
+        if enough or reserve.oversubscribed_by(user) or not reserve.streams:
             return windows
         return self._moving(windows) or windows
 
     def _sharing(self) -> set[int]:
         """The users who share the room: all, or, where it is less than an extent for each, those that are not idle."""
         reserve = self._reserve
-        users = {user for user in self._users if not reserve.tight_for(user)}
+        users = {user for user in self._users if not reserve.oversubscribed_by(user)}
         if len(users) * reserve.largest_bytes <= reserve.ahead_bytes() or not reserve.streams:
             return users
         return {user for user in users if self._moving(self._of(user))} or users
@@ -164,7 +164,7 @@ class OrderWindows:
         """Return whether several users together have so much ahead that there is no room for `size_bytes` more."""
         if len(self._users) < 2:
             return False
-        users = (user for user in self._users if not self._reserve.tight_for(user))
+        users = (user for user in self._users if not self._reserve.oversubscribed_by(user))
         ahead = sum(_ahead_bytes(self._of(user)) for user in users)
         return ahead + size_bytes > self._reserve.ahead_bytes()
 

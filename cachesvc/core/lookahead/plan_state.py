@@ -43,8 +43,8 @@ class PlanState:
 
     @property
     def urgency(self) -> tuple[int, int, int]:
-        """The steps that remain until the next row is needed, then the window's turn, then the plan's number."""
-        return self.rows[self.next][1] - self.passed, self.window.turn, self.number
+        """The steps that remain until the next row is needed, then when the window last fetched, then the plan's number."""
+        return self.rows[self.next][1] - self.passed, self.window.served_at, self.number
 
     def enter(self, size_bytes: int) -> None:
         """Enter the next row, which counts for `size_bytes`."""

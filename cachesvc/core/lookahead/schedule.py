@@ -1,11 +1,11 @@
 """Schedules: how far ahead of its cursor a plan may fetch, so that the source's rate over the epoch is as even as the
 room for it allows.
 
-The absent bytes that a plan needs up to a step are a staircase, N. What may be fetched up to that step lies between N a
-little ahead of its time, so that fills are there when they are needed, and N plus the room. The shortest path through this
-band has the lowest peak of all that stay inside; it is the work-ahead smoothing of stored video (Salehi, Zhang, Kurose,
-Towsley: "Supporting Stored Video", 1998). The schedule is a function of the cursor, not of time: a job that never waits
-sees an even rate, and a job that waits is not paced (`lookahead.py`).
+N(step) is the number of absent bytes that a plan needs up to a step, a staircase. The bytes fetched up to a step have
+two bounds. The lower one is N a few steps later, so that fills end in time; the upper one is N plus the room in bytes.
+The shortest path through this band has the lowest peak of all that stay inside; it is the work-ahead smoothing of
+stored video (Salehi, Zhang, Kurose, Towsley: "Supporting Stored Video", 1998). The schedule is a function of the
+cursor, not of time: a job that never waits sees an even rate, and a job that waits is not paced (`lookahead.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F64 = npt.NDArray[np.float64]
 MAX_KNOTS = 2000
 """Points of the path: 100 in the 5 % of an epoch over which a rate is measured; a path costs 10 ms at most."""
 LEAD_SHARE = 0.25
-"""The part of the room that is kept full where the plan allows it: two fills of four take turns in it at least."""
+"""The part of the room that is kept full where the plan allows it: at least two of four fills run in it."""
 RAMP_SHARE = 0.1
 """The part of the plan over which that lead is built up: built up at once, it would be a peak itself."""
 
@@ -71,12 +71,12 @@ def _shortest(lower: F64, upper: F64) -> list[float]:
     path = [float(lower[0])]
     while len(path) < len(lower):
         at, value = len(path) - 1, path[-1]
-        turn, slope = _next_turn(lower[at + 1 :], upper[at + 1 :], value)
-        path += [value + slope * step for step in range(1, turn + 1)]
+        bend, slope = _next_bend(lower[at + 1 :], upper[at + 1 :], value)
+        path += [value + slope * step for step in range(1, bend + 1)]
     return path
 
 
-def _next_turn(lower: F64, upper: F64, value: float) -> tuple[int, float]:
+def _next_bend(lower: F64, upper: F64, value: float) -> tuple[int, float]:
     """The number of knots that a line from `value` can go inside the band, and its slope."""
     steps = np.arange(1, len(lower) + 1)
     low, high = (lower - value) / steps, (upper - value) / steps
@@ -85,7 +85,7 @@ def _next_turn(lower: F64, upper: F64, value: float) -> tuple[int, float]:
     if not len(apart):
         return len(lower), float(low[-1])
     wall = int(apart[0])
-    # the line must turn at an earlier point of the side opposite to the wall that it would cross
+    # the line must bend at an earlier point of the side opposite to the wall that it would cross
     side = high if low[wall] > most[wall - 1] else low
     slope = most[wall - 1] if side is high else least[wall - 1]
     return int(np.flatnonzero(side[:wall] == slope)[-1]) + 1, float(slope)

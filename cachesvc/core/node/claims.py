@@ -124,8 +124,8 @@ class Claims:
         takes too long for the loop's: it copies what may change, and reads each entry by itself."""
         entries = self._copies.entries
         stuck = (extent for dataset in tuple(self._jobs.get(job, ())) for extent in tuple(dataset.stuck))
-        found = (entries.get(extent) for extent in stuck)
-        return [entry.id for entry in found if entry is not None and not entry.owned]
+        entries_of = (entries.get(extent) for extent in stuck)
+        return [entry.id for entry in entries_of if entry is not None and not entry.owned]
 
     def _incomplete(self, datasets: list[DatasetState]) -> dict[ExtentId, tuple[int, str]]:
         """Resident extents of these datasets in which objects are missing, and why the first one is."""

@@ -132,13 +132,13 @@ class Completions:
         """Stop granting a copy whose bytes are wrong, and fill its extent again."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
         if copy and copy.phase is Phase.RESIDENT:
-            copy.tier.corrupt_count += not copy.doomed
+            copy.tier.corrupt_count += not copy.to_evict
             self._replace(copy)
 
     def fill_again(self, event: ev.FillAgain) -> None:
         """Stop granting a copy with holes, and fill its extent again: the missing objects may be there by now."""
         copy = self._copies.find(event.extent, self._policy.tiers[event.tier])
-        if copy and copy.phase is Phase.RESIDENT and not copy.doomed:
+        if copy and copy.phase is Phase.RESIDENT and not copy.to_evict:
             self._replace(copy)
 
     def _replace(self, copy: Copy) -> None:
@@ -153,7 +153,7 @@ class Completions:
         """End an eviction: its bytes are free."""
         copy = self._copy(event.extent, event.tier, Phase.EVICTING)
         self._copies.drop_evicted(copy)
-        if copy.doomed:
+        if copy.to_evict:
             self._outages.shrink_full(copy)
         self._readers.ensure_fill(copy.entry)
         self._copies.forget(copy.entry)

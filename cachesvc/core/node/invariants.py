@@ -74,14 +74,14 @@ def _check_copy(copy: Copy, settled: bool) -> None:
     if copy.source:
         assert copy.source.phase is Phase.RESIDENT, "a source that is not resident"
         assert copy.source.fills_from, "a source that is not protected"
-    listed = copy.idle and not copy.doomed and not copy.pinned
-    assert settled or copy.eviction_list is None or (copy.idle and not copy.doomed), (
+    listed = copy.idle and not copy.to_evict and not copy.pinned
+    assert settled or copy.eviction_list is None or (copy.idle and not copy.to_evict), (
         "on an eviction list though in use"
     )
     assert not settled or (copy.eviction_list is not None) == listed, (
         "on an eviction list exactly while evictable"
     )
-    assert not (copy.idle and copy.doomed) or copy.tier.lost, "an idle copy that is doomed"
+    assert not (copy.idle and copy.to_evict) or copy.tier.lost, "an idle copy that should be evicted"
 
 
 def _check_tier(copies: Copies, tier: TierState) -> None:
@@ -96,7 +96,8 @@ def _check_tier(copies: Copies, tier: TierState) -> None:
     assert tier.held_bytes >= 0, "held bytes below zero"
     assert not tier.held_bytes or tier.name == RAM, "held bytes outside RAM"
     if tier.free_bytes < 0:
-        # Only what was there before us (held by readers, or recovered) may exceed a budget, or lie in a lost tier.
+        # Only memory that readers hold, or extents that were recovered at the start, may exceed a budget or lie in a
+        # lost tier.
         over = tier.used_bytes - tier.budget_bytes
         excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
         assert excused, "a budget exceeded"

@@ -41,13 +41,14 @@ class Keeping:
             self._place_all()
 
     def peer_wants(self, event: PeerWants) -> None:
-        """Fetch an extent that a peer asked for, where this node is to keep it and has room."""
+        """Fetch an extent that a peer asked for, if this node should keep it and has room."""
         if self.lacks(event.extent) and not self.full:
             self._wanted[event.extent] = None
             self.feed()
 
     def lacks(self, extent: ExtentId) -> bool:
-        """Return whether this node is to keep an extent that it neither has nor fetches, and that peers may ask for."""
+        """Return whether this node should keep an extent that it neither has nor fetches, and that peers may ask
+        for."""
         entry = self._copies.entries.get(extent)
         if entry is None or not self._policy.reserve.streams or not entry.owned or not entry.datasets:
             return False

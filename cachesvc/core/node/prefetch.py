@@ -1,8 +1,8 @@
 """Fills without waiters: of datasets that a job wants whole, and of extents that were lost.
 
-Lost extents go first. A prefetch fills its dataset in order; several take turns, an extent each. An extent that finds no
-room to be kept is counted as stuck and skipped. An extent that is evicted from one tier, say because the RAM tier shrank,
-is filled again into another tier that has room.
+Lost extents go first. A prefetch fills its dataset in order. Several are served round robin, an extent each. An extent
+that finds no room to be kept is counted as stuck and skipped. An extent that is evicted from one tier, say because the
+RAM tier shrank, is filled again into another tier that has room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Prefetches:
         self._copies = copies
         self._policy = copies.policy
         self._work = work
-        self._turn = 0
+        self._fill_count = 0
 
     def begin(self, event: Prefetched) -> None:
         """Start a prefetch, from the beginning, of a dataset that the job has declared."""
@@ -76,14 +76,14 @@ class Prefetches:
             unfinished = [each for each in datasets if each.prefetched and self._unfinished(each)]
             if not unfinished:
                 return True
-            # the one whose last fill was longest ago, so that turns go on over calls
-            dataset = min(unfinished, key=lambda each: each.prefetch_turn)
+            # the one whose last fill was longest ago, so that calls go on round robin
+            dataset = min(unfinished, key=lambda each: each.prefetch_fill)
             entry = self._next(dataset)
             if entry is not None and not in_progress(entry):
                 if not self._fill(entry):
                     return True
-                self._turn += 1
-                dataset.prefetch_turn = self._turn
+                self._fill_count += 1
+                dataset.prefetch_fill = self._fill_count
             dataset.prefetch_at += 1
         return False
 

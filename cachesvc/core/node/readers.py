@@ -1,9 +1,9 @@
 """Readers: their leases, their waits, and the queue of extents that readers wait for.
 
 An extent with waiters is filling, queued here, or due for a retry. The queue is fair between jobs. An extent that several
-jobs wait for is queued for each of them; it is filled once, when the first job has its turn, and costs the others none.
-The head of the queue starts when it has a slot and room. It waits while room is coming without a reader's doing, and is
-refused when only readers could free room.
+jobs wait for is queued for each of them; it is filled once, when the first job is served, and costs the others no
+place. The head of the queue starts when it has a slot and room. It waits while room is coming without a reader's doing,
+and is refused when only readers could free room.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class Reclaim:
         return {tier: size_bytes for tier, size_bytes in over.items() if size_bytes > 0}
 
     def _for_budgets(self, excess: dict[TierState, float]) -> Iterator[Copy | ExtentId]:
-        """The excess of tiers, of any dataset's share."""
+        """Choose copies to recall until no tier exceeds its budget. Any dataset may lose copies, below its share
+        too."""
         spare: dict[DatasetState, float] = defaultdict(lambda: math.inf)
         if excess:
             yield from self._choose(excess, 1, sum(excess.values()), spare)
@@ -106,8 +107,9 @@ class Reclaim:
         return max(0.0, -spare_bytes) if self._policy.shares.within_quota(entry) else 0.0
 
     def _for_extent(self, entry: CacheEntry, spare_bytes: float) -> Iterator[Copy | ExtentId]:
-        """Choose as much as tiers keep beyond the room for it, and as the extent's dataset lacks of its share. Where the
-        extent finds no room at all: as much as the window, streaming copies included."""
+        """Choose copies to recall for an extent: the bytes that tiers keep beyond their room to keep, plus the bytes
+        that the extent's dataset lacks of its share. An extent that finds no room at all takes up to the size of the
+        window, streaming copies included."""
         size, deficit = entry.size_bytes, self._deficit(entry, spare_bytes)
         tiers = [
             tier
@@ -131,8 +133,8 @@ class Reclaim:
         requester: DatasetState | None = None,
     ) -> Iterator[Copy | ExtentId]:
         """Choose what to recall, beside what was recalled lately: `wanted` bytes of each tier, where that is at least
-        `least_bytes`. They come from what is in no share, and from datasets as far as they have bytes to `spare`.
-        `any_bytes` more may be streaming copies, or copies that the `requester` might keep."""
+        `least_bytes`. They come from copies in no share, and from datasets that have bytes to `spare`, up to those
+        bytes. `any_bytes` more may be streaming copies, or copies that the `requester` might keep."""
         for each in (each for each, at in self._recalled.items() if self._context.now < at + REPLY_S):
             tier, size, home = self._account_of(each)
             any_bytes -= size

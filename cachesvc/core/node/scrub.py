@@ -42,7 +42,7 @@ class _Round:
 
 
 class Scrub:
-    """Each tier's round of copies, and the copy being verified. Tiers take turns."""
+    """Each tier's round of copies, and the copy being verified. Tiers are scrubbed round robin."""
 
     def __init__(self, copies: Copies, bytes_per_s: int) -> None:
         self._copies = copies
@@ -92,7 +92,7 @@ class Scrub:
             size_bytes = each.tier.dormant.get(extent)
             if size_bytes is None:
                 copy = self._copies.find(extent, each.tier)
-                if copy is None or copy.phase is not Phase.RESIDENT or copy.doomed:
+                if copy is None or copy.phase is not Phase.RESIDENT or copy.to_evict:
                     each.listed.remove(extent)
                     continue
                 size_bytes = copy.entry.size_bytes if copy.committed else None

@@ -65,7 +65,7 @@ class Outages:
         self._policy.reserve.retune()
 
     def shrink_full(self, copy: Copy) -> None:
-        """Shrink the budget of a full tier by a doomed copy that is evicted now: another in its place would fail too."""
+        """Shrink the budget of a full tier by a copy that it could not commit: another in its place would fail too."""
         tier = copy.tier
         if tier.full_until:
             tier.budget_bytes = max(0, tier.budget_bytes - copy.entry.size_bytes)

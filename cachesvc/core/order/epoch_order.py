@@ -1,7 +1,7 @@
 """The sample order: a pure function of (seed, epoch, position).
 
     positions            the order: 0 .. N-1, cut into global batches of G slots
-       | dealt           canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch
+       | assigned        canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch
     run positions        one contiguous part of the run for each canonical node, then the tail of N mod G
        | permuted        within blocks of `window_extents` extents, each block by its own key
     run                  the extents, permuted whole, their samples end to end, rotated by a random offset
@@ -37,7 +37,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.deal import I64, Deal, Places
+from cachesvc.core.order.assignment import I64, Assignment, Places
 from cachesvc.core.order.extent_run import CutExtents, ExtentRun
 from cachesvc.core.order.permute import MAX_SIZE, U64, Network, Use, mix, mix_each, permute, permute_groups
 
@@ -86,8 +86,8 @@ class OrderSpec:
             raise InvalidInput(f"last={self.last!r}: give one of {', '.join(get_args(Last))}")
 
     @property
-    def dealt_nodes(self) -> int:
-        """The canonical nodes to which a run is dealt; an unshuffled run goes to one."""
+    def node_parts(self) -> int:
+        """The number of canonical nodes that have a part of the run; 1 for an unshuffled run."""
         return self.canonical_nodes if self.shuffle else 1
 
 
@@ -147,15 +147,15 @@ class Touches(NamedTuple):
     end: I64
 
 
-def plan_of(deal: Deal, touches: Touches, low: int, high: int, batches: int) -> Plan:
+def plan_of(assignment: Assignment, touches: Touches, low: int, high: int, batches: int) -> Plan:
     """The plan of a rank with the slots [low, high) in `batches` micro-batches, for the extents that `touches` names."""
-    steps = deal.touched(touches.begin, touches.end, low, high, batches)
+    steps = assignment.touched(touches.begin, touches.end, low, high, batches)
     order = np.argsort(steps.first_step, kind="stable")
     return Plan(touches.extent[steps.row[order]], steps.first_step[order], steps.last_step[order])
 
 
 def tail_of(
-    deal: Deal,
+    assignment: Assignment,
     at: Callable[[I64], I64],
     low: int,
     high: int,
@@ -164,7 +164,7 @@ def tail_of(
 ) -> Tail:
     """The slots [low, high) of the partial batch. `at` gives the samples at ascending positions; `repeat`, where it is
     given, those of repeats, at positions in any sequence."""
-    positions, valid = deal.tail(low, high, batches)
+    positions, valid = assignment.tail(low, high, batches)
     ascending, back = np.unique(positions.reshape(-1), return_inverse=True)
     samples = at(ascending)[back].reshape(positions.shape)
     if repeat is not None:
@@ -201,12 +201,14 @@ class EpochOrder:
         self.samples = int(first[-1])
         if self.samples > MAX_SIZE:
             raise InvalidInput(f"{self.samples} samples in one dataset: 2^48 is the most")
-        self._deal = deal = Deal(self.samples, spec.global_batch, spec.dealt_nodes, spec.last)
-        self.steps, self.full_steps = deal.steps, deal.full_steps
-        self.has_tail, self.tail_samples = deal.has_tail, deal.tail_size
-        cut = deal.tail_size > 0 or spec.dealt_nodes > 1
+        self._assignment = assignment = Assignment(
+            self.samples, spec.global_batch, spec.node_parts, spec.last
+        )
+        self.steps, self.full_steps = assignment.steps, assignment.full_steps
+        self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
+        cut = assignment.tail_size > 0 or spec.node_parts > 1
         self._rotated = spec.shuffle and cut and epoch >= spec.rotated_from
-        borders = np.unique([*deal.regions()]) if self._rotated else None
+        borders = np.unique([*assignment.regions()]) if self._rotated else None
         self.run = ExtentRun(first, spec.seed, epoch, spec.shuffle, borders)
         self.block_first, self._block_key = self._blocks()
 
@@ -215,7 +217,7 @@ class EpochOrder:
 
         int64[last_step - first_step, high - low]. Any step costs the same. Ask for at least 16,384 samples at once.
         """
-        return self._deal.slots(self.at, first_step, last_step, low, high)
+        return self._assignment.slots(self.at, first_step, last_step, low, high)
 
     def tables(self, low: int, high: int) -> OrderTables:
         """Return the arrays from which `slots` of the slots [low, high) can be computed. O(extents + slots)."""
@@ -223,7 +225,7 @@ class EpochOrder:
         network = Network(sizes, self._block_key) if self.spec.shuffle else None
         run = self.run
         return OrderTables(
-            self._deal.places(low, high), self.block_first, network, run.first, run.shift, run.cut
+            self._assignment.places(low, high), self.block_first, network, run.first, run.shift, run.cut
         )
 
     def tail(self, low: int, high: int, batches: int = 1) -> Tail:
@@ -235,7 +237,7 @@ class EpochOrder:
         """
         # Where a block has extents of several sizes, its samples are not equally likely at one position.
         repeat = self.run.permuted_samples if self._rotated else None
-        return tail_of(self._deal, self.at, low, high, batches, repeat)
+        return tail_of(self._assignment, self.at, low, high, batches, repeat)
 
     def plan(self, low: int, high: int, batches: int = 1) -> Plan:
         """The extents that a rank with the slots [low, high) in `batches` micro-batches touches, and when. O(extents).
@@ -244,7 +246,7 @@ class EpochOrder:
         position of a block may name any of its samples. A sample belongs to the extent of its first byte; a reader adds the
         extents into which its samples continue.
         """
-        return plan_of(self._deal, self.touches(), low, high, batches)
+        return plan_of(self._assignment, self.touches(), low, high, batches)
 
     def touches(self) -> Touches:
         """The run positions of each extent: one row for each extent of each block, in the order of the run."""
@@ -264,7 +266,7 @@ class EpochOrder:
         if not self.spec.shuffle:
             return run.first, np.empty(0, np.uint64)
         firsts, keys = [], []
-        for region, (start, stop) in enumerate(self._deal.regions()):
+        for region, (start, stop) in enumerate(self._assignment.regions()):
             if start == stop:
                 continue
             # A block is a window of the extents that lie in the region, at least in part. In a rotated run, the first block

@@ -1,10 +1,10 @@
 """The run of an epoch: the extents that hold samples, in a random sequence, with their samples end to end.
 
-Borders cut a run into regions, which `Deal.regions` gives: a part for each canonical node, then the tail. A rotated run is
-a ring of extents that is opened at a uniformly chosen sample. So every sample is equally likely at each position, whatever
-the sizes of extents: it is dropped, repeated and given to each node as often as any other. The extent in which the ring is
-opened begins the run and ends it too. The samples of an extent that a border cuts are permuted. Otherwise a border would
-keep neighbours together, and data is often sorted by class.
+Borders cut a run into regions, which `Assignment.regions` gives: a part for each canonical node, then the tail. A
+rotated run is a ring of extents that is opened at a uniformly chosen sample. So every sample is equally likely at each
+position, whatever the sizes of extents: it is dropped, repeated and given to each node as often as any other. The
+extent in which the ring is opened begins the run and ends it too. The samples of an extent that a border cuts are
+permuted. Otherwise a border would keep neighbours together, and data is often sorted by class.
 """
 
 from __future__ import annotations

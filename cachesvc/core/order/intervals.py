@@ -23,6 +23,6 @@ class Intervals:
         """The index of each value's interval, int64 of the shape of `values`; -1 for the value just below the first
         interval, the lowest allowed. A search costs 10 to 20 ns a value; with equal widths, a division costs 1 ns."""
         if self._width:
-            found: I64 = np.minimum((values - self._firsts[0]) // self._width, self._firsts.size - 1)
-            return found
+            index: I64 = np.minimum((values - self._firsts[0]) // self._width, self._firsts.size - 1)
+            return index
         return np.searchsorted(self._firsts, values, side="right") - 1

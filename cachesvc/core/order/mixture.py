@@ -23,7 +23,7 @@ import numpy as np
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.deal import I64
+from cachesvc.core.order.assignment import I64
 from cachesvc.core.order.epoch_order import Touches
 from cachesvc.core.order.permute import MAX_SIZE
 from cachesvc.core.order.recent import Latest
@@ -81,8 +81,8 @@ class Pattern:
         for whole, left, own, is_left in reversed(self._paths[component]):
             half = whole // 2
             at = -((half - (at + 1) * whole) // left) - 1 if is_left else (at * whole + half) // own
-        found: I64 = cycles * self.period + at
-        return found
+        slots: I64 = cycles * self.period + at
+        return slots
 
     def _walk(self, depth: int, among: list[int], rows: I64, inside: I64, component: I64, nth: I64) -> None:
         """Descend to the leaves below one node. `among`: the components that share the slots `rows`."""
@@ -200,15 +200,15 @@ class MixtureRun:
         if len(own_epochs) > MAX_PASSES:
             extents = np.unique(self._run_of(index, own_epochs[0]).touches()[0].extent)
             return Touches(extents, np.zeros_like(extents), np.full_like(extents, self._size))
-        found = []
+        touches = []
         for epoch in own_epochs:
             extent, begin, end = self._run_of(index, epoch).touches()[0]
             begin = np.clip(begin + epoch * size - first, 0, count)
             end = np.clip(end + epoch * size - first, 0, count)
             held = begin < end
             slot = self._pattern.slot
-            found.append((extent[held], slot(index, begin[held]), slot(index, end[held] - 1) + 1))
-        return Touches(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            touches.append((extent[held], slot(index, begin[held]), slot(index, end[held] - 1) + 1))
+        return Touches(*(np.concatenate(column) for column in zip(*touches, strict=True)))
 
     def _run_of(self, index: int, own_epoch: int) -> Run:
         return self._runs.get((index, own_epoch), lambda key: self._make_run(*key))

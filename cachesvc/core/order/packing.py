@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cachesvc.core.order.deal import I64
+from cachesvc.core.order.assignment import I64
 from cachesvc.core.order.epoch_order import EpochOrder, Touches
 from cachesvc.core.order.recent import Latest
 
@@ -85,10 +85,10 @@ class PackRun:
         high = np.searchsorted(self._block_tokens, last, "left")
         spans = np.unique(np.stack((low, high)), axis=1).T.tolist()
         blocks = sorted({block for start, stop in spans for block in range(start, stop)})
-        found = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
-        if not found:
+        cuts = [self._cut(self._blocks.get(block, self._block), first, last) for block in blocks]
+        if not cuts:
             return Pieces(*(np.empty(0, np.int64) for _ in range(4)))
-        pieces = Pieces(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        pieces = Pieces(*(np.concatenate(column) for column in zip(*cuts, strict=True)))
         order = np.argsort(pieces.row, kind="stable")  # a pack that spans two windows has pieces of both
         return Pieces(*(column[order] for column in pieces))
 

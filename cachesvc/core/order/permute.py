@@ -141,10 +141,10 @@ class Network:
         high = (values >> low_bits).astype(np.uint32)
         low = (values & ((np.uint64(1) << low_bits) - np.uint64(1))).astype(np.uint32)
         hashed, spare = np.empty_like(low), np.empty_like(low)
-        for turn in range(len(self.keys)):
-            keys = self.keys[turn] if group is None else self.keys[turn][group]
-            _hash(low if turn % 2 == 0 else high, keys, hashed, spare)
-            if turn % 2:
+        for number in range(len(self.keys)):
+            keys = self.keys[number] if group is None else self.keys[number][group]
+            _hash(low if number % 2 == 0 else high, keys, hashed, spare)
+            if number % 2:
                 hashed >>= low_drop
                 low ^= hashed
                 continue

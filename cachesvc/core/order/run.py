@@ -1,4 +1,4 @@
-"""Orders of samples composed of datasets: any run of samples, dealt as `epoch_order.py` deals one dataset's.
+"""Orders of samples composed of datasets: any run of samples, assigned as `epoch_order.py` assigns one dataset's.
 
 A mixture and packs differ from a plain dataset only in which sample is at a position of the run. So all that
 `epoch_order.py` states of batches (exactly once, elastic, equal steps) holds for them too.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cachesvc.core.order.deal import I64, Deal
+from cachesvc.core.order.assignment import I64, Assignment
 from cachesvc.core.order.epoch_order import OrderSpec, Plan, Tail, Touches, plan_of, tail_of
 
 
@@ -33,19 +33,19 @@ class RunOrder:
     def __init__(self, spec: OrderSpec, run: Run, epoch: int) -> None:
         self.spec, self.epoch, self.samples = spec, epoch, run.size
         self._run = run
-        self._deal = deal = Deal(run.size, spec.global_batch, spec.dealt_nodes, spec.last)
-        self.steps, self.full_steps = deal.steps, deal.full_steps
-        self.has_tail, self.tail_samples = deal.has_tail, deal.tail_size
+        self._assignment = assignment = Assignment(run.size, spec.global_batch, spec.node_parts, spec.last)
+        self.steps, self.full_steps = assignment.steps, assignment.full_steps
+        self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
 
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
         """See `EpochOrder.slots`."""
-        return self._deal.slots(self._run.at, first_step, last_step, low, high)
+        return self._assignment.slots(self._run.at, first_step, last_step, low, high)
 
     def tail(self, low: int, high: int, batches: int = 1) -> Tail:
         """See `EpochOrder.tail`."""
-        return tail_of(self._deal, self._run.at, low, high, batches)
+        return tail_of(self._assignment, self._run.at, low, high, batches)
 
     def plans(self, low: int, high: int, batches: int = 1) -> list[Plan]:
         """One plan for each underlying dataset: the extents that a rank with the slots [low, high) in `batches`
         micro-batches touches, and in which steps of this order."""
-        return [plan_of(self._deal, touches, low, high, batches) for touches in self._run.touches()]
+        return [plan_of(self._assignment, touches, low, high, batches) for touches in self._run.touches()]

@@ -73,9 +73,9 @@ class ExtentDirectory:
         away: Collection[str] = (),
         behind: Collection[str] = (),
     ) -> Answer:
-        """Tell `asker` where to read an extent, and note it as filling it. Nodes that `failed` to give it and nodes that
-        are `away` are left out, and so are those `behind` the asker, which may read from it, and all that read from them.
-        The leases of nodes that `failed` end."""
+        """Tell `asker` where to read an extent, and note it as filling it. The answer is never a node that `failed` to
+        give it, one that is `away`, or one that would make a circle: nodes `behind` the asker may be reading from it,
+        and other nodes from them. The leases of nodes that `failed` end."""
         others = [
             place
             for place in self._places.get(extent, ())
@@ -138,7 +138,7 @@ class ExtentDirectory:
             self._remove(node, extent)
 
     def announced_anew(self, node: str, extents: Iterable[ExtentId], now: float) -> None:
-        """Note all that a node holds in place of what was noted before. Of its leases those that have ended are forgotten.
+        """Replace the note of all extents that a node holds. Of its leases those that have ended are forgotten.
         O(places of the node)."""
         held = set(extents)
         for extent in self._noted.get(node, set()) - held:
@@ -204,8 +204,8 @@ class ExtentDirectory:
 
 def _downstream(places: Collection[_Place], names: set[str]) -> set[str]:
     """Nodes, and the fills that read from them directly or over others."""
-    found = set[str]()
+    nodes = set[str]()
     while names:
-        found |= names
-        names = {place.node for place in places if place.filling and place.upstream in names} - found
-    return found
+        nodes |= names
+        names = {place.node for place in places if place.filling and place.upstream in names} - nodes
+    return nodes

@@ -102,12 +102,12 @@ class Roster:
 
     def listed(self, endpoints: Iterable[Endpoint], now: float) -> None:
         """Take the list of members, this node included or not. New addresses are due at once."""
-        found = {endpoint.address: endpoint for endpoint in endpoints}
+        by_address = {endpoint.address: endpoint for endpoint in endpoints}
         self._listed = True
-        for address in [address for address in self._contacts if address not in found]:
+        for address in [address for address in self._contacts if address not in by_address]:
             del self._contacts[address]
             self._leave_address(address, now)
-        for address, endpoint in found.items():
+        for address, endpoint in by_address.items():
             self._contacts.setdefault(address, _Contact(endpoint, now)).listed = endpoint
         self._expire(now)
 
@@ -139,10 +139,10 @@ class Roster:
     def due(self, now: float) -> list[str]:
         """The addresses to greet now. Each is due again when it has answered or failed."""
         self._expire(now)
-        found = [address for address, contact in self._contacts.items() if contact.due_at <= now]
-        for address in found:
+        addresses = [address for address, contact in self._contacts.items() if contact.due_at <= now]
+        for address in addresses:
             self._contacts[address].due_at = now + GREET_RETRY_CAP_S
-        return found
+        return addresses
 
     def next_deadline(self) -> float:
         """The time when an address is due, or a member leaves, in seconds; inf for none."""

@@ -30,7 +30,7 @@ U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 STAND_INS = 2
-"""Members that know where an extent is: the owner, and the next in rank, who stands in while the owner is away."""
+"""Members that know where an extent is: the owner, and the next in rank, which stands in while the owner is away."""
 BLOCK_SCORES = 1 << 18
 """Scores that are computed at once: 2 MiB of floats, which stay in a processor's cache."""
 

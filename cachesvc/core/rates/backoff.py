@@ -135,8 +135,8 @@ class Pace:
         return self._last
 
     def wait_s(self, place: float, now: float) -> float:
-        """Seconds after which to call again; 0: the place may ask now. They end before its turn unless the rate doubles
-        meanwhile: otherwise all places whose turn came early would ask at once."""
+        """Seconds after which to call again; 0: the place may ask now. They end before the place is due, unless the
+        rate doubles before: otherwise all places that are due early would ask at once."""
         self._move(now)
         rate, before = self.rate(now), max(0.0, place - self._due)
         if not before or math.isinf(rate):

@@ -6,8 +6,8 @@ An extent has one copy, or two while RAM reads ahead of NVMe.
 - `FILLED` grants the extent to every waiter. `FILL_FAILED` frees the bytes: waiters wait for a retry, get `Fail`, or,
   where the tier failed, are placed elsewhere or get `Refuse`.
 - A lease begins in the same step as the demand that it answers. It ends with `Released`, `ReaderGone` or `NotGranted`.
-- A copy that is corrupt, has holes that may be filled now, or could not be committed is doomed: it is never granted again,
-  and evicted as soon as it is idle.
+- A copy that is corrupt, has holes that may be filled now, or could not be committed has `EVICTION_DUE`: it is never
+  granted again, and evicted as soon as it is idle.
 - Only idle copies are evicted. Their bytes are free after `Evicted`, not before.
 - A lost tier that comes back with another directory drops all its copies.
 """
@@ -35,7 +35,7 @@ class CopyEvent(IntEnum):
     FILL_FAILED = 4
     LEASED = 5
     LEASE_ENDED = 6
-    DOOMED = 7
+    EVICTION_DUE = 7
     EVICTION_BEGUN = 8
     EVICTED = 9
     DIRECTORY_REPLACED = 10
@@ -48,7 +48,7 @@ TRANSITIONS: dict[tuple[Phase, CopyEvent], Phase] = {
     (Phase.FILLING, CopyEvent.FILL_FAILED): Phase.ABSENT,
     (Phase.RESIDENT, CopyEvent.LEASED): Phase.RESIDENT,
     (Phase.RESIDENT, CopyEvent.LEASE_ENDED): Phase.RESIDENT,
-    (Phase.RESIDENT, CopyEvent.DOOMED): Phase.RESIDENT,
+    (Phase.RESIDENT, CopyEvent.EVICTION_DUE): Phase.RESIDENT,
     (Phase.RESIDENT, CopyEvent.EVICTION_BEGUN): Phase.EVICTING,
     (Phase.RESIDENT, CopyEvent.DIRECTORY_REPLACED): Phase.ABSENT,
     (Phase.EVICTING, CopyEvent.EVICTED): Phase.ABSENT,

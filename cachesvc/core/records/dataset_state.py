@@ -79,8 +79,9 @@ class DatasetState:
     """The jobs that want all of it."""
     prefetch_at: int = 0
     """The index of the next extent that the prefetch looks at."""
-    prefetch_turn: int = 0
-    """The number of the last fill that this prefetch started, over all prefetches: they take turns."""
+    prefetch_fill: int = 0
+    """The number of the last fill that this prefetch started, counted over all prefetches, which are served round
+    robin."""
     user: int = -1
     """The user who pinned it, else the first to claim it; kept bytes count against this user's quota."""
     quota_bytes: int | None = None

@@ -1,5 +1,5 @@
-"""A queue in which owners take turns: a scan that asks for a thousand extents delays another job's first extent by one
-extent, not by a thousand.
+"""A queue that serves its owners round robin: a scan that asks for a thousand extents delays another job's first extent
+by one extent, not by a thousand.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class FairQueue(Generic[_T]):
 
     @property
     def first(self) -> tuple[int, _T]:
-        """The owner whose turn it is, and its first item; the same until `served` or `drop`. Raises StopIteration for an
-        empty queue."""
+        """The owner that is served next, and its first item; the same until `served` or `drop`. Raises StopIteration
+        for an empty queue."""
         owner, line = next(iter(self._lines.items()))
         return owner, line[0]
 
     def served(self) -> None:
-        """Remove the first item, which was served: the next owner has its turn."""
+        """Remove the first item, which was served: the next owner follows."""
         owner, _ = self.first
         self.drop()
         if owner in self._lines:
             self._lines.move_to_end(owner)
 
     def drop(self) -> None:
-        """Remove the first item, which needs nothing any more: its owner keeps the turn."""
+        """Remove the first item, which needs nothing any more: its owner stays next."""
         owner, line = next(iter(self._lines.items()))
         line.popleft()
         self._size -= 1

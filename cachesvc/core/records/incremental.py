@@ -29,8 +29,8 @@ ON_PLANS = frozenset({WorkKind.PACE, WorkKind.END, WorkKind.PASS})
 
 class IncrementalWork:
     """Work under way, one iterator for each key; a step runs to its next yield. Work on datasets, one after the other, and
-    work on plans have every other step. Plans take turns. So neither the opening of a dataset nor a short plan waits
-    for long plans."""
+    work on plans have every other step. Plans are served round robin. So neither the opening of a dataset nor a short
+    plan waits for long plans."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -42,7 +42,7 @@ class Copy:
     fills_from: int = 0
     """Fills under way that read this copy."""
     committed: bool = True
-    doomed: bool = False
+    to_evict: bool = False
     """Never granted again; evicted as soon as it is idle."""
     recalled: bool = False
     """Its room is needed: granted for one read only, and evicted as soon as it is idle."""
@@ -62,7 +62,7 @@ class Copy:
     @property
     def usable(self) -> bool:
         """It may be granted now."""
-        return self.phase is Phase.RESIDENT and not self.doomed and not self.tier.lost
+        return self.phase is Phase.RESIDENT and not self.to_evict and not self.tier.lost
 
     @property
     def pinned(self) -> bool:

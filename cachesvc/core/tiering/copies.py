@@ -114,7 +114,7 @@ class Copies:
             tier.lru.add(copy, first=True)
             return copy
         self.update_ready(entry)
-        self.settle(copy, spent=True)
+        self.settle(copy, exhausted=True)
         return copy
 
     # Fills.
@@ -126,8 +126,8 @@ class Copies:
         source: Copy | None = None,
         ahead_of: Ahead | None = None,
     ) -> bool:
-        """Evict what a placement evicts, or start the extent's fill; whether that started. `ahead_of`: what
-        look-ahead fetched for the same order."""
+        """Begin the evictions of a placement, or start the extent's fill. Return whether the fill started. `ahead_of`:
+        what look-ahead fetched for the same order."""
         for victim in placement.victims:
             self.evict(victim)
         if placement.tier is not None:
@@ -268,7 +268,7 @@ class Copies:
         if not entry.needs:
             for copy in tuple(entry.copies):
                 self._unset_ahead(copy)
-                self.settle(copy, spent=bool(entry.datasets))
+                self.settle(copy, exhausted=bool(entry.datasets))
 
     def _unset_ahead(self, copy: Copy) -> None:
         """Stop counting a copy as fetched ahead: it was read, or is no longer needed."""
@@ -286,15 +286,15 @@ class Copies:
 
     # Eviction.
 
-    def settle(self, copy: Copy, spent: bool = False) -> None:
-        """Give an idle copy its role and its eviction list, or evict it where it is doomed or recalled.
+    def settle(self, copy: Copy, exhausted: bool = False) -> None:
+        """Give an idle copy its role and its eviction list, or evict it if it is `to_evict` or recalled.
 
-        `spent`: a plan used it for the last time, so it is the first of the LRU copies to be evicted.
+        `exhausted`: a plan used it for the last time, so it is the first of the LRU copies to be evicted.
         """
         self.unlist(copy)
         if not copy.idle:
             return
-        if copy.doomed:
+        if copy.to_evict:
             if not copy.tier.lost:
                 self.evict(copy)
             return
@@ -306,7 +306,7 @@ class Copies:
         self.set_role(copy, self.policy.role(copy))
         eviction_list = self._list_for(copy)
         if eviction_list is not None:
-            eviction_list.add(copy, first=spent and copy.role is Role.LRU)
+            eviction_list.add(copy, first=exhausted and copy.role is Role.LRU)
 
     def evict(self, copy: Copy) -> None:
         """Begin an eviction. The bytes are free when the executor says so."""
@@ -339,9 +339,9 @@ class Copies:
 
     def doom(self, copy: Copy) -> None:
         """Never grant this copy again, and evict it as soon as it is idle."""
-        if not copy.doomed:
-            self._move(copy, CopyEvent.DOOMED)
-            copy.doomed = True
+        if not copy.to_evict:
+            self._move(copy, CopyEvent.EVICTION_DUE)
+            copy.to_evict = True
             self.update_ready(copy.entry)
             self.settle(copy)
 

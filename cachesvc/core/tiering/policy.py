@@ -6,7 +6,7 @@ claims change. Extents that are not kept stream through a reserve of one tier, t
 else is LRU and evicted first, except for the share of readers without a plan.
 
 When there is no room left to keep, a dataset that holds less than its share (`shares.py`) takes from those above theirs,
-and never below it, so two datasets do not take turns.
+and never below it, so two datasets do not evict each other in turn.
 """
 
 from __future__ import annotations
@@ -102,14 +102,17 @@ SMALL_FILLS = 4
 
 
 class Requester(Enum):
-    """The party that wants room: a waiting reader whose job has a plan or has none, a plan, a plan within its user's part
-    of the window where another user reads beyond its own, or a prefetch, which only keeps."""
+    """The party that wants room."""
 
     PLANNED_READER = 1
+    """A waiting reader whose job has a plan."""
     UNPLANNED_READER = 2
+    """A waiting reader whose job has none."""
     PLAN = 3
     PLAN_IN_ITS_PART = 4
+    """A plan within its user's part of the window, while another user reads beyond its own part."""
     PREFETCH = 5
+    """A prefetch takes room to keep, and none of the window."""
 
 
 READERS = (Requester.PLANNED_READER, Requester.UNPLANNED_READER)
@@ -126,9 +129,10 @@ class Policy:
         self.reserve = Reserve(self.tiers, self.shares, settings.lookahead_bytes, settings.unplanned_share)
 
     def keeps(self, entry: CacheEntry) -> bool:
-        """Return whether this node is one to keep an extent. Where the claimed data does not fit, its owner is, so that the
-        nodes of a cluster together keep as much of it as they can. So is another node that fetched it from the source: then
-        no node keeps it, as the owner is full, or claims no such data. It uses only room that its own extents leave."""
+        """Return whether this node may keep an extent. Where the claimed data does not fit, the extent's owner keeps
+        it, so that the nodes of a cluster together keep as much as they can. Another node may keep an extent that it
+        fetched from the source: no other node keeps it, since its owner is full or claims no such data. It does so only
+        in room that its own extents leave."""
         if entry.owned or entry.pinned or not self.reserve.streams:
             return True
         if not entry.ready or entry.from_peer:
@@ -161,18 +165,18 @@ class Policy:
         )
 
     def stay(self, copy: Copy) -> Stay:
-        """The time for which a reader may hold this copy. A kept one: for good; where part of the data streams, until the
-        plan has passed it, so that another may be kept in its place. A streaming one: until a later read leaves it out.
-        One that was promoted for a window that no plan has any more: for good, if its samples are small. Where readers
-        compete for the window, or the copy is recalled: for one read."""
+        """The time for which a reader may hold this copy. A kept copy: for good, or, if part of the data streams, until
+        the plan has passed it, so that another may be kept in its place. A streaming copy: until a later read does not
+        need it. A copy of small samples in a window that no plan has any more: for good. Where readers compete for the
+        window, and for a recalled copy: for one read."""
         if copy.recalled:
             return "once"
         if copy.role is not Role.KEPT:
             moves = self.reserve.streams or self.reserve.ahead_of_nvme
             if not moves and copy.entry.kept and _small(copy):
                 return "kept"
-            return "once" if self.reserve.tight else "brief"
-        passes = self.reserve.streams and not self.reserve.tight and copy.entry.needs
+            return "once" if self.reserve.oversubscribed else "brief"
+        passes = self.reserve.streams and not self.reserve.oversubscribed and copy.entry.needs
         return "brief" if passes or self.promotes(copy) else "kept"
 
     def promotes(self, copy: Copy) -> bool:

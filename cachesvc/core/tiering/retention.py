@@ -2,9 +2,9 @@
 order.
 
 Any part of one size hits equally often, but a random part leaves long runs of absent extents, which the source sees as
-peaks. So while an epoch passes, extents that it is done with trade places: a streamed extent is kept instead of a kept one,
-when more is kept around the latter than around the former in the next order. Both are in the cache anyway, so this moves
-no byte. As much is kept as before, and nothing is evicted that this epoch still needs.
+peaks. So while an epoch passes, a streamed extent replaces a kept one that the epoch is done with, if more extents are
+kept around the kept one than around the streamed one in the next order. Both are in the cache anyway, so this moves no
+byte. As much is kept as before, and nothing is evicted that this epoch still needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Claimed datasets, and how much of each may be kept: what quotas allow, and its share of the room.
 
-Datasets share what can be kept first come, first served while there is room. A dataset's share is the room times its part
-of all claimed bytes; it counts when there is no room left (`policy.py`).
+Datasets share the room to keep, first come, first served, while there is some. A dataset's share is the room times its
+part of all claimed bytes; it counts when there is no room left (`policy.py`).
 """
 
 from __future__ import annotations

@@ -80,16 +80,16 @@ class Reserve:
         beyond = 0 if user is None else max(0, self._opened.get(user, 0) - most)
         return max(0, self.window_bytes - sum(min(each, most) for each in self._opened.values()) - beyond)
 
-    def tight_for(self, user: int) -> bool:
+    def oversubscribed_by(self, user: int) -> bool:
         """Return whether a user's plans read more side by side than its part of the window holds."""
         return self.streams and self._opened.get(user, 0) > self._most_opened_bytes
 
     def taken_from(self, user: int) -> bool:
-        """Return whether another user's plans do, and not this one's."""
-        return not self.tight_for(user) and any(map(self.tight_for, self._opened))
+        """Return whether another user's plans read more than their part, and this user's do not."""
+        return not self.oversubscribed_by(user) and any(map(self.oversubscribed_by, self._opened))
 
     @property
-    def tight(self) -> bool:
+    def oversubscribed(self) -> bool:
         """True if plans read more side by side than the window holds: readers should hold nothing between reads."""
         return self.streams and self.window_bytes - self._opened_bytes < self.largest_bytes
 

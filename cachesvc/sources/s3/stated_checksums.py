@@ -73,8 +73,8 @@ ALGORITHMS: dict[str, Callable[[], _Hash]] = {
 class StatedChecksums:
     """Compares whole objects of one server with what it states of them. Thread-safe.
 
-    `tags_are_md5`: true where this is known of the server. Elsewhere the first entity tag that equals an MD5 shows it, and
-    one that differs from the MD5 of bytes that came twice shows other tags, for example those of encrypted objects.
+    `tags_are_md5`: true if this is known of the server. Otherwise the first object decides: its entity tag equals the
+    MD5 of its bytes, or it differs from the MD5 of the same bytes read twice, as tags of encrypted objects do.
     """
 
     def __init__(self, tags_are_md5: bool) -> None:

@@ -321,7 +321,7 @@ SEPARATED = {
     "a bar in a name": (b"a|b|c,d\n1,2\n", ["a|b|c", "d"]),
     "one column": (b"a\nx\n", ["a"]),
 }
-"""Of tables whose separator is to be found: bytes, and the names of the columns."""
+"""Tables whose separator must be found: bytes, and the names of the columns."""
 
 
 @pytest.mark.parametrize("case", SEPARATED)

@@ -19,15 +19,15 @@ class Room:
     """The size of a window, with the interface of `Reserve`."""
 
     extents: int
-    tight: bool = False
+    oversubscribed: bool = False
     streams: bool = True
     largest_bytes: int = SIZE
 
     def ahead_bytes(self, user: int | None = None) -> int:
         return self.extents * SIZE
 
-    def tight_for(self, user: int) -> bool:
-        return self.tight
+    def oversubscribed_by(self, user: int) -> bool:
+        return self.oversubscribed
 
 
 class Bench:
@@ -70,7 +70,7 @@ def test_where_all_orders_are_idle_all_fetch_ahead() -> None:
     assert bench.windows.room_bytes(bench.orders[-1]) == SIZE
 
 
-@pytest.mark.parametrize("room", [Room(3), Room(2, tight=True), Room(2, streams=False)], ids=str)
+@pytest.mark.parametrize("room", [Room(3), Room(2, oversubscribed=True), Room(2, streams=False)], ids=str)
 def test_idle_orders_keep_their_part_where_others_do_not_need_it(room: Room) -> None:
     """The room holds an extent of each order, or the window is no limit."""
     bench = Bench(room, 3)

@@ -50,7 +50,7 @@ def test_a_failed_fill_answers_all_waiters_and_the_next_demand_tries_again() -> 
     assert tell(node, Demanded(ONE, 3, A)) == [StartFill(A, RAM)]
 
 
-def test_a_fill_worth_retrying_keeps_its_waiters_until_the_attempts_are_spent() -> None:
+def test_a_fill_worth_retrying_keeps_its_waiters_until_the_attempts_are_exhausted() -> None:
     node = node_of(ram=2, max_attempts=2)
     code = SourceUnavailable.code
     tell(node, declare(A), Demanded(ONE, 1, A))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesvc.core.order.deal import I64
+from cachesvc.core.order.assignment import I64
 from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, Last, OrderSpec
 
 CHANCE = 1e-12
@@ -109,7 +109,7 @@ def test_shares_are_even_over_thousands_of_epochs(sizes: list[int], window: int,
 
 
 def test_the_order_of_version_3_had_other_shares() -> None:
-    """The bounds see what they are for: one extent in global batches of 96, on two nodes."""
+    """The bounds catch the case that they are for: one extent in global batches of 96, on two nodes."""
     spec = OrderSpec(4, 96, 0, 2, rotated_from=NEVER_ROTATED)
     assert len([*uneven(spec, np.array([0, 1000]), range(150))]) == 3
 

@@ -111,7 +111,7 @@ def test_readers_that_name_no_job_are_jobs_of_their_own() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 20), st.randoms(use_true_random=False))
-def test_an_extent_that_two_jobs_wait_for_is_filled_once_when_the_first_has_its_turn(
+def test_an_extent_that_two_jobs_wait_for_is_filled_once_when_the_first_is_served(
     slots: int, count: int, chance: Random
 ) -> None:
     (extents,) = jobs([200])

@@ -39,7 +39,7 @@ SIZE = 10
 def node_of(
     ram: int, claim_step: int, extents: Sequence[ExtentId] = EXTENTS, resident: int = 10, ahead: int = 2
 ) -> Node:
-    """A node with a declared dataset, part of which is resident; room is counted in extents."""
+    """A node with a declared dataset that is partly resident. Room is counted in extents."""
     node = Node(
         [TierSpec(RAM, SIZE * ram)], NodeSettings(lookahead_bytes=ahead * SIZE, claim_step=claim_step)
     )

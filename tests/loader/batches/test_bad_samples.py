@@ -100,7 +100,9 @@ def test_substitutes_are_the_same_at_any_scale(link: MemoryLink) -> None:
     for world in (2, 3, 4, 6):
         more = globally(world, 0)
         assert more[:-1] == alone[:-1]
-        assert sorted(more[-1]) == sorted(alone[-1])  # the samples of the last batch are dealt over the ranks
+        assert sorted(more[-1]) == sorted(
+            alone[-1]
+        )  # the samples of the last batch are shared out over the ranks
 
 
 def test_a_batch_of_bad_samples_only_holds_one_invalid_substitute(link: MemoryLink) -> None:

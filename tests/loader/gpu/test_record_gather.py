@@ -95,7 +95,7 @@ Gathering = Callable[[DataLoader, Processor, int], Any]
 
 @pytest.fixture
 def gathering(monkeypatch: pytest.MonkeyPatch) -> Gathering:
-    """Returns the feed of a loader whose batches the device gathers, out of at most so many bytes."""
+    """Returns the feed of a loader whose batches the device gathers, out of at most `limit` bytes."""
 
     def feed_of(loader: DataLoader, device: Processor, limit_bytes: int) -> Any:
         monkeypatch.setattr(record_gather, "HostRecords", partial(CheckedRecords, device))

@@ -39,7 +39,7 @@ def test_array_is_the_whole_dataset_without_a_copy(tmp_path: Path) -> None:
 
 
 class Streaming(MemoryGrants):
-    """Room of what streams by: others wait for it."""
+    """Room of streaming extents: others wait for it."""
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         answers = super().acquire(extents, timeout_s)

@@ -98,7 +98,8 @@ def test_a_users_own_sampler_is_iterated_batch_by_batch(data: Dataset) -> None:
 
 def test_samplers_behave_as_in_torch(data: Dataset) -> None:
     def both(sampler: Callable[[], Sampler[int]], most: int) -> list[list[list[int]]]:
-        """Return what three epochs of at most so many batches give, under torch's loader and under this one."""
+        """Return the batches of three epochs, each cut after a number of batches, under torch's loader and under this
+        one."""
         found = []
         for kind in (TorchLoader, DataLoader):
             batches, seen = kind(data, 4, sampler=sampler()), list[list[int]]()

@@ -92,7 +92,7 @@ def test_a_missing_or_broken_credential_helper_is_named(server: FakeS3, tmp_path
 
 
 def test_the_output_of_a_failing_credential_helper_is_not_shown(server: FakeS3, tmp_path: Path) -> None:
-    """It may contain keys, and every user who opens a dataset sees the error."""
+    """It may contain keys, and each user of a dataset sees the error."""
     helper(tmp_path, "").write_text(f"#!{sys.executable}\nraise SystemExit('no such token as hunter2')\n")
     assert "hunter2" not in refused("credential_process failed")
 

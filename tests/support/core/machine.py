@@ -291,7 +291,7 @@ class NodeMachine(RuleBasedStateMachine):
     def a_copy_is_asked_for_again(self, extent: ExtentId, tier: TierName) -> None:
         leases = list(self.leases)
         copy = self.node.copies.find(extent, self.node.policy.tiers[tier])
-        if copy is None or copy.doomed:
+        if copy is None or copy.to_evict:
             leases = []  # a reader is asked once only
         elif tier != RAM:
             self.leases = [lease for lease in self.leases if lease[1:] != (extent, tier)]

@@ -28,8 +28,8 @@ class Durable:
             self.bytes[found.st_ino] = again.read_bytes()
 
     def cut(self, chance: random.Random, from_: Path, to: Path) -> None:
-        """Write to `to` what a power cut may leave of `from_`: each unsynced name or removal took place or did not, and
-        unsynced bytes are zeros, garbage, or partly present."""
+        """Write to `to` a state of `from_` that a power cut may leave: each unsynced name or removal took place or did
+        not, and unsynced bytes are zeros, garbage, or partly present."""
         for path in [p for p in from_.rglob("*") if p.is_dir()]:
             there = {e.name: e.inode() for e in os.scandir(path) if e.is_file()}
             old = self.names.get(str(path), {})

@@ -1,4 +1,4 @@
-"""One rank of a torchrun job, of which one rank looks at a batch.
+"""One rank of a torchrun job in which one rank looks at a batch.
 
     python -m tests.support.training.looking FILE LOOK RANK WHEN STEPS
 

@@ -1,4 +1,4 @@
-"""Deals the positions of a run to steps, slots and canonical nodes: the part of the order that no dataset changes.
+"""Assigns the positions of a run to steps, slots and canonical nodes: the part of the order that no dataset changes.
 
 A run is cut into global batches of G slots. Canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch, and
 one contiguous part of the run. The tail of N mod G positions comes last.
@@ -25,7 +25,7 @@ class TouchedSteps(NamedTuple):
     last_step: I64
 
 
-class Dealt(NamedTuple):
+class PartialBatch(NamedTuple):
     """Positions of one rank's micro-batches of the partial batch, int64[batches, rows]. The first `valid[i]` of row i are
     real, int64[batches]; the others are repeats."""
 
@@ -49,9 +49,9 @@ class _Part(NamedTuple):
     high: int
 
 
-class Deal:
-    """Deals `size` positions into batches of `batch` slots over `nodes` canonical nodes. `last`: as in
-    `OrderSpec`. Raises `InvalidInput` when that is `error` and positions are left over.
+class Assignment:
+    """Assigns `size` positions to batches of `batch` slots over `nodes` canonical nodes. `last`: as in `OrderSpec`.
+    Raises `InvalidInput` when that is `error` and positions are left over.
 
     `full_steps` batches are full. `steps` counts the partial one at the end too, unless it is dropped (not `has_tail`).
     """
@@ -80,11 +80,11 @@ class Deal:
         assert 0 <= first_step <= last_step <= self.full_steps
         assert 0 <= low <= high <= self.batch
         steps = np.arange(first_step, last_step, dtype=np.int64)[:, None]
-        found: list[I64] = [np.empty((last_step - first_step, 0), np.int64)]
+        columns: list[I64] = [np.empty((last_step - first_step, 0), np.int64)]
         for part in self._parts(low, high):
             positions = part.base + steps * part.width + np.arange(part.low, part.high, dtype=np.int64)
-            found.append(at(positions.reshape(-1)).reshape(positions.shape))
-        return np.concatenate(found, axis=1)
+            columns.append(at(positions.reshape(-1)).reshape(positions.shape))
+        return np.concatenate(columns, axis=1)
 
     def places(self, low: int, high: int) -> Places:
         """The positions of the slots [low, high) of every full batch."""
@@ -94,7 +94,7 @@ class Deal:
             width.append(np.full(part.high - part.low, part.width, np.int64))
         return Places(np.concatenate(base), np.concatenate(width))
 
-    def tail(self, low: int, high: int, batches: int) -> Dealt:
+    def tail(self, low: int, high: int, batches: int) -> PartialBatch:
         """The slots [low, high) of the partial batch, in `batches` micro-batches of `(high - low) / batches` slots. All
         micro-batches of all ranks have the same number of rows: one for each slot under `pad`, else as few as hold the
         real samples. The real samples fill the first rows of the batch, repeats the last."""
@@ -108,7 +108,7 @@ class Deal:
         # repeats go backwards from the beginning of the tail: these extents were touched last, so a cache has them
         repeats = (start - 1 - (row - self.tail_size)) % self.size
         valid = np.clip(self.tail_size - row[:, 0], 0, rows)
-        return Dealt(np.where(row < self.tail_size, start + row, repeats), valid)
+        return PartialBatch(np.where(row < self.tail_size, start + row, repeats), valid)
 
     def touched(self, begin: I64, end: I64, low: int, high: int, batches: int) -> TouchedSteps:
         """The steps in which a rank with the slots [low, high) touches each of the intervals [begin[i], end[i]) of the run.
@@ -117,15 +117,15 @@ class Deal:
         `batches` micro-batches.
         """
         rows = np.arange(begin.size, dtype=np.int64)
-        found = [self._within(part, rows, begin, end) for part in self._parts(low, high)]
+        parts = [self._within(part, rows, begin, end) for part in self._parts(low, high)]
         if self.has_tail:
             positions = np.sort(self.tail(low, high, batches).positions, axis=None)
             held = rows[np.searchsorted(positions, begin) < np.searchsorted(positions, end)]
             step = np.full(held.size, self.full_steps, np.int64)
-            found.append(TouchedSteps(held, step, step))
-        if not found:
+            parts.append(TouchedSteps(held, step, step))
+        if not parts:
             return TouchedSteps(*(np.empty(0, np.int64) for _ in range(3)))
-        return TouchedSteps(*(np.concatenate(column) for column in zip(*found, strict=True)))
+        return TouchedSteps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def _within(self, part: _Part, rows: I64, begin: I64, end: I64) -> TouchedSteps:
         begin = np.maximum(begin, part.base) - part.base
