@@ -12,8 +12,8 @@ LEAST = 10
 
 
 def report(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for all modules together, and one for each of those with the smallest part of their lines. Modules of
-    which no line is run are left to the other tests."""
+    """Yield a line for all modules together, and one for each of those with the smallest part of their lines. Modules
+    without a line that was run are left to the other tests."""
     run = {name: len(found["executed_lines"]) for name, found in files.items()}
     of = {name: run[name] + len(found["missing_lines"]) for name, found in files.items()}
     part = {name: run[name] / of[name] for name in files if run[name]}

@@ -184,7 +184,8 @@ def test_serve_accepts_the_command_line_given(client: None) -> None:
 
 
 def test_users_are_asked_for_no_other_program_than_pip() -> None:
-    assert {words[0] for words in commands()} == {"pip", "cachesvc"}
+    fresh_machine = {"sudo", "git", "make", "python3"}
+    assert {words[0] for words in commands()} == {"pip", "cachesvc"} | fresh_machine
 
 
 def test_every_target_of_make_is_documented() -> None:
@@ -212,6 +213,16 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         named = page.parent / target if target else page
         assert named.exists(), target
         assert not anchor or anchor in anchors(named), (target, anchor)
+
+
+def test_every_promise_of_the_readme_names_its_tests() -> None:
+    readme, faults = (
+        (ROOT / name).read_text().partition("## Promises")[2].partition("\n## ")[0]
+        for name in ("README.md", "docs/faults.md")
+    )
+    rows = [re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text, re.M)[1:] for text in (readme, faults)]
+    assert [promise for promise, _ in rows[0]] == [promise for promise, _ in rows[1]] != []
+    assert [promise for promise, tests in rows[1] if "test_" not in tests] == []
 
 
 def test_every_test_that_the_faults_name_exists() -> None:
@@ -251,6 +262,12 @@ def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()
     assert [path.name for path in folder.glob("20*.md") if f"({path.name})" not in index] == []
+
+
+def test_a_decision_has_at_most_200_words() -> None:
+    records = (ROOT / "docs" / "decisions").glob("20*.md")
+    counts = {path.name: len(re.findall(r"\S*\w\S*", path.read_text())) for path in records}
+    assert {name: count for name, count in counts.items() if count > 200} == {}
 
 
 def test_code_cites_no_document_that_is_not_here() -> None:
