@@ -69,6 +69,8 @@ class SourceUnavailable(CacheError, ConnectionError):
     retry_after_s = 0.0
     kept_bytes = 0
     """Bytes at the beginning of a read that came before it failed, and are right: the rest can be asked for."""
+    progress = False
+    """These bytes are a good part of the read: the source works, and only its answer was cut short."""
 
 
 def fault_of_node(message: str) -> SourceUnavailable:

@@ -30,9 +30,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 BREAKER_POLL_S = 0.25
 """How often a call polls the breaker of a source that is down."""
-PROGRESS_BYTES = 64 << 10
+PROGRESS_BYTES, PROGRESS_SHARE = 64 << 10, 1 / 4
 SLOW_S = 30.0
-"""An answer that is cut short after so many bytes, in less time, is progress and no failure."""
+"""An answer that is cut short after so many bytes, or this share of what was asked for, in less time, is progress and no
+failure. A read of n bytes that are cut so ends after log(n) / log(4 / 3) answers at most."""
 RATE_POLL_S = 1.0
 """How often a call that waits for its turn in the rate polls how fast the queue moves."""
 
@@ -154,11 +155,13 @@ class Resilient:
 
         def read_rest() -> None:
             nonlocal done
+            asked = len(into) - done
             try:
                 self._timed(version, offset + done, into[done:], lambda count: received(done + count))
             except SourceUnavailable as error:
                 if not version.etag:  # the rest might be of another version
                     error.kept_bytes = 0
+                error.progress = 0 < error.kept_bytes >= min(PROGRESS_BYTES, asked * PROGRESS_SHARE)
                 done += error.kept_bytes
                 raise
 
@@ -206,7 +209,7 @@ class Resilient:
                     sent_at = self._clock()
                     answer = call()
             except SourceUnavailable as error:
-                if error.kept_bytes >= PROGRESS_BYTES and self._clock() - sent_at < SLOW_S:
+                if error.progress and self._clock() - sent_at < SLOW_S:
                     self._cut_short(error, sent_at)
                     until, attempt = self._clock() + self._resilience.deadline_s, 0
                     continue

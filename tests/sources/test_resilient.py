@@ -92,6 +92,25 @@ class DeadSource(FlakySource):
         super()._maybe()
 
 
+class CuttingSource(FlakySource):
+    """A source that sends `share` of each answer, and the last bytes whole."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(0)
+        self.share = share
+
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
+        self.calls += 1
+        kept_bytes = int(self.share * len(into)) or len(into)
+        into[:kept_bytes] = bytes(offset + n & 255 for n in range(kept_bytes))
+        if kept_bytes < len(into):
+            error = SourceUnavailable("cut")
+            error.kept_bytes = kept_bytes
+            raise error
+
+
 def _resilient(source: FlakySource, clock: Clock, **settings: float) -> Resilient:
     return Resilient(source, Resilience(**settings), clock, lambda: 0.5, clock.sleep)  # type: ignore[arg-type]
 
@@ -103,6 +122,15 @@ def test_a_call_is_retried_until_it_succeeds() -> None:
     assert bytes(into) == b"data"
     assert (source.calls, patient.counters.requests, patient.counters.retries) == (4, 4, 3)
     assert clock.now == pytest.approx(0.5 * (0.1 + 0.2 + 0.4))
+
+
+@pytest.mark.parametrize("size", [2, 10_000, 250_000])
+def test_small_answers_that_are_all_cut_are_progress_and_no_outage(size: int) -> None:
+    clock, source, into = Clock(), CuttingSource(1 / 3), bytearray(size)
+    version = ObjectVersion("fake://x", size + 1, "v")
+    _resilient(source, clock).read_into(version, 0, memoryview(into))
+    assert into == bytes(n & 255 for n in range(size))
+    assert clock.now == 0.0
 
 
 def test_a_lone_call_is_tried_until_its_deadline_and_not_beyond() -> None:
