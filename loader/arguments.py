@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from torch.utils.data import Dataset as TorchDataset
 
@@ -14,23 +14,9 @@ from loader.batches.bad_samples import OnError
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.wrapped import leaves_in
-from loader.job.checkpoint import MAX_COUNT, MAX_SEED
+from loader.job.checkpoint import MAX_COUNT
 from loader.job.topology import from_arguments
-from loader.order_setup import Window, window_bytes
-
-
-class LoaderArguments(Protocol):
-    """Arguments that torch's own loader does not have, and that torch alone would ignore."""
-
-    dataset: TorchDataset[Any]
-    on_error: OnError
-    epochs: int | None
-    rank: int | None
-    world_size: int | None
-    mesh: Any
-    global_batch_size: int | None
-    last: Last | None
-    has_sampler: bool
+from loader.order_setup import OrderArguments, Window, window_bytes
 
 
 def check_arguments(
@@ -53,23 +39,9 @@ def check_arguments(
     from_arguments(rank, world_size)
 
 
-def checked_numbers(
-    seed: int, epochs: int | None, global_batch_size: int | None
-) -> tuple[int, int | None, int | None]:
-    """The numbers that saved states contain, as plain ints. Raises InvalidInput."""
-    return (
-        whole_number("seed", seed, 0, MAX_SEED),
-        None if epochs is None else whole_number("epochs", epochs, 1, MAX_COUNT),
-        None
-        if global_batch_size is None
-        else whole_number("global_batch_size", global_batch_size, 1, MAX_COUNT),
-    )
-
-
-def checked_interval(snapshot_every_n_steps: int | None) -> int | None:
-    """Steps between the snapshots of workers, or None for no snapshots. Raises InvalidInput."""
-    steps = snapshot_every_n_steps
-    return None if steps is None else whole_number("snapshot_every_n_steps", steps, 0, MAX_COUNT)
+def count_or_none(name: str, count: int | None, least: int = 1) -> int | None:
+    """A number that saved states may contain, as a plain int, or None. Raises InvalidInput."""
+    return None if count is None else whole_number(name, count, least, MAX_COUNT)
 
 
 def dimension_names(dp_dims: Any) -> tuple[str, ...]:
@@ -89,24 +61,18 @@ def refuse_empty(dataset: TorchDataset[Any], shuffle: bool | None) -> None:
         )
 
 
-def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
+def refuse_unused(given: OrderArguments, on_error: OnError, has_sampler: bool) -> None:
     """Raise InvalidInput for arguments that a loader which torch alone runs would ignore. Such a loader is over another
     dataset, where every rank would see everything, or has a sampler of the user's own."""
-    if isinstance(loader.dataset, (Mixture, Packed)):
+    if isinstance(given.dataset, (Mixture, Packed)):
         raise InvalidInput(
-            f"a {type(loader.dataset).__name__} has its own order in each epoch: leave the sampler out"
+            f"a {type(given.dataset).__name__} has its own order in each epoch: leave the sampler out"
         )
-    given = {"on_error": loader.on_error != "raise"}
+    unused = ["on_error="] if on_error != "raise" else []
     if not has_sampler:
-        given |= {
-            "rank": loader.rank is not None,
-            "world_size": loader.world_size is not None,
-            "mesh": loader.mesh is not None,
-            "global_batch_size": loader.global_batch_size is not None,
-            "last": loader.last is not None,
-            "epochs": loader.epochs != 1,
-        }
-    unused = [f"{name}=" for name, is_given in given.items() if is_given]
+        names = ("rank", "world_size", "mesh", "global_batch_size", "last")
+        unused += [f"{name}=" for name in names if getattr(given, name) is not None]
+        unused += ["epochs="] if given.epochs != 1 else []
     if unused:
         raise InvalidInput(
             f"{', '.join(unused)} would be ignored: torch alone runs this loader; give a map-style dataset of "
@@ -114,20 +80,20 @@ def refuse_unused(loader: LoaderArguments, has_sampler: bool) -> None:
         )
 
 
-def check_device_decoding(loader: LoaderArguments, device: object | None, collates_by_default: bool) -> None:
+def check_device_decoding(
+    dataset: TorchDataset[Any], device: object | None, on_error: OnError, collates_by_default: bool
+) -> None:
     """Raise InvalidInput for arguments under which no device could decode the images of `decode="cuda"`.
 
-    `device`: None for the CPU. `collates_by_default`: neither a `collate_fn` nor `batch_size=None` was given.
+    `device`: None for the CPU. `collates_by_default`: no `collate_fn`, `batch_size=None` or sampler was given.
     """
-    if not any(leaf.sample_spec.decode == "cuda" for leaf in leaves_in(loader.dataset)):
+    if not any(leaf.sample_spec.decode == "cuda" for leaf in leaves_in(dataset)):
         return
     if device is None:
         raise InvalidInput("decode='cuda' decodes on a device: give device='cuda' to the DataLoader")
-    if loader.has_sampler or not collates_by_default:
+    if not collates_by_default:
         raise InvalidInput(
             "decode='cuda' needs the default collation and no sampler of your own: change the batch on the device"
         )
-    if loader.on_error != "raise":
-        raise InvalidInput(
-            f"on_error={loader.on_error!r} does not see images that a device decodes: leave it out"
-        )
+    if on_error != "raise":
+        raise InvalidInput(f"on_error={on_error!r} does not see images that a device decodes: leave it out")

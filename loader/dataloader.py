@@ -20,8 +20,7 @@ from cachesvc.core.order.epoch_order import Last
 from loader.arguments import (
     check_arguments,
     check_device_decoding,
-    checked_interval,
-    checked_numbers,
+    count_or_none,
     dimension_names,
     refuse_empty,
     refuse_unused,
@@ -32,7 +31,7 @@ from loader.batches.feed import Feed
 from loader.batches.stats import Stats
 from loader.datasets.dataset import key_transforms
 from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
-from loader.job.checkpoint import MAX_COUNT, LoaderProgress, LoaderState, parse_state
+from loader.job.checkpoint import MAX_COUNT, MAX_SEED, LoaderProgress, LoaderState, parse_state
 from loader.job.rank_drift import DRIFT_S
 from loader.job.topology import Topology
 from loader.job_membership import JobMembership
@@ -143,7 +142,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
-        self.seed, self.epochs, self.global_batch_size = checked_numbers(seed, epochs, global_batch_size)
+        self.seed, self.epochs = whole_number("seed", seed, 0, MAX_SEED), count_or_none("epochs", epochs)
+        self.global_batch_size = count_or_none("global_batch_size", global_batch_size)
         self.in_order, self.shuffle, self.last, self.window = in_order, bool(shuffle), last, window
         self.mesh, self.dp_dims, self.shard = mesh, dimension_names(dp_dims), flag("shard", shard)
         self.rank, self.world_size, self.on_error = rank, world_size, on_error
@@ -154,11 +154,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         of_torch = self.has_sampler or isinstance(dataset, IterableDataset)
         self._core = None if of_torch else cache_dataset_in(dataset)
         if self._core is None:
-            refuse_unused(self, self.has_sampler)
-        check_device_decoding(self, self._device, collate_fn is None and batch_size is not None)
+            refuse_unused(self._arguments(), on_error, self.has_sampler)
+        collates_by_default = collate_fn is None and batch_size is not None and not self.has_sampler
+        check_device_decoding(dataset, self._device, on_error, collates_by_default)
         # Accelerate's `prepare` would split one rank's part among ranks again; its checkpoints hold a loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = self._core is not None
-        self.snapshot_every_n_steps = checked_interval(snapshot_every_n_steps)
+        self.snapshot_every_n_steps = count_or_none("snapshot_every_n_steps", snapshot_every_n_steps, 0)
         self._progress = LoaderProgress()
         self._reset_for_process()
 
@@ -211,8 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         leaf, prefetch = self._core.leaves[0], self.num_workers * (self.prefetch_factor or 0)
         agreement = job.agree(arguments, self._data[0], feed, place, leaf, prefetch, self._drift_s)
         loop = EpochLoop(self, self._progress, self._prepared, self._topology().rank)
-        listen = partial(job.watch, arguments, agreement, self.peer_failure_s)
-        return Iteration(loop.batches(listen), partial(replace(place).length, feed, self.epochs))
+        return Iteration(loop.batches(agreement), partial(replace(place).length, feed, self.epochs))
 
     def __len__(self) -> int:
         if self._core is None:
@@ -351,7 +351,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return (as_view(self.dataset) or self._required_core()).identity, len(self.dataset)  # type: ignore[arg-type]
 
     def _given_now(self) -> WorkerSettings:
-        return worker_settings(self, self.worker_type, self._device, self.pinned_bytes)
+        return worker_settings(self, self._device)
 
     def _arguments(self) -> OrderArguments:
         return OrderArguments.of(self)

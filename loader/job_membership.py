@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from cachesvc.core.errors import CacheError
 from loader.batches.feed import Feed
 from loader.datasets.dataset import Dataset
-from loader.job.agreement import KEPT, Store, agree, job_store, tell_failure
+from loader.job.agreement import KEPT, agree, tell_failure
 from loader.job.checkpoint import EpochPosition
 from loader.job.rank_drift import DriftWatch
-from loader.job.rank_failures import Agreement, RankFailureWatch
+from loader.job.rank_failures import Agreement
+from loader.job.store import JobStore, job_store
 from loader.job.topology import Topology, check_unchanged
 from loader.order_setup import OrderArguments
 
@@ -52,38 +54,29 @@ class JobMembership:
         data: Dataset,
         prefetch: int,
         drift_s: float,
-    ) -> Agreement:
-        """The agreement for an iteration that begins. The ranks compare where none is in force; rank 0 logs the first.
+    ) -> Agreement | None:
+        """The agreement for an iteration that begins; None for a single process. The ranks compare where none is in force;
+        rank 0 logs the first.
 
         `identity` names all the data; `data` is one dataset of it. Ranks may be `prefetch` batches apart; being further
         apart for `drift_s` is logged. Raises as `agreement.agree`.
         """
+        topology, store = self.topology(given), self._store(given)
         if not self._is_agreed():
-            topology, store = self.topology(given), self._store(given)
             facts = facts_of(identity, feed, place, given.epochs) | {KEPT: " ".join(data.kept_versions)}
-            name = "alone" if store is None else agree(topology, facts, store)
+            if store is not None:
+                own = store.below(f"peers/{agree(topology, facts, store)}").connected_anew()
+                accumulate = feed.share.accumulate
+                drift = DriftWatch(own, topology.process, prefetch, accumulate, drift_s)
+                self._agreement = Agreement(own, topology, drift, accumulate)
             if not self._headline_logged and topology.rank == 0:
                 _log.info("%s", headline(topology, facts, data.via))
             self._headline_logged = True
-            accumulate = feed.share.accumulate
-            alone = store is None
-            drift = None if alone else DriftWatch(topology, name, prefetch, accumulate, drift_s)
-            self._agreement = Agreement(name, drift, accumulate)
-        assert self._agreement is not None, "the ranks have agreed"
         return self._agreement
-
-    def watch(
-        self, given: OrderArguments, agreement: Agreement, peer_failure_s: float
-    ) -> RankFailureWatch | None:
-        """A watch on other ranks for one iteration; None for a single process."""
-        store = self._store(given)
-        if store is None:
-            return None
-        return RankFailureWatch(store, self.topology(given), agreement, peer_failure_s)
 
     def warn_of_state(self) -> None:
         """Warn, when a state is saved, of another rank at another place."""
-        if self._agreement is not None and self._agreement.drift is not None:
+        if self._agreement is not None:
             self._agreement.drift.warn_of_state()
 
     @contextmanager
@@ -103,24 +96,19 @@ class JobMembership:
     def _is_agreed(self) -> bool:
         return self._agreement is not None and not self._agreement.over.is_set()
 
-    def _store(self, given: OrderArguments) -> Store | None:
+    def _store(self, given: OrderArguments) -> JobStore | None:
         """The job's store; None for a loader of a single process."""
         return job_store() if given.shard and self.topology(given).processes > 1 else None
 
 
 def facts_of(identity: str, feed: Feed, place: EpochPosition, epochs: int | None) -> dict[str, str | int]:
     """The facts that must be equal on every rank of a job: all that defines the order, and the place in it."""
-    spec, share = feed.spec, feed.share
-    return {
+    order = asdict(feed.spec)
+    rotated_from = order.pop("rotated_from")
+    return order | {
         "version": identity,
-        "seed": spec.seed,
-        "shuffle": spec.shuffle,
-        "batch_size": share.batch_size,
-        "global_batch": spec.global_batch,
-        "window_extents": spec.window_extents,
-        "canonical_nodes": spec.canonical_nodes,
-        "last": spec.last,
-        "first epoch of a rotated order": max(place.epoch, spec.rotated_from),
+        "batch_size": feed.share.batch_size,
+        "first epoch of a rotated order": max(place.epoch, rotated_from),
         "epochs": "None" if epochs is None else epochs,
         "epochs already done": place.epochs_done,
         "epoch": place.epoch,

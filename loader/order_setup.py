@@ -17,8 +17,7 @@ from cachesvc.core.order.epoch_order import Last, OrderSpec
 from loader.batches.feed import Feed
 from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import LoaderState
-from loader.job.rank_share import RankShare
-from loader.job.topology import ALONE, Topology, resolve
+from loader.job.topology import ALONE, RankShare, Topology, resolve
 from loader.saved_state import resumed
 
 Window = Literal["auto", "all"] | int

@@ -129,9 +129,11 @@ class RankOrder:
 class RankSampler(DistributedSampler[Any]):
     """This rank's indices: those of its batches, concatenated. Iterating does not move the loader."""
 
+    data_source: Any
+
     def __init__(self, order: RankOrder) -> None:
         given = order.arguments
-        self.order, self.dataset = order, given.dataset
+        self.order, self.dataset, self.data_source = order, given.dataset, given.dataset
         self.shuffle, self.seed, self.drop_last = given.shuffle, given.seed, given.drop_last
 
     def __iter__(self) -> Iterator[int]:
@@ -175,21 +177,11 @@ class RankSampler(DistributedSampler[Any]):
 class RankSequentialSampler(RankSampler, SequentialSampler):
     """The sampler of a loader that does not shuffle."""
 
-    @property
-    def data_source(self) -> Any:  # type: ignore[override]
-        """The dataset."""
-        return self.dataset
-
 
 class RankRandomSampler(RankSampler, RandomSampler):
     """The sampler of a loader that shuffles."""
 
     replacement, generator = False, None
-
-    @property
-    def data_source(self) -> Any:  # type: ignore[override]
-        """The dataset."""
-        return self.dataset
 
 
 class RankBatchSampler(BatchSampler):
@@ -205,11 +197,9 @@ class RankBatchSampler(BatchSampler):
         return super().__iter__()
 
     def __len__(self) -> int:
-        return (
-            self.sampler.order.turns(self.repeats)
-            if isinstance(self.sampler, RankSampler)
-            else super().__len__()
-        )
+        if isinstance(self.sampler, RankSampler):
+            return self.sampler.order.turns(self.repeats)
+        return super().__len__()
 
     def set_epoch(self, epoch: int) -> None:
         """See `DataLoader.set_epoch`; Hugging Face's Trainer calls it here."""

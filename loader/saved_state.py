@@ -4,6 +4,7 @@ cannot continue."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import asdict
 
 from cachesvc.core.errors import StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
@@ -32,16 +33,10 @@ def state_of(
         step=step,
         micro=micro,
         steps=feed.steps(epoch),
-        seed=spec.seed,
-        global_batch=spec.global_batch,
         batch_size=share.batch_size if micro else 0,
         world_size=world_size if micro else 0,
-        window_extents=spec.window_extents,
-        canonical_nodes=spec.canonical_nodes,
-        shuffle=spec.shuffle,
-        last=spec.last,
         epochs_done=epochs_done,
-        rotated_from=spec.rotated_from,
+        **asdict(spec),
     )
 
 

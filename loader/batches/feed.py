@@ -31,7 +31,7 @@ from loader.datasets.plain_values import Empty
 from loader.datasets.samples.kinds import Gather
 from loader.datasets.shape_mismatch import describe_mismatch
 from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
-from loader.job.rank_share import RankShare
+from loader.job.topology import RankShare
 from loader.process.latest import Latest
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader, Ints

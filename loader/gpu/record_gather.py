@@ -20,7 +20,7 @@ from loader.datasets.targets import target_sample
 from loader.gpu.device_order import DeviceOrder, shifted, upload
 from loader.gpu.host_view import host_rows
 from loader.gpu.registered_extents import RegisteredExtents, registered_extents
-from loader.job.rank_share import RankShare
+from loader.job.topology import RankShare
 from loader.process.latest import Latest
 from loader.reading.reader import ExtentReader, Ints
 

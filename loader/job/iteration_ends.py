@@ -11,67 +11,60 @@ how each one ended: complete, or left at a place. No rank waits for another:
 
 from __future__ import annotations
 
-import json
 import sys
 
 from cachesvc.core.errors import StateMismatch
-from loader.job.agreement import Store
 from loader.job.rank_drift import ALLOWED_STEPS, RankPosition
+from loader.job.store import JobStore
 
 FIRST_READ = 2 * ALLOWED_STEPS
 """The step of an iteration after which ranks first read how another one ended it."""
 
 
 class IterationEnds:
-    """Compares how the ranks of a job end one iteration. `key`: that of the agreement in the store. All methods raise
+    """Compares how the ranks of a job end one iteration. `store`: the part of one agreement. All methods raise
     StateMismatch."""
 
-    def __init__(self, key: str, iteration: int, accumulate: int) -> None:
-        self._apart, self._accumulate = f"{key}/apart", accumulate
-        self._left, self._complete = f"{key}/{iteration}/left", f"{key}/{iteration}/complete"
+    def __init__(self, store: JobStore, iteration: int, accumulate: int) -> None:
+        self._store, self._accumulate = store, accumulate
+        self._left, self._complete = f"{iteration}/left", f"{iteration}/complete"
 
     def is_due(self, taken: int) -> bool:
         """Return whether ranks read how others ended the iteration after this many of its batches."""
         step, micro = divmod(taken, self._accumulate)
         return not micro and step >= FIRST_READ and not step & (step - 1)
 
-    def go_on(self, store: Store, own: RankPosition, taken: int) -> None:
+    def go_on(self, own: RankPosition, taken: int) -> None:
         """Read whether another rank left this iteration, in which this rank goes on. A thread that reads ahead may have
         taken a batch or two more on one rank than on another when their loops left."""
-        self._check(store, taken)
-        if store.check([self._left]):
-            left = _position(store.get(self._left))
-            if self._are_apart(left, own):
-                store.set(self._apart, json.dumps([taken, _text(left, own)]))
+        self._check(taken)
+        left = self._store.read(self._left)
+        if left and self._are_apart(left := RankPosition(*left), own):
+            self._store.put("apart", [taken, _text(left, own)])
 
-    def complete(self, store: Store, own: RankPosition) -> None:
+    def complete(self, own: RankPosition) -> None:
         """Note that this rank took all batches."""
-        store.set(self._complete, json.dumps(own))
-        self._check(store, sys.maxsize)
-        if store.check([self._left]):
-            raise StateMismatch(_text(_position(store.get(self._left)), own))
+        self._store.put(self._complete, own)
+        self._check(sys.maxsize)
+        if left := self._store.read(self._left):
+            raise StateMismatch(_text(RankPosition(*left), own))
 
-    def leave(self, store: Store, own: RankPosition) -> None:
+    def leave(self, own: RankPosition) -> None:
         """Note that this rank left early, and began another iteration."""
-        first = _position(store.compare_set(self._left, "", json.dumps(own)))
+        first = RankPosition(*self._store.put_first(self._left, own))
         if self._are_apart(first, own):
             raise StateMismatch(_text(*sorted((first, own), key=lambda at: at.batches)))
-        if store.check([self._complete]):
-            raise StateMismatch(_text(own, _position(store.get(self._complete))))
+        if complete := self._store.read(self._complete):
+            raise StateMismatch(_text(own, RankPosition(*complete)))
 
-    def _check(self, store: Store, taken: int) -> None:
+    def _check(self, taken: int) -> None:
         """Raise what a rank noted when it had taken fewer batches: not all ranks know of a note made just now."""
-        if store.check([self._apart]):
-            noted, text = json.loads(store.get(self._apart))
-            if noted < taken:
-                raise StateMismatch(text)
+        noted, text = self._store.read("apart") or (taken, "")
+        if noted < taken:
+            raise StateMismatch(text)
 
     def _are_apart(self, one: RankPosition, other: RankPosition) -> bool:
         return abs(one.batches - other.batches) > ALLOWED_STEPS * self._accumulate
-
-
-def _position(stored: bytes) -> RankPosition:
-    return RankPosition(*json.loads(stored))
 
 
 def _text(left: RankPosition, other: RankPosition) -> str:

@@ -17,7 +17,6 @@ A watch also compares how the ranks end its iteration. Where their epochs came a
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -25,17 +24,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from cachesvc.core.errors import CacheError, PeerRankFailed, StateMismatch, from_code
-from loader.job.agreement import Store
 from loader.job.iteration_ends import IterationEnds
 from loader.job.rank_drift import DriftWatch, RankPosition
+from loader.job.store import POLL_S, JobStore, polls
 from loader.job.topology import Topology
 
 BLOCKED_EXIT = PeerRankFailed.code
 """Exit code of a process that was blocked in a collective when another rank failed."""
-POLL_S = 0.5
-"""The interval at which a rank polls the store: one request of 50 us."""
 ACKNOWLEDGE_S = 5.0
 """How long the failed rank waits until the others have read its failure: ten polls."""
 _log = logging.getLogger("cachesvc")
@@ -43,13 +41,13 @@ _log = logging.getLogger("cachesvc")
 
 @dataclass(slots=True)
 class Agreement:
-    """The state that the watches of one rank's loader share, from one agreement of the ranks to the next. `name` is equal
-    on all ranks and new in the store. `drift` is None for a single process. A step has `accumulate` batches. `over` is set
-    once this rank has raised the failure: no watch ends the process after that. `iterations` have begun; `latest` is the
-    watch of the last of them."""
+    """The state that the watches of one rank's loader share, from one agreement of the ranks to the next. `store` is the
+    part of this agreement. A step has `accumulate` batches. `over` is set once this rank has raised the failure: no watch
+    ends the process after that. `iterations` have begun; `latest` is the watch of the last of them."""
 
-    name: str
-    drift: DriftWatch | None = None
+    store: JobStore
+    topology: Topology
+    drift: DriftWatch
     accumulate: int = 1
     over: threading.Event = field(default_factory=threading.Event)
     iterations: int = 0
@@ -59,15 +57,15 @@ class Agreement:
 class RankFailureWatch:
     """Watches for failures of other ranks during one iteration, on its own thread."""
 
-    def __init__(self, store: Store, topology: Topology, agreed: Agreement, peer_failure_s: float) -> None:
-        self._store, self._topology, self._peer_failure_s = store, topology, peer_failure_s
-        self._key, self._over = f"cachesvc/peers/{agreed.name}", agreed.over
+    def __init__(self, agreed: Agreement, peer_failure_s: float) -> None:
+        self._store, self._topology, self._peer_failure_s = agreed.store, agreed.topology, peer_failure_s
+        self._over = agreed.over
         agreed.iterations += 1
         self._agreed, self._number = agreed, agreed.iterations
         self._previous, agreed.latest = agreed.latest, self
-        self._ended = f"{self._key}/{agreed.iterations}/finished"
+        self._ended = f"{agreed.iterations}/finished"
         self._finished = False
-        self._ends: IterationEnds | None = IterationEnds(self._key, agreed.iterations, agreed.accumulate)
+        self._ends: IterationEnds | None = IterationEnds(self._store, agreed.iterations, agreed.accumulate)
         self.failure: CacheError | None = None
         """The failure of another rank, once it is known."""
         self.handed: tuple[int, int, int] | None = None
@@ -79,9 +77,7 @@ class RankFailureWatch:
         self._thread = threading.Thread(target=self._watch, name="cachesvc-peers")
 
     def start(self) -> None:
-        """Start the thread. It has its own connection, on which no other thread's wait delays it."""
-        if hasattr(self._store, "clone"):  # torch before 2.8 has none
-            self._store = self._store.clone()
+        """Start the thread."""
         self._thread.start()
 
     def hand(self, epoch: int, turn: int, batches: int) -> None:
@@ -91,20 +87,15 @@ class RankFailureWatch:
         self.handed, self.left = (epoch, turn + 1, batches + 1), False
 
     def check(self) -> None:
-        """Raise, before a batch is made, the failure of another rank, and StateMismatch where epochs came apart."""
-        if self.failure is not None:
-            self.raise_failure()
-        at, ends = self.handed, self._ends
-        if at is not None and ends is not None and ends.is_due(taken := at[2] - self._first):
-            with self._if_store_answers():
-                ends.go_on(self._store, self._position(at), taken)
-
-    def raise_failure(self) -> None:
-        """Raise PeerRankFailed when another rank has failed, StateMismatch when it found epochs apart. No watch ends this
-        process from then on."""
+        """Raise, before a batch is made, the failure of another rank, and StateMismatch where epochs came apart. No watch
+        ends this process after it has raised a failure."""
         if self.failure is not None:
             self._over.set()
             raise self.failure
+        at, ends = self.handed, self._ends
+        if at is not None and ends is not None and ends.is_due(taken := at[2] - self._first):
+            with self._if_store_answers():
+                ends.go_on(self._position(at), taken)
 
     def compare_ends(self) -> None:
         """Compare how this rank and others ended the iteration before this one, and this one once it is complete. Raises
@@ -119,7 +110,7 @@ class RankFailureWatch:
     def _compare_end(self) -> None:
         ends, self._ends, at = self._ends, None, self.handed
         if ends is not None and at is not None:
-            (ends.complete if self.complete else ends.leave)(self._store, self._position(at))
+            (ends.complete if self.complete else ends.leave)(self._position(at))
 
     def _position(self, at: tuple[int, int, int]) -> RankPosition:
         return RankPosition(self._topology.rank, at[0], at[1] // self._agreed.accumulate, at[2])
@@ -137,14 +128,13 @@ class RankFailureWatch:
         self._over.set()
         code = error.code if isinstance(error, CacheError) else CacheError.code
         kind, text = _cause(error)
-        failure = json.dumps([self._topology.rank, where, kind, code, text])
+        failure = [self._topology.rank, where, kind, code, text]
         try:
-            if self._store.add(f"{self._key}/claims", 1) == 1:
-                self._store.set(f"{self._key}/failure", failure)
-            else:
-                failure = self._store.get(f"{self._key}/failure").decode()
+            failure = self._store.put_first("failure", failure)
             self._acknowledge()
-            self._wait_for_others()
+            for _ in polls(ACKNOWLEDGE_S, "other ranks"):
+                if self._store.count("heard") >= self._topology.processes:
+                    break
         except RuntimeError:  # torch's DistError: the store's host is gone, and the job with it
             _log.warning("the job's store does not answer: other ranks are not told of this failure")
         return _failure(failure)
@@ -152,51 +142,42 @@ class RankFailureWatch:
     def finish(self) -> None:
         """End this rank's iteration; the thread ends once all ranks have ended theirs."""
         try:
-            self._store.add(self._ended, 1)
+            self._store.count(self._ended, 1)
         except RuntimeError:
             self._over.set()
         self._finished = True
 
     def _acknowledge(self) -> bool:
-        """Acknowledge the failure in the store; True for the first of this rank's iterations, the only one that counts."""
-        first = self._store.add(f"{self._key}/heard/{self._topology.process}", 1) == 1
-        if first:
-            self._store.add(f"{self._key}/heard", 1)
-        return first
+        """Acknowledge the failure; True for the first of this rank's iterations, the only one that counts."""
+        return self._store.arrive("heard", self._topology.process)
 
-    def _wait_for_others(self) -> None:
-        deadline = time.monotonic() + ACKNOWLEDGE_S
-        while self._store.add(f"{self._key}/heard", 0) < self._topology.processes:
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(POLL_S / 10)
+    def _polls(self) -> Iterator[None]:
+        """Yield for each poll until this rank has raised a failure, or the program ends."""
+        while not self._over.wait(POLL_S) and threading.main_thread().is_alive():
+            yield
 
     def _watch(self) -> None:
         with self._if_store_answers():
-            while not self._over.wait(POLL_S) and threading.main_thread().is_alive():
-                if self._store.check([f"{self._key}/failure"]):
-                    self._handle_failure()
-                    return
+            for _ in self._polls():
+                if failure := self._store.read("failure"):
+                    return self._await_fetch(_failure(failure))
                 self._update_drift()
-                if self._finished and self._store.add(self._ended, 0) >= self._topology.processes:
+                if self._finished and self._store.count(self._ended) >= self._topology.processes:
                     return
 
     def _update_drift(self) -> None:
-        drift, at = self._agreed.drift, None if self.left else self.handed
-        if (
-            drift is not None and self._number == self._agreed.iterations
-        ):  # the newest iteration has the position
-            drift.update(self._store, at and self._position(at), time.monotonic())
+        at = None if self.left else self.handed
+        if self._number == self._agreed.iterations:  # the newest iteration has the position
+            self._agreed.drift.update(at and self._position(at), time.monotonic())
 
-    def _handle_failure(self) -> None:
-        self.failure = _failure(self._store.get(f"{self._key}/failure").decode())
+    def _await_fetch(self, failure: CacheError) -> None:
+        """Keep the failure until this rank fetches its next batch; end the process where it does not."""
+        self.failure = failure
         if self._acknowledge():
             # Log it now: a collective whose peer is gone may fail first, with an error that does not name the cause.
-            _log.warning("%s", self.failure)
+            _log.warning("%s", failure)
         deadline = time.monotonic() + self._peer_failure_s
-        while not self._over.wait(min(POLL_S, max(0.0, deadline - time.monotonic()))):
-            if not threading.main_thread().is_alive():
-                return
+        for _ in self._polls():
             if time.monotonic() >= deadline:
                 _log.error(
                     "this rank did not fetch its next batch within %.0f s of that failure, so it is blocked in a"
@@ -250,8 +231,8 @@ def _cause(error: BaseException) -> tuple[str, str]:
     return kind.rpartition(".")[2], message
 
 
-def _failure(stored: str) -> CacheError:
-    rank, where, kind, code, text = json.loads(stored)
+def _failure(stored: list[Any]) -> CacheError:
+    rank, where, kind, code, text = stored
     if code == StateMismatch.code:
         return StateMismatch(text)  # of the job rather than of one rank
     failure = PeerRankFailed(f"rank {rank} cannot go on at {where}: {kind}: {text}")

@@ -65,6 +65,20 @@ ALONE = Topology(0, 1, "this rank alone")
 
 
 @dataclass(frozen=True, slots=True)
+class RankShare:
+    """A rank's part of every global batch: the slots [low, high), in `accumulate` micro-batches."""
+
+    low: int
+    high: int
+    batch_size: int
+
+    @property
+    def accumulate(self) -> int:
+        """Batches of this rank per step."""
+        return (self.high - self.low) // self.batch_size
+
+
+@dataclass(frozen=True, slots=True)
 class _Rank:
     """A rank of `size`, as one source states it."""
 

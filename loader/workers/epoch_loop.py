@@ -12,7 +12,7 @@ from loader.batches.bad_samples import OnError, RepairingFeed
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.job.checkpoint import LoaderProgress
-from loader.job.rank_failures import RankFailureWatch, watched
+from loader.job.rank_failures import Agreement, RankFailureWatch, watched
 from loader.workers.engines import BatchEngine, engine_for, pinning
 from loader.workers.iteration import BatchError, is_batch_error
 from loader.workers.settings import WorkerSettings
@@ -31,6 +31,7 @@ class LoopSettings(Protocol):
     epochs: int | None
     on_error: OnError
     log_stats: bool
+    peer_failure_s: float
 
 
 class BatchSource:
@@ -92,11 +93,11 @@ class EpochLoop:
         self._source = prepared()
         self._iteration = progress.take_over()
 
-    def batches(self, listen: Callable[[], RankFailureWatch | None]) -> Generator[Any, None, None]:
-        """Yield batches, or a BatchError in place of one. `listen` is called when the first batch is requested and
-        returns the watch on other ranks. Raises errors that end the iteration: PeerRankFailed, any error in a job
-        of several ranks, and the death of workers."""
-        watch = listen()
+    def batches(self, agreement: Agreement | None) -> Generator[Any, None, None]:
+        """Yield batches, or a BatchError in place of one, and watch other ranks under their agreement from the first batch
+        on. Raises errors that end the iteration: PeerRankFailed, any error in a job of several ranks, and the death of
+        workers."""
+        watch = None if agreement is None else RankFailureWatch(agreement, self._settings.peer_failure_s)
         with watched(watch, self._place):
             try:
                 done = self._progress.place.done_of(self._settings.epochs)

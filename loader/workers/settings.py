@@ -61,24 +61,7 @@ class WorkerSettings(NamedTuple):
         return any(map(is_not, self, before))
 
 
-def worker_settings(
-    loader: torch.utils.data.DataLoader[Any],
-    worker_type: str,
-    device: torch.device | None,
-    pinned_bytes: int,
-) -> WorkerSettings:
-    """Collect the settings of a loader: torch's arguments and cachesvc's own."""
-    return WorkerSettings(
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        multiprocessing_context=loader.multiprocessing_context,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        timeout=loader.timeout,
-        pin_memory=loader.pin_memory,
-        worker_type=worker_type,
-        device=device,
-        pinned_bytes=pinned_bytes,
-    )
+def worker_settings(loader: torch.utils.data.DataLoader[Any], device: torch.device | None) -> WorkerSettings:
+    """The settings of a loader, torch's arguments and cachesvc's own, for batches that are moved to `device`."""
+    given = WorkerSettings._make(getattr(loader, name) for name in WorkerSettings._fields)
+    return given._replace(device=device)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from cachesvc.core.errors import StateMismatch
 from loader.job.iteration_ends import IterationEnds
 from loader.job.rank_drift import RankPosition
+from loader.job.store import JobStore
 from testbed.forked import TRAINER, ForkedProcess
 from testbed.servers import free_ports
 from tests.support import datasets
@@ -30,21 +31,21 @@ class Ranks:
     """Two ranks of one job, that end the same iteration."""
 
     def __init__(self, accumulate: int = 1) -> None:
-        self.store, self.accumulate = dist.HashStore(), accumulate
-        self.ends = [IterationEnds("job", 1, accumulate) for _ in range(2)]
+        self.store, self.accumulate = JobStore(dist.HashStore()), accumulate
+        self.ends = [IterationEnds(self.store, 1, accumulate) for _ in range(2)]
 
     def at(self, rank: int, taken: int) -> RankPosition:
         return RankPosition(rank, 0, taken // self.accumulate, taken)
 
     def leave(self, rank: int, taken: int) -> None:
-        self.ends[rank].leave(self.store, self.at(rank, taken))
+        self.ends[rank].leave(self.at(rank, taken))
 
     def complete(self, rank: int, taken: int) -> None:
-        self.ends[rank].complete(self.store, self.at(rank, taken))
+        self.ends[rank].complete(self.at(rank, taken))
 
     def go_on(self, rank: int, taken: int) -> None:
         assert self.ends[rank].is_due(taken)
-        self.ends[rank].go_on(self.store, self.at(rank, taken), taken)
+        self.ends[rank].go_on(self.at(rank, taken), taken)
 
 
 def test_ranks_that_end_an_iteration_alike_are_in_step() -> None:
@@ -80,16 +81,16 @@ def test_a_rank_that_goes_on_raises_at_the_step_at_which_the_other_does(accumula
     due = [taken for taken in range(100 * accumulate) if Ranks(accumulate).ends[0].is_due(taken)]
     assert due == [4 * accumulate, 8 * accumulate, 16 * accumulate, 32 * accumulate, 64 * accumulate]
     ranks = Ranks(accumulate)
-    other = IterationEnds("job", 2, accumulate)  # the next iteration of the rank that left
+    other = IterationEnds(ranks.store, 2, accumulate)  # the next iteration of the rank that left
     ranks.leave(0, accumulate)
     ranks.go_on(1, due[0])
-    other.go_on(ranks.store, ranks.at(0, due[0]), due[0])
+    other.go_on(ranks.at(0, due[0]), due[0])
     with pytest.raises(StateMismatch, match="rank 1 went on to step 4"):
         ranks.go_on(1, due[1])
     with pytest.raises(StateMismatch, match="rank 1 went on to step 4"):
-        other.go_on(ranks.store, ranks.at(0, due[1]), due[1])
+        other.go_on(ranks.at(0, due[1]), due[1])
     with pytest.raises(StateMismatch, match="rank 1 went on to step 4"):
-        other.complete(ranks.store, ranks.at(0, due[1]))
+        other.complete(ranks.at(0, due[1]))
 
 
 def outcomes(folder: Path, *role: str) -> list[Any]:

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from loader.job.rank_drift import DriftWatch, RankPosition
-from loader.job.topology import Topology
+from loader.job.store import JobStore
 from testbed import WAIT_S
 from testbed.forked import TRAINER, ForkedProcess
 from testbed.servers import free_ports
@@ -27,11 +27,8 @@ class Ranks:
     """A job of ranks in this process that update every half second of a fake clock."""
 
     def __init__(self, prefetches: list[int], accumulate: int = 1) -> None:
-        self.store, self.now, self.accumulate, count = dist.HashStore(), 100.0, accumulate, len(prefetches)
-        self.watches = [
-            DriftWatch(Topology(rank, count, "test", process=rank, processes=count), "job", each, accumulate)
-            for rank, each in enumerate(prefetches)
-        ]
+        store, self.now, self.accumulate = JobStore(dist.HashStore()), 100.0, accumulate
+        self.watches = [DriftWatch(store, rank, each, accumulate) for rank, each in enumerate(prefetches)]
 
     def spend(self, seconds: float, at: Callable[[int, float], int | None]) -> None:
         """Let time pass in which a rank has taken `at(rank, moment)` batches; None: its position is not known."""
@@ -40,7 +37,7 @@ class Ranks:
             for rank, watch in enumerate(self.watches):
                 found = at(rank, self.now - 100.0)
                 place = None if found is None else RankPosition(rank, 0, found // self.accumulate, found)
-                watch.update(self.store, place, self.now + rank * 0.1)
+                watch.update(place, self.now + rank * 0.1)
             self.now += 0.5
 
 

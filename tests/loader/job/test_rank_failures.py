@@ -20,7 +20,9 @@ import torch.distributed as dist
 
 from cachesvc.core.errors import NotFound, PeerRankFailed
 from loader import DataLoader
+from loader.job.rank_drift import DriftWatch
 from loader.job.rank_failures import BLOCKED_EXIT, Agreement, RankFailureWatch, watched
+from loader.job.store import JobStore
 from loader.job.topology import Topology
 from testbed import WAIT_S
 from testbed.forked import TRAINER, ForkedProcess
@@ -99,15 +101,13 @@ def store() -> dist.TCPStore:
 
 def watches(store: dist.TCPStore, name: str, peer_failure_s: float = 30.0) -> list[RankFailureWatch]:
     """The watches of a job of two ranks in this process."""
-    return [watch_of(store, rank, Agreement(name), peer_failure_s) for rank in range(2)]
+    return [RankFailureWatch(agreed(store, name, rank), peer_failure_s) for rank in range(2)]
 
 
-def watch_of(
-    store: dist.TCPStore, rank: int, agreed: Agreement, peer_failure_s: float = 30.0
-) -> RankFailureWatch:
-    return RankFailureWatch(
-        store, Topology(rank, 2, "test", process=rank, processes=2), agreed, peer_failure_s
-    )
+def agreed(store: dist.TCPStore, name: str, rank: int) -> Agreement:
+    own = JobStore(store).below(name).connected_anew()
+    topology = Topology(rank, 2, "test", process=rank, processes=2)
+    return Agreement(own, topology, DriftWatch(own, rank, prefetch=0, accumulate=1))
 
 
 def listening() -> int:
@@ -155,7 +155,7 @@ def test_a_users_exception_is_raised_unchanged_and_reported_to_other_ranks(store
         with pytest.raises(ZeroDivisionError), watched(first, lambda: "step 1"):
             raise ZeroDivisionError("in a transform\nand more")
         with pytest.raises(PeerRankFailed, match=r"rank 0 .* ZeroDivisionError: in a transform$"):
-            second.raise_failure()
+            second.check()
     until(lambda: not listening())
 
 
@@ -189,7 +189,7 @@ def test_an_error_of_a_worker_is_reported_with_the_workers_text(
         with pytest.raises((Spoilt, ZeroDivisionError), match="Caught"), watched(first, lambda: "step 0"):
             next(iter(loader))
         with pytest.raises(PeerRankFailed) as raised:
-            second.raise_failure()
+            second.check()
     assert str(raised.value) == f"rank 0 cannot go on at step 0: {reported}"
     until(lambda: not listening())
 
@@ -218,7 +218,7 @@ def test_a_rank_that_a_transform_ends_reports_it_to_the_others(
             next(iter(loader))
         if workers or transform is leave:
             with pytest.raises(PeerRankFailed) as raised:
-                second.raise_failure()
+                second.check()
             assert str(raised.value) == f"rank 0 cannot go on at step 0: {reported}"
         else:
             assert second.failure is None  # as after Ctrl-C
@@ -251,34 +251,35 @@ def test_a_watch_ends_when_all_ranks_have_ended_and_not_before(store: dist.TCPSt
 
 def test_a_failure_in_an_additional_iteration_reaches_other_ranks(store: dist.TCPStore) -> None:
     """Rank 0 alone began one more iteration, to print a batch, say."""
-    ahead = Agreement("ahead")
-    with watched(watch_of(store, 0, ahead), lambda: ""):
+    ahead = agreed(store, "ahead", 0)
+    with watched(RankFailureWatch(ahead, 30.0), lambda: ""):
         pass
-    first, second = watch_of(store, 0, ahead), watch_of(store, 1, Agreement("ahead"))
+    first = RankFailureWatch(ahead, 30.0)
+    second = RankFailureWatch(agreed(store, "ahead", 1), 30.0)
     with watched(second, lambda: ""):
         with pytest.raises(PeerRankFailed), watched(first, lambda: "step 1"):
             raise NotFound("a")
         with pytest.raises(PeerRankFailed, match="rank 0 cannot go on at step 1: NotFound: a"):
-            second.raise_failure()
+            second.check()
     until(lambda: not listening())
 
 
 def test_additional_iterations_receive_failures_and_end_no_rank_that_has_raised(
     store: dist.TCPStore,
 ) -> None:
-    ahead = Agreement("hears")
-    looked, first = watch_of(store, 0, ahead, 1.0), watch_of(store, 0, ahead, 1.0)
+    ahead = agreed(store, "hears", 0)
+    looked, first = RankFailureWatch(ahead, 1.0), RankFailureWatch(ahead, 1.0)
     with watched(looked, lambda: ""):
         pass
-    second = watch_of(store, 1, Agreement("hears"))
+    second = RankFailureWatch(agreed(store, "hears", 1), 30.0)
     with watched(first, lambda: ""):
         with pytest.raises(PeerRankFailed), watched(second, lambda: "step 1"):
             raise NotFound("a")
         until(lambda: looked.failure is not None and first.failure is not None)
         with pytest.raises(PeerRankFailed, match="rank 1 cannot go on at step 1: NotFound: a"):
-            first.raise_failure()
+            first.check()
     until(lambda: not listening())
-    assert store.add("cachesvc/peers/hears/heard", 0) == 2
+    assert ahead.store.count("heard") == 2
 
 
 def test_without_a_job_there_is_no_watch() -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from cachesvc.core.errors import DeadlineExceeded, InvalidInput, StateMismatch
 from loader.job import agreement
-from loader.job.agreement import agree, job_store, tell_failure
+from loader.job import store as job_stores
+from loader.job.agreement import agree, tell_failure
+from loader.job.store import JobStore, job_store
 from loader.job.topology import Topology, rank_hint, resolve
 from testbed import WAIT_S
 
@@ -217,19 +219,19 @@ def _rank(
         found["contradiction"] = str(error)
     store = job_store()
     assert store is not None
-    agree(topology, {"seed": 0, "version": "3f2a"}, store, "same", 20)
+    agree(topology, {"seed": 0, "version": "3f2a"}, store.below("same"), 20)
     try:
-        agree(topology, {"seed": rank, "version": "3f2a"}, store, "seeds", 20)
+        agree(topology, {"seed": rank, "version": "3f2a"}, store.below("seeds"), 20)
     except StateMismatch as error:
         found["mismatch"] = str(error)
     if rank == 0:
         try:
-            agree(topology, {"seed": 0}, store, "alone", 0.2)
+            agree(topology, {"seed": 0}, store.below("alone"), 0.2)
         except DeadlineExceeded as error:
             found["late"] = str(error)
     found |= _loaders(rank, data)
     try:
-        agree(Topology(0, 2, "arguments", process=rank, processes=2), {"seed": 0}, store, "ranks", 20)
+        agree(Topology(0, 2, "arguments", process=rank, processes=2), {"seed": 0}, store.below("ranks"), 20)
     except StateMismatch as error:
         found["ranks"] = str(error)
     kept = DataLoader(open_dataset(data), 4)
@@ -293,11 +295,12 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
 def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> None:
     import torch.distributed as distributed
 
-    store = distributed.TCPStore("127.0.0.1", 0, None, True)
+    store = JobStore(distributed.TCPStore("127.0.0.1", 0, None, True))
+    rounds = store.below("agree/loader")
 
     def stating(process: int) -> str:
         place = Topology(process, 2, "torchrun", process=process, processes=2)
-        return agree(place, {"seed": 0}, store.clone(), timeout_s=20)  # type: ignore[attr-defined]
+        return agree(place, {"seed": 0}, store.connected_anew(), timeout_s=20)
 
     with ThreadPoolExecutor(2) as processes:
         if before == "both":
@@ -306,11 +309,11 @@ def test_a_job_that_is_started_again_over_the_same_store_agrees(before: str) -> 
             with pytest.raises(DeadlineExceeded):
                 agree(Topology(0, 2, "torchrun", processes=2), {"seed": 1}, store, timeout_s=0.1)
         elif "killed" in before:
-            store.set(f"cachesvc/agree/loader/{store.add('cachesvc/agree/loader', 1)}/0", "[0, {}]")
+            rounds.put(f"{rounds.count('opened', 1)}/0", [0, {}])
             if before == "both, killed":  # process 1 had begun to state its facts, too
-                store.add("cachesvc/agree/loader/1/1/here", 1)
+                rounds.arrive("1/here", 1)
         other = processes.submit(stating, 1)
-        while before == "process 0, killed" and not store.check(["cachesvc/agree/loader/1/1"]):
+        while before == "process 0, killed" and not rounds.read("1/1"):
             time.sleep(0.01)  # until process 1 has stated its facts in that round
         name = processes.submit(stating, 0).result()
         # The next loader's round opens at once: a process that polls late must not take it for this loader's.
@@ -333,14 +336,14 @@ def test_ranks_whose_nodes_remember_different_versions_name_one_for_all(
     kept: tuple[str, str], says: str
 ) -> None:
     """The first rank opened version a or b, the second c; the source is down where versions are kept."""
-    store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
+    store = JobStore(torch_distributed.TCPStore("127.0.0.1", 0, None, True))
     versions = ((kept[0] or "a").split()[0], "c")
 
     def agreed(rank: int) -> str:
         place = Topology(rank, 2, "torchrun", process=rank, processes=2)
         facts = {"version": versions[rank], agreement.KEPT: kept[rank]}
         with pytest.raises(StateMismatch) as caught:
-            agree(place, facts, store if rank == 0 else store.clone(), timeout_s=20)
+            agree(place, facts, store if rank == 0 else store.connected_anew(), timeout_s=20)
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as threads:
@@ -352,7 +355,7 @@ def test_ranks_whose_nodes_remember_different_versions_name_one_for_all(
 def test_a_process_that_gave_up_leaves_its_failure_for_the_next_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
+    store = JobStore(torch_distributed.TCPStore("127.0.0.1", 0, None, True))
     first, second = (Topology(process, 2, "torchrun", process=process, processes=2) for process in range(2))
     monkeypatch.setattr(agreement, "TELL_FAILURE_S", 0.1)
     tell_failure(second, "NotFound: no such file", store)
@@ -361,20 +364,20 @@ def test_a_process_that_gave_up_leaves_its_failure_for_the_next_round(
     tell_failure(second, "NotFound: of the time before a restart", store)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with ThreadPoolExecutor(1) as other:
-        again = other.submit(agree, second, {"seed": 0}, store.clone(), timeout_s=20)
+        again = other.submit(agree, second, {"seed": 0}, store.connected_anew(), timeout_s=20)
         assert agree(first, {"seed": 0}, store, timeout_s=20) == again.result()
 
 
 def test_a_long_wait_for_another_process_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = torch_distributed.TCPStore("127.0.0.1", 0, None, True)
-    monkeypatch.setattr(agreement, "WARN_AFTER_S", 0.1)
+    store = JobStore(torch_distributed.TCPStore("127.0.0.1", 0, None, True))
+    monkeypatch.setattr(job_stores, "WARN_AFTER_S", 0.1)
     for process, awaited in ((0, "process 1 of 2"), (1, "process 0 to compare")):
         caplog.clear()
         place = Topology(process, 2, "torchrun", process=process, processes=2)
         with pytest.raises(DeadlineExceeded):
-            agree(place, {"seed": 0}, store, f"waits for {awaited}", timeout_s=1.0)
+            agree(place, {"seed": 0}, store.below(awaited), timeout_s=1.0)
         (line,) = caplog.messages
         assert f"waiting for {awaited}, up to " in line
 

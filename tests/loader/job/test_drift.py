@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.drift import Drift
+from loader.job.rank_drift import Drift
 
 
 @pytest.mark.parametrize(
