@@ -38,7 +38,7 @@ from loader.job_membership import JobMembership
 from loader.order_setup import OrderArguments, Window, feed_of
 from loader.reading.reader import Ints
 from loader.samplers import RankOrder, samplers_of
-from loader.saved_state import check_data, check_micro_batches, check_place, state_of, turn_of
+from loader.saved_state import check_data, check_micro_batches, check_place, state_of
 from loader.workers.engines import WorkerType, check_device
 from loader.workers.epoch_loop import BatchSource, EpochLoop, batch_outside_iterations
 from loader.workers.iteration import Iteration
@@ -328,7 +328,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             feed = self._new_feed(found)
             check_place(found, feed)
             check_micro_batches(found, feed.share.batch_size, self._topology().world_size)
-            turn = turn_of(found, feed)
+            turn = found.step * feed.share.accumulate + found.micro  # as the epoch is cut now
         self._data, self._source = data, BatchSource(feed, self._given, self._report)
         self._progress.load(found, turn)
         self._key_transforms(self._progress.place.epoch)

@@ -32,24 +32,6 @@ def window_bytes(window: Window) -> int:
     return whole_number("window", window, 1, 2**63 - 1)
 
 
-def window_extents(window: Window, extent_sizes: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    """A window in extents of the mean size; 0 means everything. Raises InvalidInput."""
-    size = window_bytes(window)
-    if not size:
-        return 0
-    mean = float(extent_sizes.mean()) if len(extent_sizes) else 1.0
-    return max(1, round(size / max(1.0, mean)))
-
-
-def ending(last: Last | None, drop_last: bool) -> Last:
-    """`last`, or the meaning of torch's `drop_last`: drop, or a short batch. Raises InvalidInput."""
-    if drop_last and last not in (None, "drop"):
-        raise InvalidInput(f"drop_last=True contradicts last={last!r}; give one of them")
-    if last is not None:
-        return last
-    return "drop" if drop_last else "short"
-
-
 @dataclass(frozen=True, slots=True)
 class OrderArguments:
     """The arguments of a loader that define the samples of each batch of each rank."""
@@ -91,13 +73,13 @@ def feed_of(
 ) -> Feed:
     """This rank's batches; those of the saved run, if a state is given. Raises InvalidInput, StateMismatch, also for an
     order that `epoch` cannot have."""
-    single = given.batch_size is None
-    batch_size = 1 if given.batch_size is None else given.batch_size
+    batch_size, collate = given.batch_size, given.collate_fn
+    if batch_size is None:
+        batch_size, collate = 1, partial(_single, collate)
     spec = spec_of(given, batch_size, core, topology)
     if state is not None:
         spec = resumed(state, spec, _given_names(given))
     share = share_of(spec.global_batch, batch_size, topology)
-    collate = partial(_single, given.collate_fn) if single else given.collate_fn
     feed = Feed(given.dataset, spec, share, collate)
     feed.order(epoch)
     return feed
@@ -105,15 +87,19 @@ def feed_of(
 
 def spec_of(given: OrderArguments, batch_size: int, core: CacheDataset, topology: Topology) -> OrderSpec:
     """The order of a loader's arguments. Raises InvalidInput."""
+    if given.drop_last and given.last not in (None, "drop"):
+        raise InvalidInput(f"drop_last=True contradicts last={given.last!r}; give one of them")
     wanted = given.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
+    mean = max(1.0, float(sizes.mean())) if len(sizes) else 1.0
+    window = window_bytes(given.window or "auto")
     return OrderSpec(
         seed=given.seed,
         global_batch=wanted,
-        window_extents=window_extents(given.window or "auto", sizes),
+        window_extents=max(1, round(window / mean)) if window else 0,
         canonical_nodes=1 if given.window == "all" else min(topology.nodes, wanted),
         shuffle=given.shuffle,
-        last=ending(given.last, given.drop_last),
+        last=given.last or ("drop" if given.drop_last else "short"),
     )
 
 

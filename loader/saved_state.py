@@ -40,11 +40,6 @@ def state_of(
     )
 
 
-def turn_of(state: LoaderState, feed: Feed) -> int:
-    """The turn at which a state continues: the batches of its epoch that are consumed, as the epoch is cut now."""
-    return state.step * feed.share.accumulate + state.micro
-
-
 def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> OrderSpec:
     """The spec that continues a saved run: the saved one, with the values of `spec` that were `given` where an epoch
     begins. Raises StateMismatch, with the numbers, where a given value contradicts the state."""

@@ -61,15 +61,15 @@ class RankFailureWatch:
         self._store, self._topology, self._peer_failure_s = agreed.store, agreed.topology, peer_failure_s
         self._over = agreed.over
         agreed.iterations += 1
-        self._agreed, self._number = agreed, agreed.iterations
+        self._agreed = agreed
         self._previous, agreed.latest = agreed.latest, self
         self._ended = f"{agreed.iterations}/finished"
         self._finished = False
         self._ends: IterationEnds | None = IterationEnds(self._store, agreed.iterations, agreed.accumulate)
         self.failure: CacheError | None = None
         """The failure of another rank, once it is known."""
-        self.handed: tuple[int, int, int] | None = None
-        """The epoch, its batches handed over so far, and those of all epochs; None before the first batch."""
+        self.handed: RankPosition | None = None
+        """The position after the batches handed over so far; None before the first batch."""
         self._first = 0
         """Batches of all epochs before this iteration."""
         self.left = self.complete = False
@@ -84,7 +84,8 @@ class RankFailureWatch:
         """Count a batch that is handed over: the epoch's, and those of all epochs before it."""
         if self.handed is None:
             self._first = batches
-        self.handed, self.left = (epoch, turn + 1, batches + 1), False
+        step = (turn + 1) // self._agreed.accumulate
+        self.handed, self.left = RankPosition(self._topology.rank, epoch, step, batches + 1), False
 
     def check(self) -> None:
         """Raise, before a batch is made, the failure of another rank, and StateMismatch where epochs came apart. No watch
@@ -93,9 +94,9 @@ class RankFailureWatch:
             self._over.set()
             raise self.failure
         at, ends = self.handed, self._ends
-        if at is not None and ends is not None and ends.is_due(taken := at[2] - self._first):
+        if at is not None and ends is not None and ends.is_due(taken := at.batches - self._first):
             with self._if_store_answers():
-                ends.go_on(self._position(at), taken)
+                ends.go_on(at, taken)
 
     def compare_ends(self) -> None:
         """Compare how this rank and others ended the iteration before this one, and this one once it is complete. Raises
@@ -110,10 +111,7 @@ class RankFailureWatch:
     def _compare_end(self) -> None:
         ends, self._ends, at = self._ends, None, self.handed
         if ends is not None and at is not None:
-            (ends.complete if self.complete else ends.leave)(self._position(at))
-
-    def _position(self, at: tuple[int, int, int]) -> RankPosition:
-        return RankPosition(self._topology.rank, at[0], at[1] // self._agreed.accumulate, at[2])
+            (ends.complete if self.complete else ends.leave)(at)
 
     @contextmanager
     def _if_store_answers(self) -> Iterator[None]:
@@ -131,7 +129,7 @@ class RankFailureWatch:
         failure = [self._topology.rank, where, kind, code, text]
         try:
             failure = self._store.put_first("failure", failure)
-            self._acknowledge()
+            self._store.arrive("heard", self._topology.process)
             for _ in polls(ACKNOWLEDGE_S, "other ranks"):
                 if self._store.count("heard") >= self._topology.processes:
                     break
@@ -147,10 +145,6 @@ class RankFailureWatch:
             self._over.set()
         self._finished = True
 
-    def _acknowledge(self) -> bool:
-        """Acknowledge the failure; True for the first of this rank's iterations, the only one that counts."""
-        return self._store.arrive("heard", self._topology.process)
-
     def _polls(self) -> Iterator[None]:
         """Yield for each poll until this rank has raised a failure, or the program ends."""
         while not self._over.wait(POLL_S) and threading.main_thread().is_alive():
@@ -161,19 +155,15 @@ class RankFailureWatch:
             for _ in self._polls():
                 if failure := self._store.read("failure"):
                     return self._await_fetch(_failure(failure))
-                self._update_drift()
+                if self._agreed.latest is self:  # the newest iteration has the position
+                    self._agreed.drift.update(None if self.left else self.handed, time.monotonic())
                 if self._finished and self._store.count(self._ended) >= self._topology.processes:
                     return
-
-    def _update_drift(self) -> None:
-        at = None if self.left else self.handed
-        if self._number == self._agreed.iterations:  # the newest iteration has the position
-            self._agreed.drift.update(at and self._position(at), time.monotonic())
 
     def _await_fetch(self, failure: CacheError) -> None:
         """Keep the failure until this rank fetches its next batch; end the process where it does not."""
         self.failure = failure
-        if self._acknowledge():
+        if self._store.arrive("heard", self._topology.process):  # in the first of this rank's iterations
             # Log it now: a collective whose peer is gone may fail first, with an error that does not name the cause.
             _log.warning("%s", failure)
         deadline = time.monotonic() + self._peer_failure_s
