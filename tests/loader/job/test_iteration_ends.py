@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,8 @@ from cachesvc.core.errors import StateMismatch
 from loader.job.iteration_ends import IterationEnds
 from loader.job.rank_drift import RankPosition
 from loader.job.store import JobStore
-from testbed.forked import TRAINER, ForkedProcess
-from testbed.servers import free_ports
 from tests.support import datasets
+from tests.support.training.ranks import Job
 
 COUNT = 64
 """Of 16 steps of two ranks."""
@@ -97,34 +92,8 @@ def outcomes(folder: Path, *role: str) -> list[Any]:
     """Run a job of two ranks with a collective in each step, and return what each rank prints."""
     path = folder / "r.npy"
     datasets.array_file(path, np.arange(COUNT, dtype="<i8")[:, None])
-    (port,) = free_ports(1)
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": "2", "CACHESVC": "off"}
-    with ExitStack() as stack:
-        processes = [
-            ForkedProcess(
-                [sys.executable, "-m", "tests.support.training.looking", str(path), *role],
-                env=os.environ
-                | own
-                | {
-                    "RANK": f"{rank}",
-                    "LOCAL_RANK": f"{rank}",
-                    "XDG_CACHE_HOME": str(folder / f"cache{rank}"),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=(folder / f"stderr{rank}").open("w"),
-                preloaded=TRAINER,
-            )
-            for rank in range(2)
-        ]
-        for process in processes:
-            stack.callback(process.close)
-            stack.callback(process.kill)
-        lines = [process.stdout.readline() for process in processes if process.stdout]
-        return [
-            json.loads(line or json.dumps((folder / f"stderr{rank}").read_text()))
-            for rank, line in enumerate(lines)
-        ]
+    with Job(folder, "looking", [[str(path), *role]] * 2) as job:
+        return [json.loads(job.line(rank)) for rank in range(2)]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +14,8 @@ import torch.distributed as dist
 from loader.job.rank_drift import DriftWatch, RankPosition
 from loader.job.store import JobStore
 from testbed import WAIT_S
-from testbed.forked import TRAINER, ForkedProcess
-from testbed.servers import free_ports
 from tests.support import datasets
+from tests.support.training.ranks import Job
 
 
 class Ranks:
@@ -103,43 +98,6 @@ def test_a_rank_stays_at_the_end_of_its_ended_epoch(warnings: Callable[[], list[
     assert "rank 0 is at epoch 0, step 100" in warning
 
 
-class Process:
-    """One rank of a real job. Context manager."""
-
-    def __init__(self, folder: Path, rank: int, port: int) -> None:
-        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / f"cache{rank}")}
-        self._stderr = folder / f"stderr{rank}"
-        self._process = ForkedProcess(
-            [sys.executable, "-m", "tests.support.training.drifting", str(folder / "r.npy"), "1.0"],
-            env=os.environ | own | {"LOCAL_RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr.open("w"),
-            preloaded=TRAINER,
-        )
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.close()
-
-    def tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-
-    def step(self) -> int:
-        """The step that it reached after the latest command."""
-        assert self._process.stdout is not None
-        return int(self._process.stdout.readline() or self._stderr.read_text())
-
-    def warnings(self) -> list[str]:
-        return [line for line in self._stderr.read_text().splitlines() if "rank 0 is at" in line]
-
-
 def until(done: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not done():
@@ -149,21 +107,23 @@ def until(done: Callable[[], object]) -> None:
 
 def test_batches_taken_by_one_rank_alone_and_a_state_saved_then_are_warned_of(tmp_path: Path) -> None:
     datasets.array_file(tmp_path / "r.npy", np.arange(400, dtype="<i8")[:, None])
-    (port,) = free_ports(1)
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(Process(tmp_path, rank, port)) for rank in range(2))
-        first.tell("21")
-        second.tell("31")
-        assert (first.step(), second.step()) == (21, 31)
-        until(second.warnings)
-        [warning] = second.warnings()
+    with Job(tmp_path, "drifting", [[str(tmp_path / "r.npy"), "1.0"]] * 2) as job:
+
+        def warnings(rank: int) -> list[str]:
+            return [line for line in job.stderr(rank).splitlines() if "rank 0 is at" in line]
+
+        job.tell(0, "21")
+        job.tell(1, "31")
+        assert (job.line(0), job.line(1)) == ("21\n", "31\n")
+        until(lambda: warnings(1))
+        [warning] = warnings(1)
         assert warning.startswith("rank 1 is at epoch 0, step 31, and rank 0 is at epoch 0, step 21, for ")
 
         def saved() -> list[str]:
-            first.tell("save")
-            assert first.step() == 21
-            return first.warnings()
+            job.tell(0, "save")
+            assert job.line(0) == "21\n"
+            return warnings(0)
 
         until(saved)
         saves = "a state is saved while rank 0 is at epoch 0, step 21, and rank 1 is at epoch 0, step 31: "
-        assert first.warnings()[0].startswith(saves)
+        assert warnings(0)[0].startswith(saves)

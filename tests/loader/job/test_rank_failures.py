@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,61 +22,23 @@ from loader.job.rank_failures import BLOCKED_EXIT, Agreement, RankFailureWatch, 
 from loader.job.store import JobStore
 from loader.job.topology import Topology
 from testbed import WAIT_S
-from testbed.forked import TRAINER, ForkedProcess
-from testbed.servers import free_ports
 from tests.support import datasets
 from tests.support.training.loader_fakes import compiled, in_memory
 from tests.support.training.rank import PER_FILE
+from tests.support.training.ranks import Job
 
 JOB_S = 60.0
-
-
-class Job:
-    """Ranks as processes, with torchrun's variables. Context manager."""
-
-    def __init__(self, folder: Path, roles: list[str]) -> None:
-        (port,) = free_ports(1)
-        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(roles))}
-        own |= {"CACHESVC": "off", "XDG_CACHE_HOME": str(folder / "cache")}
-        self._stack = ExitStack()
-        self.ranks = [
-            ForkedProcess(
-                [sys.executable, "-m", "tests.support.training.rank", str(folder / "data"), role],
-                env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                preloaded=TRAINER,
-            )
-            for rank, role in enumerate(roles)
-        ]
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.ranks:
-            process.kill()
-            process.close()
-
-    def line(self, rank: int) -> dict[str, Any]:
-        """The next line that a rank printed."""
-        stdout = self.ranks[rank].stdout
-        assert stdout is not None
-        line = stdout.readline()
-        assert line, (self.ranks[rank].stderr or stdout).read()
-        found: dict[str, Any] = json.loads(line)
-        return found
 
 
 def test_a_failed_read_ends_every_rank_with_its_typed_error(tmp_path: Path) -> None:
     """Rank 1 loses a file. Rank 0 takes no part in collectives and raises; rank 2 is blocked in one."""
     for part in range(9):
         datasets.array_file(tmp_path / "data" / f"{part:02d}.npy", np.full((PER_FILE, 8), part, dtype="<i4"))
-    with Job(tmp_path, ["alone", "alone", "together"]) as job:
+    data = str(tmp_path / "data")
+    with Job(tmp_path, "rank", [[data, "alone"], [data, "alone"], [data, "together"]]) as job:
         for rank in range(3):
-            assert job.line(rank) == {"steps": 3, "watches": 0}
-        raised = [job.line(rank) for rank in (0, 1)]
+            assert json.loads(job.line(rank)) == {"steps": 3, "watches": 0}
+        raised = [json.loads(job.line(rank)) for rank in (0, 1)]
         assert raised[0]["message"] == raised[1]["message"]
         for each in raised:
             assert each["error"] == "PeerRankFailed"
@@ -87,9 +46,8 @@ def test_a_failed_read_ends_every_rank_with_its_typed_error(tmp_path: Path) -> N
             assert each["message"].startswith("rank 1 cannot go on at epoch 0, step 1: NotFound: ")
             assert "04.npy is gone" in each["message"]
             assert each["after_s"] < 10.0
-        assert job.ranks[2].wait(JOB_S) == BLOCKED_EXIT == PeerRankFailed.code
-        assert job.ranks[2].stderr is not None
-        last = job.ranks[2].stderr.read()
+        assert job.processes[2].wait(JOB_S) == BLOCKED_EXIT == PeerRankFailed.code
+        last = job.stderr(2)
         assert raised[0]["message"] in last
         assert f"exit code {BLOCKED_EXIT}" in last
 
