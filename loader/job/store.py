@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cachesvc.system.deadline import Deadline
 from loader.job.topology import process_group
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ def job_store() -> JobStore | None:
 def polls(timeout_s: float, awaited: str) -> Iterator[None]:
     """Yield for each poll until the timeout, at growing intervals, and log a long wait. The store's own wait would not see
     a new round, and logs each timeout."""
-    began, pause_s, warned = time.monotonic(), 0.01, False
-    while (waited_s := time.monotonic() - began) < timeout_s:
+    deadline, pause_s, warned = Deadline(timeout_s), 0.01, False
+    yield
+    while deadline.pause(min(pause_s, timeout_s)):
         yield
-        if waited_s >= WARN_AFTER_S and not warned:
+        pause_s = min(2 * pause_s, POLL_S)
+        if not warned and WARN_AFTER_S <= deadline.waited_s < timeout_s:
             warned = True
             _log.warning(
                 "waiting for %s, up to %.0f s more: it may start slowly, or only this rank was moved (set_epoch,"
                 " skip, load_state_dict, other data) or iterates (look at a batch by peek(), and give a loader of one rank"
                 " alone shard=False)",
                 awaited,
-                timeout_s - waited_s,
+                timeout_s - deadline.waited_s,
             )
-        time.sleep(min(pause_s, timeout_s))
-        pause_s = min(2 * pause_s, POLL_S)
