@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 import os
@@ -264,6 +265,7 @@ def test_two_real_ranks_resolve_agree_and_disagree(tmp_path: Path) -> None:
         fork.Process(target=_rank, args=(rank, str(tmp_path / "rendezvous"), data, answers), daemon=True)
         for rank in range(2)
     ]
+    gc.collect()  # a store that is garbage here would be collected in a fork, which lacks its thread
     for process in ranks:
         process.start()
     found = dict(answers.get(timeout=WAIT_S) for _ in ranks)
