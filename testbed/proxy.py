@@ -7,10 +7,12 @@ the counts as JSON, `GET /__reset` sets them to zero.
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import threading
@@ -394,3 +396,23 @@ class _Exchange:
         if path == b"/__reset":
             self.proxy.reset()
         self.client.sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+def _main() -> None:
+    """Serve until SIGTERM; print the endpoint first."""
+    parser = argparse.ArgumentParser(prog="python -m testbed.proxy")
+    parser.add_argument("--target", required=True)
+    for name in ("--delay-ms", "--rate-mb", "--gets-per-s"):
+        parser.add_argument(name, type=float, default=0.0)
+    parser.add_argument("--retry-after-s", type=int)
+    chosen = parser.parse_args()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    found = Proxy(chosen.target, chosen.delay_ms / 1000, chosen.rate_mb * 1e6, gets_per_s=chosen.gets_per_s)
+    found.retry_after_s = chosen.retry_after_s
+    with found:
+        print(found.endpoint, flush=True)
+        signal.sigwait({signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    _main()

@@ -17,12 +17,12 @@ class ProxyProcess:
     """A `Proxy` in its own process, for measurements. Context manager."""
 
     def __init__(self, target: str, **options: float | None) -> None:
-        """`options` are those of `python -m testbed.servers proxy`; None stands for the default."""
+        """`options` are those of `python -m testbed.proxy`; None stands for the default."""
         given = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
         self._arguments = ["--target", target, *(str(each) for option in given.items() for each in option)]
 
     def __enter__(self) -> ProxyProcess:
-        command = [sys.executable, "-m", "testbed.servers", "proxy", *self._arguments]
+        command = [sys.executable, "-m", "testbed.proxy", *self._arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert self._process.stdout is not None
         self.endpoint = self._process.stdout.readline().strip()

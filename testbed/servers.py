@@ -1,12 +1,7 @@
-"""Real servers for tests and benches: SeaweedFS (S3), and the counting proxy in front of it.
-
-python -m testbed.servers proxy --target 127.0.0.1:8333 --delay-ms 20 --rate-mb 90
-python -m testbed.servers s3 --directory DIR      # prints AWS_* exports, serves until Ctrl-C
-"""
+"""Real servers for tests and benches: SeaweedFS (S3), and the counting proxy in front of it."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import itertools
@@ -17,12 +12,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -141,6 +135,16 @@ class SeaweedFS:
         self.client().create_bucket(Bucket=name)
         return name
 
+    def upload(self, folder: Path, bucket: str, prefix: str) -> None:
+        """Upload every file below a folder."""
+        client, files = self.client(), [path for path in folder.rglob("*") if path.is_file()]
+        with ThreadPoolExecutor(8) as pool:
+            list(
+                pool.map(
+                    lambda p: client.upload_file(str(p), bucket, f"{prefix}{p.relative_to(folder)}"), files
+                )
+            )
+
     def kill(self) -> None:
         """Send SIGKILL, as a loss of power would end it. The context may still be left normally."""
         self._signal(signal.SIGKILL)
@@ -211,41 +215,3 @@ class SeaweedFS:
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait(timeout=WAIT_S)
-
-
-@contextlib.contextmanager
-def _until_stopped() -> Iterator[threading.Event]:
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    yield stopped
-    stopped.wait()
-
-
-def _main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m testbed.servers")
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    proxy = verbs.add_parser("proxy")
-    proxy.add_argument("--target", required=True)
-    proxy.add_argument("--port", type=int, default=0)
-    proxy.add_argument("--delay-ms", type=float, default=0.0)
-    proxy.add_argument("--rate-mb", type=float, default=0.0)
-    proxy.add_argument("--gets-per-s", type=float, default=0.0)
-    proxy.add_argument("--retry-after-s", type=int)
-    s3 = verbs.add_parser("s3")
-    s3.add_argument("--directory", type=Path)
-    chosen = parser.parse_args()
-    if chosen.verb == "proxy":
-        delay_s, rate = chosen.delay_ms / 1000, chosen.rate_mb * 1e6
-        found = Proxy(chosen.target, delay_s, rate, chosen.port, chosen.gets_per_s)
-        found.retry_after_s = chosen.retry_after_s
-        with found, _until_stopped():
-            print(found.endpoint, flush=True)
-        return
-    with SeaweedFS(chosen.directory) as server, _until_stopped():
-        for name, value in server.env().items():
-            print(f"export {name}={value}", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
