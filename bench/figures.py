@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from bench.compare import COLD_KIND, DECODED_KIND, DISK_KIND, LIMIT, OURS, RESUME_KIND, Results
+from bench.compare import COLD_KIND, DECODED_KIND, DISK_KIND, LIMIT, OURS, Results
 from bench.grid import Grid, spread
 
 WARM_HEAD = (
@@ -21,7 +21,6 @@ WARM_HEAD = (
 )
 COLD_HEAD = ("loader", "epoch, s", "over s5cmd", "first batch, s", "S3 bytes / dataset", "a second job's, s")
 DISK_HEAD = ("loader", "page cache warm, samples/s", "CPU-s/GB", "page cache cold, samples/s", "CPU-s/GB")
-RESUME_HEAD = ("loader", "at 0 %, ms", "at 50 %, ms", "50 % over 0 %")
 KIND_TITLES = {
     "records": "Warm, 3,072-byte records, batch 64",
     "varied": "Warm, records of 1.5 to 4.5 KB, batch 64, in process",
@@ -34,9 +33,9 @@ LIMITS: dict[str, str] = {"varied": "a plain join of slices", DECODED_KIND: "the
 
 
 def grids(results: Results) -> list[Grid]:
-    """A warm table per kind, then those of the disk, of cold epochs and of resumes."""
+    """A warm table per kind, then those of the disk and of cold epochs."""
     warm = [_warm(results, kind) for kind in KIND_TITLES]
-    return [*warm, _disk(results), _cold(results), _resume(results)]
+    return [*warm, _disk(results), _cold(results)]
 
 
 def _name(peer: str, kind: str = "") -> str:
@@ -128,16 +127,3 @@ def _cold(results: Results) -> Grid:
             )
         )
     return Grid(title, COLD_HEAD, rows)
-
-
-def _resume(results: Results) -> Grid:
-    title = f"From opening to the first batch, {RESUME_KIND}, warm, 0 workers: a new epoch, and one resumed in the middle"
-    rows: list[tuple[str, ...]] = []
-    for peer, answer in results.resume.items():
-        if "error" in answer:
-            rows.append((_name(peer), answer["error"]))
-            continue
-        start, half = statistics.median(answer["start_s"]), statistics.median(answer["half_s"])
-        times = [spread([one * 1e3 for one in answer[what]]) for what in ("start_s", "half_s")]
-        rows.append((_name(peer), *times, f"{half / start:.1f}"))
-    return Grid(title, RESUME_HEAD, rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -28,7 +26,7 @@ RESULTS = Path("bench/results")
     "--peer", "peers", multiple=True, help="Measure only this peer (repeatable) beside ours and the limit."
 )
 def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
-    """Measure every loader over the same data. Writes single runs and a plot to bench/results."""
+    """Measure every loader over the same data. Writes single runs to bench/results."""
     console, started = Console(width=150), time.monotonic()
     RESULTS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -39,15 +37,4 @@ def command(quick: bool, markdown: bool, peers: tuple[str, ...]) -> None:
     (RESULTS / "peers.json").write_text(results.as_json())
     for grid in figures.grids(results):
         console.print(grid.markdown() if markdown else grid.rich(), soft_wrap=markdown, markup=not markdown)
-    console.print(f"{time.monotonic() - started:.0f} s; single runs in {RESULTS}/peers.json, {_plot()}")
-
-
-def _plot() -> str:
-    """Draw the plot where `.venv-peers` exists; return where it is, or the reason for none."""
-    if not shutil.which(compare.PEERS_PYTHON):
-        return f"NO PLOT: no {compare.PEERS_PYTHON}"
-    made = RESULTS / "peers.png"
-    subprocess.run(
-        [compare.PEERS_PYTHON, "-m", "bench.plot", str(RESULTS / "peers.json"), str(made)], check=True
-    )
-    return f"plot in {made}"
+    console.print(f"{time.monotonic() - started:.0f} s; single runs in {RESULTS}/peers.json")

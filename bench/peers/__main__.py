@@ -1,4 +1,4 @@
-"""`python -m bench.peers write|warm|dropped|cold|resume JOB`: take one measurement of one peer, print it as a line of JSON.
+"""`python -m bench.peers write|warm|dropped|cold JOB`: take one measurement of one peer, print it as a line of JSON.
 
 `bench.compare` runs it in the virtual environment where the peer is installed. Imports end before a clock starts.
 """
@@ -153,20 +153,6 @@ def _cold(peer: Peer, job: Job) -> dict[str, Any]:
     return {"first_s": first_s, "epoch_s": _now() - began, "samples": seen.samples}
 
 
-def _resume(peer: Peer, job: Job) -> dict[str, Any]:
-    """Seconds to the first batch of a new epoch and of one resumed at 50 %, in alternating runs."""
-    start, half = [], []
-    for _ in range(job.runs):
-        began = _now()
-        next(iter(peer.batches(job)))
-        start.append(_now() - began)
-        go_on = peer.halfway(job)
-        began = _now()
-        next(go_on())
-        half.append(_now() - began)
-    return {"start_s": start, "half_s": half}
-
-
 def main() -> None:
     """Run the jobs on the command line. `write` takes several jobs of one peer, so that it imports once."""
     mode, jobs = sys.argv[1], [Job.parsed(text) for text in sys.argv[2:]]
@@ -176,7 +162,6 @@ def main() -> None:
         "warm": _warm,
         "cold": _cold,
         "dropped": _dropped,
-        "resume": _resume,
     }
     for job in jobs:
         print("\n" + json.dumps(does[mode](peer, job) or {}), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,6 @@ def write(job: Job) -> None:
 def batches(job: Job) -> Batches:
     """Read files with `open` and `read`, which is cheaper than memory mapping at this size."""
     return plain.loader(job, _Files(local(job), job))
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Replay half an epoch: a plain DataLoader has no state."""
-    return plain.halfway(job, batches)
 
 
 class _Files(Dataset[Any]):

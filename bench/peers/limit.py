@@ -19,7 +19,7 @@ import torch
 
 from bench.peers import corpus, pictures
 from bench.peers.fetched import s5cmd
-from bench.peers.peer import Batches, Job, Kind, replayed
+from bench.peers.peer import Batches, Job, Kind
 
 
 def write(job: Job) -> None:
@@ -33,11 +33,6 @@ def batches(job: Job) -> Batches:
         return _Copied(job)
     made: dict[Kind, Callable[[Job], Batches]] = {"varied": _Joined, "blobs": _Looped, "images": _Decoded}
     return made.get(job.kind, _Gathered)(job)
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Replay half an epoch: the limit has no state."""
-    return replayed(lambda: batches(job), job.samples // job.batch_size // 2)
 
 
 class _Gathered:

@@ -8,7 +8,7 @@ The cold run reads from S3 into an empty cache folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from litdata.streaming import downloader
 
 from bench.peers import collate, corpus
 from bench.peers.corpus import SEQ_LEN
-from bench.peers.peer import Batches, Job, replayed
+from bench.peers.peer import Batches, Job
 
 CHUNK_BYTES = 64_000_000
 CHUNK_SEQUENCES = CHUNK_BYTES // (2 * SEQ_LEN)
@@ -34,26 +34,6 @@ def write(job: Job) -> None:
     if job.kind == "tokens":
         more = {"chunk_size": CHUNK_SEQUENCES * SEQ_LEN, "item_loader": TokensLoader()}
     optimize(_Made(job), [0], job.folder, num_workers=1, start_method="fork", verbose=False, **more)
-
-
-def batches(job: Job) -> Batches:
-    """Open the dataset; only a cold run names a cache folder."""
-    return _loader(job)
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Read half an epoch (untimed), since litData's state counts what was yielded; then load it into a new loader."""
-    before = _loader(job)
-    at = replayed(lambda: before, job.samples // job.batch_size // 2)()
-    next(at)
-    state = before.state_dict()
-
-    def go_on() -> Iterator[Any]:
-        again = _loader(job)
-        again.load_state_dict(state)
-        return iter(again)
-
-    return go_on
 
 
 class _Made:
@@ -83,7 +63,8 @@ def _decoded_together(job: Job) -> int | str:
     return 1 if job.kind in ("blobs", "images") or job.workers else "auto"
 
 
-def _loader(job: Job) -> Any:
+def batches(job: Job) -> Batches:
+    """Open the dataset; only a cold run names a cache folder."""
     torch.set_num_threads(1)
     where: dict[str, Any] = {"input_dir": job.folder}
     if job.remote:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,6 @@ def write(job: Job) -> None:
 def batches(job: Job) -> Batches:
     """Read samples by number. The environment is opened by the first read."""
     return plain.loader(job, _Values(local(job) / "data.lmdb", job))
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Replay half an epoch: a plain DataLoader has no state."""
-    return plain.halfway(job, batches)
 
 
 @functools.cache

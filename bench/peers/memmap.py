@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,6 @@ def batches(job: Job) -> Batches:
     """Map the corpus before workers fork, so that they share the mapping."""
     folder = str(local(job))
     return plain.loader(job, _Fixed(folder, job) if job.kind in corpus.DTYPE else _Uneven(folder, job))
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Replay half an epoch: a plain DataLoader has no state."""
-    return plain.halfway(job, batches)
 
 
 class _Fixed(Dataset[Any]):

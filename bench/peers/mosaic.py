@@ -8,7 +8,7 @@ shared memory of earlier runs removed first. The cold run gives both `remote` an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,22 +49,6 @@ def write(job: Job) -> None:
 
 def batches(job: Job) -> Batches:
     """Open the shards, from S3 when `job.remote` is given."""
-    return _loader(job)
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Load Streaming's own state at half an epoch into a new loader."""
-    state = _loader(job).dataset.state_dict(job.samples // 2, True)
-
-    def go_on() -> Iterator[Any]:
-        again = _loader(job)
-        again.load_state_dict(state)
-        return iter(again)
-
-    return go_on
-
-
-def _loader(job: Job) -> Any:
     clean_stale_shared_memory()
     if job.remote:
         os.environ["S3_ENDPOINT_URL"] = job.endpoint

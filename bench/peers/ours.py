@@ -4,7 +4,6 @@ the runs from a disk the window is as much smaller: a quarter of it, as the defa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +34,6 @@ def write(job: Job) -> None:
 
 def batches(job: Job) -> Batches:
     """Gather fixed samples into tensors, bytes into jagged tensors; pixels take the default collation."""
-    return _loader(job)
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Load the state_dict of the middle of an epoch into a new loader."""
-    before = _loader(job)
-    before.skip(job.samples // job.batch_size // 2)
-    state = before.state_dict()
-
-    def go_on() -> Iterator[Any]:
-        again = _loader(job)
-        again.load_state_dict(state)
-        return iter(again)
-
-    return go_on
-
-
-def _loader(job: Job) -> DataLoader:
     data = open_dataset(job.remote, **OPTIONS[job.kind])
     more: dict[str, Any] = {}
     if job.kind not in (*DTYPE, "images"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
@@ -61,19 +61,3 @@ class Peer(Protocol):
     def batches(self, job: Job) -> Batches:
         """Open the data, from `job.remote` when it is given."""
         ...
-
-    def halfway(self, job: Job) -> Callable[[], Iterator[Any]]:
-        """Checkpoint in the middle of an epoch; return a function that resumes there, whose first batch is timed."""
-        ...
-
-
-def replayed(batches: Callable[[], Batches], count: int) -> Callable[[], Iterator[Any]]:
-    """Resume a peer without state: the returned function starts an epoch and drops `count` batches."""
-
-    def again() -> Iterator[Any]:
-        found = iter(batches())
-        for _ in range(count):
-            next(found)
-        return found
-
-    return again

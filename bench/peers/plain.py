@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.peers import collate
-from bench.peers.peer import Batches, Job, replayed
+from bench.peers.peer import Job
 
 
 def loader(job: Job, data: Dataset[Any]) -> DataLoader[Any]:
@@ -24,8 +23,3 @@ def loader(job: Job, data: Dataset[Any]) -> DataLoader[Any]:
         collate_fn=collate.collate_of(job),
         **more,
     )
-
-
-def halfway(job: Job, batches: Callable[[Job], Batches]) -> Callable[[], Iterator[Any]]:
-    """Replay half an epoch: a plain DataLoader has no state."""
-    return replayed(lambda: batches(job), job.samples // job.batch_size // 2)

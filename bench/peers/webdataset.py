@@ -7,7 +7,6 @@ and a copier that writes to standard output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import webdataset as wds
 
 from bench.peers import collate, corpus, tars
 from bench.peers.fetched import s5cmd_path
-from bench.peers.peer import Batches, Job, replayed
+from bench.peers.peer import Batches, Job
 
 BUFFER = 1000
 
@@ -46,11 +45,6 @@ def batches(job: Job) -> Batches:
     )
     more: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if job.workers else {}
     return wds.WebLoader(data, batch_size=None, num_workers=job.workers, collate_fn=_as_is, **more)
-
-
-def halfway(job: Job) -> Callable[[], Iterator[Any]]:
-    """Replay half an epoch: WebDataset has no state."""
-    return replayed(lambda: batches(job), job.samples // job.batch_size // 2)
 
 
 def _as_is(batch: Any) -> Any:
