@@ -29,7 +29,7 @@ from cachesvc.core.errors import (
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.system.footprint import largest_ram_bytes
-from cachesvc.tiers.directory import homes
+from cachesvc.tiers.directory import NAME
 from cachesvc.tiers.mounts import Mount, check_own, misplaced, mount_of
 from cachesvc.tiers.probe import room
 
@@ -312,7 +312,7 @@ def skew(endpoint: str, date: str, now_s: float) -> Finding:
 
 def _held_bytes(path: str) -> int:
     """Return the bytes of the extents below a directory, which count as free for its budget."""
-    total, pending = 0, [str(home / "v1" / "extents") for home in homes(Path(path))]
+    total, pending = 0, [f"{path}/{NAME}/v1/extents"]
     while pending:
         try:
             entries = list(os.scandir(pending.pop()))

@@ -6,10 +6,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from cachesvc.tiers.os_errors import tier_error, translated
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""
-NAME, FORMER_NAME = "cachesvc-nvme", "cachesvc"
-"""The directory below the one that `--nvme` names, and its name in releases before 0.2. A script beside a directory named
-as a package would import that instead of the package."""
+NAME = "cachesvc-nvme"
+"""The directory below the one that `--nvme` names. A script beside a directory named as a package would import that instead
+of the package."""
 _NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -30,7 +28,7 @@ class Directory:
 
     path: Path
     home: Path
-    """The locked directory: `NAME` below `path`, or `FORMER_NAME`."""
+    """The locked directory: `NAME` below `path`."""
     lock: int
     """Descriptor of the locked directory. A process with a duplicate of it shares the lock."""
     mounted: bool
@@ -83,7 +81,7 @@ def lock_directory(path: Path, sync: Sync, mounted: bool | None = None) -> Direc
             raise InvalidInput(
                 f"{path}: no disk is mounted there any more; mount one, or stop the daemon and start it again"
             )
-        home = _adopt_former(path.absolute())
+        home = path.absolute() / NAME
         _make_home(home)
         lock = _locked(home)
         there = os.fstat(lock)
@@ -123,38 +121,6 @@ def sync_directory(directory: str | Path, sync: Sync) -> None:
         sync(fd)
     finally:
         os.close(fd)
-
-
-def homes(path: Path) -> tuple[Path, Path]:
-    """Return where our directory below `path` is, and where releases before 0.2 had it."""
-    return path / NAME, path / FORMER_NAME
-
-
-def _adopt_former(path: Path) -> Path:
-    """Return the directory to lock below `path`. Rename one that a release before 0.2 left; remove it where both exist,
-    as after a downgrade. It keeps its name where it cannot be renamed. Raises InvalidInput where a daemon uses it, OSError.
-    """
-    home, former = homes(path)
-    if not _is_former(former):
-        return home
-    lock = _locked(former)
-    try:
-        if os.path.lexists(home):
-            shutil.rmtree(former, ignore_errors=True)
-        else:
-            os.rename(former, home)
-    except OSError:  # a mount point, or in a directory of another user
-        return former
-    finally:
-        os.close(lock)
-    return home
-
-
-def _is_former(former: Path) -> bool:
-    """Tell whether a directory is one of ours, and not a checkout or a package of our name."""
-    with suppress(OSError):
-        return os.listdir(former) == ["v1"] and (former / "v1" / "extents").is_dir()
-    return False
 
 
 def _is_directory(path: Path) -> bool:

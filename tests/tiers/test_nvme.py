@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -480,3 +481,11 @@ def test_the_directory_lock_does_not_outlive_its_tier_in_children(tmp_path: Path
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(lock)
         child.communicate(b"")
+
+
+def test_nothing_beside_a_script_in_the_directory_is_imported_for_the_package(tmp_path: Path) -> None:
+    tier = open_nvme(NAME, tmp_path)
+    put(tier, 1)
+    tier.close()
+    for package in ("cachesvc", "loader"):  # an editable install is found only after the folder of the script
+        assert PathFinder.find_spec(package, [str(tmp_path)]) is None
