@@ -40,7 +40,8 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
     for finding in map(_without_secrets, _examine(settings, endpoint)):
         failed = failed or finding.level.value == "fail"
         if json:
-            output.emit({"check": finding.check, "level": finding.level.value} | _rest(finding))
+            row = {"check": finding.check, "level": finding.level.value}
+            output.emit(row | {"text": finding.text, "mend": finding.advice})
         else:
             _show(finding)
     return 1 if failed else 0
@@ -64,10 +65,6 @@ def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
 
 def _without_secrets(finding: Finding) -> Finding:
     return replace(finding, text=redacted(finding.text), advice=redacted(finding.advice))
-
-
-def _rest(finding: Finding) -> dict[str, str]:
-    return {"text": finding.text, "mend": finding.advice}
 
 
 def _show(finding: Finding) -> None:

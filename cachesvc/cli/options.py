@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cachesvc import config
+from cachesvc.cluster.addresses import split_address
 from cachesvc.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -77,10 +78,7 @@ def _file_mode(text: str) -> int:
 
 def _address(text: str) -> str:
     """The same text, which is `HOST:PORT`."""
-    host, _, port = text.rpartition(":")
-    known = host and not re.search(r"[\s/]", host) and re.fullmatch(r"[0-9]{1,5}", port)
-    if not known or not 0 < int(port) < 65536:
-        raise InvalidInput(f"{text!r} is not an address; write HOST:PORT")
+    split_address(text)
     return text
 
 

@@ -7,7 +7,6 @@ changes from the last seen revision, so none is lost in between.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import threading
 import time
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Sequence
 
 import grpc
+import msgspec
 
 from cachesvc.cluster.addresses import split_address
 from cachesvc.cluster.etcd_calls import Compacted, EtcdCalls
@@ -33,25 +33,28 @@ VERSION = 1
 """Later versions may add fields to an entry; they change none."""
 
 
+class _Entry(msgspec.Struct):
+    address: str
+    name: str
+    zone: str
+    version: int
+
+
 def encode(me: Registration) -> bytes:
     """Return the entry of a member."""
-    entry = {"address": me.address, "name": me.name, "zone": me.zone, "version": VERSION}
-    return json.dumps(entry).encode()
+    return msgspec.json.encode(_Entry(me.address, me.name, me.zone, VERSION))
 
 
 def decode(value: bytes) -> Endpoint:
     """Return the member that an entry describes. Raises ValueError."""
     try:
-        entry = json.loads(value)
+        entry = msgspec.json.decode(value, type=_Entry)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("version"), int):
-        raise ValueError("it is no object with a version")
-    address, name, zone = (entry.get(key) for key in ("address", "name", "zone"))
-    if not isinstance(address, str) or not isinstance(name, str) or not isinstance(zone, str) or not name:
-        raise ValueError("it has no address, name and zone")
-    split_address(address)
-    return Endpoint(address, name, zone)
+    if not entry.name:
+        raise ValueError("it has no name")
+    split_address(entry.address)
+    return Endpoint(entry.address, entry.name, entry.zone)
 
 
 class Entries:
