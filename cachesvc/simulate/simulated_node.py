@@ -48,8 +48,6 @@ class NodeSpec:
     step_s: float = 0.05
     declared: bool = True
     """False: no job declares the dataset, and there are no plans."""
-    check_every: int = 0
-    """Assert every invariant of the core after each N events; 0: never, since a check costs O(extents)."""
 
 
 class SimulatedNode:
@@ -95,8 +93,6 @@ class SimulatedNode:
             if self.log is not None:
                 self.log.append((now, command))
             self._executors[type(command)](command)
-        if self.spec.check_every and self.event_count % self.spec.check_every == 0:
-            self.core.check()
         due = self.core.next_deadline()
         if due < self._tick_at:
             self._tick_at = max(due, now)

@@ -15,6 +15,7 @@ from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
 from cachesvc.simulate.simulated_source import SourceSpec
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
+from tests.support.core.invariants import checked
 
 
 def workload(nodes: int, shards: int, epochs: int = 3, seed: int = 0) -> Workload:
@@ -30,11 +31,11 @@ def workload(nodes: int, shards: int, epochs: int = 3, seed: int = 0) -> Workloa
     )
 
 
-def cluster(work: Workload, f: float, check_every: int = 0, faults: float = 0.0) -> Simulation:
+def cluster(work: Workload, f: float, faults: float = 0.0) -> Simulation:
     """Nodes that can each hold `f` of the data."""
     source = SourceSpec(fault_rate=faults)
     tiers = tiers_of(int(f * work.size_bytes))
-    return Simulation(NodeSpec(tiers, source=source, check_every=check_every), work)
+    return Simulation(NodeSpec(tiers, source=source), work)
 
 
 def reserved(simulation: Simulation) -> float:
@@ -155,8 +156,8 @@ def test_every_epoch_of_every_cluster_ends_with_its_invariants_intact(
     )
     capacity = max(4000, int(f * work.size_bytes))
     tiers = tiers_of(max(2000, int(ram * capacity)), capacity - int(ram * capacity))
-    spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults), check_every=7, declared=declared)
-    simulation = Simulation(spec, work)
+    spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults), declared=declared)
+    simulation = checked(Simulation(spec, work), 7)
     results = simulation.run()
     touches = sum(
         len(step)

@@ -20,6 +20,7 @@ from cachesvc.simulate.simulated_node import DATASET, NodeSpec, tiers_of
 from cachesvc.simulate.simulated_source import SourceSpec
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
+from tests.support.core.invariants import checked
 
 FRACTIONS = (0.1, 0.35, 0.5, 0.8)
 FULL = Workload(shards=2000, epochs=8)
@@ -31,9 +32,9 @@ def spec_of(work: Workload, f: float, ram: float = 1.0) -> NodeSpec:
     return NodeSpec(tiers_of(int(ram * capacity), capacity - int(ram * capacity)))
 
 
-def checked(spec: NodeSpec) -> NodeSpec:
-    """The same node with its invariants checked at times: kept bytes and bytes ahead stay within each budget."""
-    return replace(spec, check_every=5000)
+def kept(spec: NodeSpec, work: Workload, f: float) -> Result:
+    """Simulate with the invariants checked at times: kept bytes and bytes ahead stay within each budget."""
+    return Result("keep", f, tuple(checked(Simulation(spec, work), 5000).run()))
 
 
 def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
@@ -48,7 +49,7 @@ def held_to_the_promise(result: Result, work: Workload, f: float) -> None:
 @pytest.mark.parametrize(("f", "ram"), [pytest.param(0.5, 1.0, marks=pytest.mark.slow), (0.8, 0.2)])
 def test_two_thousand_shards_are_kept_at_the_bound_with_an_even_source_rate(f: float, ram: float) -> None:
     work = replace(FULL, epochs=4)
-    held_to_the_promise(simulate("keep", checked(spec_of(work, f, ram)), work), work, f)
+    held_to_the_promise(kept(spec_of(work, f, ram), work, f), work, f)
 
 
 @pytest.mark.slow
@@ -59,7 +60,7 @@ def test_eight_epochs_at_each_size_and_split_of_the_cache_hold_the_promise(
     f: float, ram: float, seed: int
 ) -> None:
     work = replace(FULL, seed=seed)
-    held_to_the_promise(simulate("keep", checked(spec_of(work, f, ram)), work), work, f)
+    held_to_the_promise(kept(spec_of(work, f, ram), work, f), work, f)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ def test_a_shuffle_window_that_the_cache_holds_costs_each_extent_one_fetch_an_ep
 def test_retention_trades_places_under_faults_with_every_invariant_intact(seed: int) -> None:
     """Kept extents move between tiers only by being fetched, and as much is kept as before."""
     work = Workload(shards=240, samples_per_shard=4, shard_bytes=1000, batch=4, epochs=4, seed=seed)
-    spec = replace(spec_of(work, 0.7, 0.3), source=SourceSpec(fault_rate=0.1), check_every=5)
-    simulation = Simulation(spec, work)
+    spec = replace(spec_of(work, 0.7, 0.3), source=SourceSpec(fault_rate=0.1))
+    simulation = checked(Simulation(spec, work), 5)
     simulation.node.log = []
     results = simulation.run()
     assert all(abs(epoch.hit_rate - 0.7) <= 0.04 for epoch in results[1:])
@@ -219,8 +220,8 @@ def test_every_epoch_ends_with_a_bounded_number_of_fills(
     )
     capacity = max(2000, int(f * work.size_bytes))
     tiers = tiers_of(max(1000, int(ram * capacity)), capacity - int(ram * capacity))
-    spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults), check_every=7)
-    simulation = Simulation(spec, work)
+    spec = NodeSpec(tiers, source=SourceSpec(fault_rate=faults))
+    simulation = checked(Simulation(spec, work), 7)
     simulation.run()
     touches = sum(len(step) for e in range(3) for r in range(ranks) for step in trace(work, e, r).steps)
     plans = sum(len(trace(work, e, r).plan) for e in range(3) for r in range(ranks))
@@ -230,7 +231,7 @@ def test_every_epoch_ends_with_a_bounded_number_of_fills(
 def test_a_shuffle_window_far_larger_than_the_room_fetches_on_demand_only() -> None:
     """Four readers shuffle all of one dataset, with room for a third of it."""
     work = Workload(shards=24, samples_per_shard=32, shard_bytes=1000, batch=32, window=0, epochs=2, ranks=4)
-    simulation = Simulation(NodeSpec(tiers_of(8000), check_every=50), work)
+    simulation = checked(Simulation(NodeSpec(tiers_of(8000)), work), 50)
     results = simulation.run()
     touches = sum(len(step) for rank in range(4) for step in trace(work, 1, rank).steps)
     assert results[1].fills <= touches * (1 - 8 / 24) * 1.1

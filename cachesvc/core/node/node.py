@@ -27,7 +27,6 @@ from cachesvc.core.lookahead.lookahead import Lookahead
 from cachesvc.core.lookahead.order_windows import OrderWindows
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import DatasetId, ExtentId, TierName
-from cachesvc.core.node import invariants
 from cachesvc.core.node.claims import Claims
 from cachesvc.core.node.completions import Completions
 from cachesvc.core.node.keeping import Keeping
@@ -176,10 +175,6 @@ class Node:
         state = self.policy.tiers[tier]
         resident = {c.entry.id for c in self.copies.copies_in(state) if c.phase is Phase.RESIDENT}
         return resident.union(state.dormant)
-
-    def check(self) -> None:
-        """Assert every invariant. O(extents): for tests and simulation."""
-        invariants.check(self.copies, self.claims, self.readers, self.plans)
 
     def _feed(self) -> None:
         """Start the fills that can start, the most urgent first. One that must wait holds back those behind it."""

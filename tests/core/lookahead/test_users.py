@@ -24,6 +24,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
+from tests.support.core.invariants import check
 
 ALICE, BOB = 1001, 1002
 SIZE, CACHE = 10, 64
@@ -109,7 +110,7 @@ class Users:
         while self.node.plans.plans[1].passed < len(self.data[0]):
             assert self.clock.step()
         found = self.node.counters(DatasetId("0"))
-        self.node.check()
+        check(self.node)
         return Counter(hits=found.hits, ahead=found.ahead, misses=found.misses)
 
     def wait(self, until_s: float) -> None:

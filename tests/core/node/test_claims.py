@@ -23,6 +23,7 @@ from cachesvc.core.events import (
     Unpinned,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId
+from tests.support.core.invariants import check
 from tests.support.core.node import (
     DATASET,
     NVME,
@@ -202,7 +203,7 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
     while not node.claims.claimed(DATASET):
         assert node.next_deadline() < math.inf
         tell(node, Tick())
-        node.check()
+        check(node)
         ticks += 1
     assert ticks == 7  # three steps that claim, three that assign roles, and the end
     assert node.next_deadline() == math.inf

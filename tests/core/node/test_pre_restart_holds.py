@@ -7,6 +7,7 @@ from cachesvc.core.events import Corrupt, Demanded, EvictAsked, HoldReported, Re
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
+from tests.support.core.invariants import check
 from tests.support.core.node import (
     DATASET,
     NVME,
@@ -117,4 +118,4 @@ def test_no_hold_is_believed_long_after_the_start() -> None:
     node.handle(HoldReported(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + NodeSettings().hold_s + 1.0)
     assert [tier.held_bytes for tier in node.status().tiers] == [0]
     node.handle(Released(TWO, B), 2000.0)  # its release ends no lease
-    node.check()
+    check(node)

@@ -17,6 +17,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.node.reclaim import INTERVAL_S, REPLY_S, ROUND_EXTENTS, UNANSWERED_LIMIT
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
+from tests.support.core.invariants import check
 
 SIZE = 10
 FIRST, SECOND = DatasetId("first"), DatasetId("second")
@@ -42,7 +43,7 @@ class Cache:
     def send(self, event: Event) -> list[Command]:
         """Send an event; the commands that follow, including those of fills and evictions."""
         found = carry_out(self.node, event, now=self.now)
-        self.node.check()
+        check(self.node)
         return found
 
     def read(self, reader: ReaderId, wanted: list[ExtentId]) -> list[Stay]:
@@ -179,4 +180,4 @@ def test_holds_from_before_a_restart_are_not_recalled_without_a_ram_tier() -> No
     (second,) = extents(SECOND, 1)
     node.handle(DatasetDeclared(TWO, SECOND, ((second, 2 * SIZE),)), 0.0)
     assert node.handle(Demanded(TWO, 0, second), 1.0) == [Refuse(TWO, 0, second)]
-    node.check()
+    check(node)

@@ -11,6 +11,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
+from tests.support.core.invariants import check
 
 SIZE = 64
 DATASET = DatasetId("d")
@@ -39,7 +40,7 @@ def _epoch(node: Node, order: list[ExtentId], planned: bool) -> float:
         fetched += _run(node, Released(READER, extent))
         if planned:
             fetched += _run(node, Passed(1, step + 1))
-    node.check()
+    check(node)
     return 1 - fetched / (SIZE * len(order))
 
 

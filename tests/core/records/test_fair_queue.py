@@ -19,6 +19,7 @@ from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.simulated_source import SimulatedSource, SourceSpec
 from tests.support.core.instant import carry_out
+from tests.support.core.invariants import check
 
 SIZE = 10
 
@@ -172,7 +173,7 @@ def shares(jobs_of: dict[int, tuple[int, int]], until: int) -> dict[int, int]:
                 ask(reader, shuffled.pop())
     while sum(got.values()) < until:
         clock.step()
-    node.check()
+    check(node)
     return dict(got)
 
 

@@ -29,6 +29,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from tests.support.core.invariants import check
 
 DATASET, OTHER = DatasetId("d"), DatasetId("o")
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
@@ -53,7 +54,7 @@ def tell(node: Node, *events: Event) -> list[Command]:
     out = []
     for event in events:
         out += node.handle(event, 0.0)
-        node.check()
+        check(node)
     return out
 
 

@@ -27,6 +27,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.core.tiering.stream_window import WINDOW_EXTENTS
 from tests.support.core.instant import carry_out
+from tests.support.core.invariants import check
 
 SIZE = 10
 CAPACITY = 100
@@ -73,7 +74,7 @@ class Served:
             trained += self.read(TRAINER, extent)
             self.tell(Passed(1, step + 1))
             visited += sum(self.read(VISITOR, each) for each in islice(visits, 2))
-        self.node.check()
+        check(self.node)
         return trained, visited
 
 
@@ -117,7 +118,7 @@ def test_plans_that_read_much_side_by_side_leave_the_share_alone(plans: int, spa
             served.read(reader, order[max(0, step - chance.randrange(span + 1))])
             served.tell(Passed(reader, max(0, step + 1 - span)))
         missed += not served.read(VISITOR, LOOKED_AT[step % 5])
-    served.node.check()
+    check(served.node)
     assert missed == 5
 
 

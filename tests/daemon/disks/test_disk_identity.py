@@ -25,6 +25,7 @@ from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.probe import Room
 from testbed.node import open_files
+from tests.support.core.invariants import check
 from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, flip, lost, mounted, node, sample, stored
 from tests.support.nvme import NAME, extent, files, put
 from tests.support.waiting import wait_until
@@ -252,15 +253,15 @@ def test_extents_of_the_old_directory_are_gone_with_their_leases() -> None:
     assert core.handle(ev.Demanded(READER, 1, A), 1.0) == [cmd.Grant(READER, 1, A, NAME)]
     core.handle(ev.TierLost(NAME), 2.0)
     core.handle(ev.Renewed(NAME, {B: 20}), 3.0)
-    core.check()
+    check(core)
     core.handle(ev.TierBack(NAME), 3.0)
-    core.check()
+    check(core)
     assert core.where(A) is None
     assert core.where(B) == NAME
     assert core.handle(ev.Released(READER, A), 4.0) == []
     assert core.handle(ev.Demanded(READER, 2, A), 5.0) == [cmd.StartFill(A, NAME)]
     assert core.handle(ev.Filled(A, NAME), 6.0) == [cmd.Grant(READER, 2, A, NAME)]
-    core.check()
+    check(core)
 
 
 def test_an_eviction_in_the_old_directory_frees_its_bytes_once() -> None:
@@ -270,7 +271,7 @@ def test_an_eviction_in_the_old_directory_frees_its_bytes_once() -> None:
     core.handle(ev.TierLost(NAME), 2.0)
     core.handle(ev.Renewed(NAME, {}), 3.0)
     core.handle(ev.TierBack(NAME), 3.0)
-    core.check()
+    check(core)
     assert core.status().tiers[0].used_bytes == 0
 
 

@@ -38,6 +38,7 @@ from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from testbed.servers import free_ports
+from tests.support.core.invariants import check
 from tests.support.faults.fake_s3 import FakeS3, Object
 from tests.support.users import ALICE, as_root, as_user
 
@@ -178,7 +179,7 @@ def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[cmd.Command]:
     commands: list[cmd.Command] = []
     for event in told:
         commands += node.handle(event, now)
-        node.check()
+        check(node)
     return commands
 
 

@@ -12,6 +12,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
 from cachesvc.simulate.simulated_node import RECALL_DELAY_S, Holding
+from tests.support.core.invariants import check
 
 SIZE = 10
 CHECK_EVERY = 25
@@ -34,7 +35,7 @@ class Jobs:
             self._obey(command)
         self._events += 1
         if self._events % CHECK_EVERY == 0:
-            self.node.check()
+            check(self.node)
         due = max(self.node.next_deadline(), self.clock.now)
         if due < self._tick_at:
             self._tick_at = due

@@ -8,6 +8,7 @@ from cachesvc.core.commands import Command, Evict, StartFill
 from cachesvc.core.events import Committed, Event, Evicted, Filled
 from cachesvc.core.model import RAM
 from cachesvc.core.node.node import Node
+from tests.support.core.invariants import check
 
 CHECK_EVERY = 20
 """Events between two checks of all invariants; a check visits all extents."""
@@ -27,5 +28,5 @@ def carry_out(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
                 todo.append(Evicted(command.extent, command.tier))
         handled += 1
         if handled % CHECK_EVERY == 0:
-            node.check()
+            check(node)
     return commands

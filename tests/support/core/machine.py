@@ -45,6 +45,7 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.tiering.retention import STRETCHES
+from tests.support.core.invariants import check
 from tests.support.core.small_node import (
     BUDGETS,
     DATASETS,
@@ -355,7 +356,7 @@ class NodeMachine(RuleBasedStateMachine):
             if self.node.work:
                 assert self.node.next_deadline() < math.inf, "a step without a deadline"
                 self.send(Tick())
-                self.node.check()
+                check(self.node)
 
     @rule()
     def time_passes(self) -> None:
@@ -364,7 +365,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @invariant()
     def accounts_agree(self) -> None:
-        self.node.check()
+        check(self.node)
 
     def teardown(self) -> None:
         """Complete all work and release all leases; every waiter must then have been answered."""
@@ -381,7 +382,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.release(0)
             if self.node.next_deadline() < math.inf:
                 self.time_passes()
-            self.node.check()
+            check(self.node)
         assert not self.open, "a waiter was never answered"
         assert not self.fills
         assert not self.evictions
@@ -399,4 +400,4 @@ class NodeMachine(RuleBasedStateMachine):
             self.steps_go_on(1)
         assert not self.node.policy.shares.datasets, "a claim that never ends"
         assert not self.node.plans.ending
-        self.node.check()
+        check(self.node)

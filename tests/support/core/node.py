@@ -16,6 +16,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierNa
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
+from tests.support.core.invariants import check
 
 NVME, NVME1 = TierName("nvme0"), TierName("nvme1")
 A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
@@ -38,7 +39,7 @@ def tell(node: Node, *events: Event, now: float = 0.0) -> list[Command]:
     out = []
     for event in events:
         out += node.handle(event, now)
-        node.check()
+        check(node)
     return out
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from cachesvc.core.events import Event
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.claims import Claims
+from cachesvc.core.node.node import Node
 from cachesvc.core.node.readers import ALL_USERS, Readers
 from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, EvictionList, Role, TierState
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.policy import SMALL_FILLS
+from cachesvc.simulate.simulated_node import SimulatedNode
+from cachesvc.simulate.simulation import Simulation
 
 
-def check(copies: Copies, claims: Claims, readers: Readers, plans: Plans) -> None:
+def check(node: Node) -> None:
     """Assert that every account agrees with what it counts. O(extents)."""
+    copies, claims, readers, plans = node.copies, node.claims, node.readers, node.plans
     queued: defaultdict[ExtentId, set[int]] = defaultdict(set)
     for job, entry in readers.queue:
         assert job not in queued[entry.id], "queued twice for one job"
@@ -44,6 +49,24 @@ def check(copies: Copies, claims: Claims, readers: Readers, plans: Plans) -> Non
     if len(slots) > settings.max_fills:
         assert len(slots) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
         assert sum(under_way[:-1]) < settings.fill_bytes, "more fills than slots, and they are not small"
+
+
+def checked(simulation: Simulation, every: int) -> Simulation:
+    """Check the nodes of a simulation after each so many events."""
+    for node in simulation.nodes:
+        _check_sends(node, every)
+    return simulation
+
+
+def _check_sends(node: SimulatedNode, every: int) -> None:
+    send = node.send
+
+    def sends(event: Event) -> None:
+        send(event)
+        if node.event_count % every == 0:
+            check(node.core)
+
+    node.send = sends  # type: ignore[method-assign]
 
 
 def _all(copies: Copies) -> list[Copy]:
