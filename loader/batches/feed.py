@@ -21,16 +21,22 @@ from torch.utils.data import default_collate, get_worker_info
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
-from loader.batches.fetch_samples import sample_fetcher
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import ImageMode
-from loader.datasets.extent_layout import RecordSource, extent_layout, plans_for, record_source
+from loader.datasets.extent_layout import RecordSource, plans_for, record_source
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.plain_values import Empty
 from loader.datasets.samples.kinds import Gather
 from loader.datasets.shape_mismatch import describe_mismatch
-from loader.datasets.wrapped import WrappedDataset, as_view, cache_dataset_in, key_at
+from loader.datasets.wrapped import (
+    WrappedDataset,
+    as_view,
+    cache_dataset_in,
+    extent_layout,
+    key_at,
+    sample_fetcher,
+)
 from loader.job.topology import RankShare
 from loader.process.latest import Latest
 from loader.reading.opened_dataset import OpenedDataset

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, OrderSpec, Touches, subset_first
+from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, OrderSpec, Touches
 from cachesvc.core.order.run import Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset
+from loader.datasets.extent_layout import ExtentLayout, view_layout
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
@@ -36,31 +37,6 @@ class Component(Protocol):
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any: ...
 
 
-class ViewLayout(NamedTuple):
-    """The places of a view's samples in extents.
-
-    `extent_first`: the first ordinal of each extent. `index_of`: the index of each ordinal, None where they are
-    equal. `extents_known`: the extents are those of the catalog.
-    """
-
-    extent_first: Ints
-    index_of: Ints | None
-    extents_known: bool
-
-
-def view_layout(dataset: Dataset, shuffle: bool) -> ViewLayout:
-    """Return where the samples of a view lie. Without shuffle, indices that do not ascend count as one extent."""
-    first, ids = dataset.catalog.extent_first, dataset.ids
-    if ids is None:
-        return ViewLayout(first, None, True)
-    if len(ids) < 2 or (ids[1:] >= ids[:-1]).all():
-        return ViewLayout(subset_first(first, ids), None, True)
-    if not shuffle:
-        return ViewLayout(np.asarray([0, len(ids)], np.int64), None, False)
-    index_of = np.argsort(ids, kind="stable")
-    return ViewLayout(subset_first(first, ids[index_of]), index_of, True)
-
-
 def refuse_subsets(made: str) -> Callable[..., NoReturn]:
     """Return the replacement for a method that makes a subset, for datasets that `made` makes. It raises
     InvalidInput."""
@@ -82,7 +58,7 @@ def component_spec(spec: OrderSpec) -> OrderSpec:
 class _DatasetRun:
     """One epoch of a plain dataset. Its spots are indices."""
 
-    def __init__(self, layout: ViewLayout, spec: OrderSpec, epoch: int) -> None:
+    def __init__(self, layout: ExtentLayout, spec: OrderSpec, epoch: int) -> None:
         self._layout = layout
         self._order = EpochOrder(component_spec(spec), layout.extent_first, epoch)
 
@@ -95,7 +71,7 @@ class _DatasetRun:
         return found if self._layout.index_of is None else self._layout.index_of[found]
 
     def touches(self) -> list[Touches]:
-        if self._layout.extents_known:
+        if self._layout.parts:
             return [self._order.touches()]
         return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
 
@@ -105,7 +81,7 @@ class DatasetComponent:
 
     def __init__(self, dataset: Dataset) -> None:
         self.leaf = dataset
-        self._layouts: dict[bool, ViewLayout] = {}
+        self._layouts: dict[bool, ExtentLayout] = {}
 
     def __len__(self) -> int:
         return len(self.leaf)
@@ -118,10 +94,7 @@ class DatasetComponent:
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""
-        leaf = self.leaf
-        return list(
-            leaf.sample_reader.iter_samples(leaf.opened.reader(), leaf.ids_of(spots), (spec.seed, epoch))
-        )
+        return list(self.leaf.iter_samples(self.leaf.ids_of(spots), (spec.seed, epoch)))
 
     def collate(self, samples: Sequence[Any], name: SampleName = name_by_place) -> Any:
         """Collate as torch does by default."""

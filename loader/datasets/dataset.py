@@ -175,7 +175,7 @@ class Dataset(TorchDataset[Any]):
         """Return one sample. Raises IndexError, TypeError for anything but an integer (for several samples use
         `select` or `take`), and the errors of reading."""
         place = place_of(index, len(self), "sample")
-        return self.take_ids(self.ids_of(np.asarray([place], np.int64)))[0]
+        return self._take(np.asarray([place], np.int64))[0]
 
     if TYPE_CHECKING:  # Python iterates by index; a type checker looks for this method
 
@@ -185,7 +185,7 @@ class Dataset(TorchDataset[Any]):
         """Return samples in the order given, read in one pass. Raises as `[]` does."""
         if self.has_own_getitem:
             return [self[index] for index in indices]
-        return self.take_ids(self.ids_of(places_of(indices, len(self), "sample")))
+        return self._take(places_of(indices, len(self), "sample"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in _REMADE}
@@ -366,17 +366,16 @@ class Dataset(TorchDataset[Any]):
         """The form of a sample that the user asked for."""
         return self._sample_spec
 
-    def take_ids(self, ids: Ints) -> list[Any]:
-        """Return samples by catalog id."""
-        return list(self.iter_samples(ids))
-
-    def iter_samples(self, ids: Ints) -> Iterator[Any]:
+    def iter_samples(self, ids: Ints, rng_key: RngKey) -> Iterator[Any]:
         """Make samples by catalog id one at a time; see `SampleReader.iter_samples`."""
-        return self.sample_reader.iter_samples(self.opened.reader(), ids, current_rng_key.get(self.rng_key))
+        return self.sample_reader.iter_samples(self.opened.reader(), ids, rng_key)
 
     def close(self) -> None:
         """Release leases, mappings and the connection. The next use connects again."""
         self.opened.close()
+
+    def _take(self, indices: Ints) -> list[Any]:
+        return list(self.iter_samples(self.ids_of(indices), current_rng_key.get(self.rng_key)))
 
     def _subset(self, ids: Ints) -> Dataset:
         found = Dataset(self.opened, self._sample_spec, ids)

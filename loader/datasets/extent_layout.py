@@ -1,23 +1,18 @@
-"""Maps the samples of a dataset to extents, also through Subset, ConcatDataset, StackDataset and users' own
-datasets, and records to their slots, for a device that gathers them."""
+"""Maps the samples of a dataset to extents, and records to their slots, for a device that gathers them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import StackDataset, Subset
 
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.arguments import places_of
-from cachesvc.core.order.epoch_order import EpochOrder, Plan
-from loader.datasets.components import view_layout
+from cachesvc.core.order.epoch_order import EpochOrder, Plan, subset_first
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.samples.records import RecordForm
-from loader.datasets.wrapped import MAX_DEPTH, as_view, parts_of
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader, Ints
 
@@ -43,87 +38,17 @@ class ExtentLayout(NamedTuple):
     parts: tuple[LayoutPart, ...]
 
 
-def extent_layout(dataset: Any, shuffle: bool, depth: int = MAX_DEPTH) -> ExtentLayout:
-    """Return the layout of a dataset. If nothing is known, all samples count as one extent. Raises IndexError for a
-    Subset with an index out of range."""
-    view, count = as_view(dataset), len(dataset)
-    if isinstance(dataset, Dataset) and Dataset.__len__(dataset) == count:
-        view = dataset
-    if view is not None:
-        layout = view_layout(view, shuffle)
-        parts = (LayoutPart(view.opened, layout.extent_first),) if layout.extents_known else ()
-        return ExtentLayout(layout.extent_first, layout.index_of, parts)
-    found = _layout_of_outer(dataset, shuffle, depth - 1) if depth else None
-    if found is None or int(found.extent_first[-1]) != count:
-        return ExtentLayout(np.asarray([0, count], np.int64), None, ())
-    return found
-
-
-def _layout_of_outer(dataset: Any, shuffle: bool, depth: int) -> ExtentLayout | None:
-    """Return the layout of a dataset around others. A user's dataset with as many samples as the dataset it holds
-    is assumed to use the same indices."""
-    parts = parts_of(dataset)
-    if parts is not None:
-        found = [extent_layout(part, shuffle, depth) for part in parts]
-        return _stacked(found) if isinstance(dataset, StackDataset) else _concatenated(found)
-    inner = getattr(dataset, "dataset", None)
-    if not hasattr(inner, "__len__"):
-        return None
-    inner_layout = extent_layout(inner, shuffle, depth)
-    if not inner_layout.parts:  # perhaps another library's dataset, with indices of any kind
-        return None
-    return _subset(inner_layout, dataset.indices, shuffle) if type(dataset) is Subset else inner_layout
-
-
-def _concatenated(parts: list[ExtentLayout]) -> ExtentLayout:
-    starts = np.cumsum([0, *(part.extent_first[-1] for part in parts)]).tolist()
-    shifted = [
-        (part, start, tuple(LayoutPart(each.opened, each.first + start) for each in part.parts))
-        for part, start in zip(parts, starts, strict=False)
-    ]
-    firsts = [part.extent_first[1:] + start for part, start, _ in shifted]
-    index_of = None
-    if any(part.index_of is not None for part in parts):
-        index_of = np.concatenate([_indices(part) + start for part, start, _ in shifted])
-    parts_of_all = tuple(piece for _, _, each in shifted for piece in each)
-    return ExtentLayout(np.concatenate([np.zeros(1, np.int64), *firsts]), index_of, parts_of_all)
-
-
-def _stacked(parts: list[ExtentLayout]) -> ExtentLayout:
-    """Take the order of the part with the most extents. Other parts are read ahead if their own order is the same."""
-    with_parts = [part for part in parts if part.parts]
-    leading = max(with_parts or parts, key=lambda part: len(part.extent_first))
-    in_order = [part for part in parts if part is leading or _same_order(part.index_of, leading.index_of)]
-    return leading._replace(parts=tuple(piece for part in in_order for piece in part.parts))
-
-
-def _same_order(one: Ints | None, other: Ints | None) -> bool:
-    return one is other or (one is not None and other is not None and np.array_equal(one, other))
-
-
-def _subset(inner_layout: ExtentLayout, indices: Any, shuffle: bool) -> ExtentLayout | None:
-    """Return the layout of a Subset's samples within its inner dataset."""
-    places = places_of(indices, int(inner_layout.extent_first[-1]), "sample")
-    if inner_layout.index_of is not None:
-        ordinal = np.empty_like(inner_layout.index_of)
-        ordinal[inner_layout.index_of] = np.arange(len(ordinal))
-        places = ordinal[places]
-    index_of = None
-    if (places[1:] < places[:-1]).any():
+def view_layout(dataset: Dataset, shuffle: bool) -> ExtentLayout:
+    """Return where the samples of a view lie. Without shuffle, indices that do not ascend count as one extent."""
+    ids, index_of = dataset.ids, None
+    if ids is not None and (ids[1:] < ids[:-1]).any():
         if not shuffle:
-            return None
-        index_of = np.argsort(places, kind="stable")
-        places = places[index_of]
-    first, *others = (
-        np.searchsorted(places, each).astype(np.int64)
-        for each in (inner_layout.extent_first, *(piece.first for piece in inner_layout.parts))
-    )
-    parts = zip((piece.opened for piece in inner_layout.parts), others, strict=True)
-    return ExtentLayout(first, index_of, tuple(LayoutPart(*each) for each in parts))
-
-
-def _indices(part: ExtentLayout) -> Ints:
-    return np.arange(part.extent_first[-1]) if part.index_of is None else part.index_of
+            return ExtentLayout(np.asarray([0, len(ids)], np.int64), None, ())
+        index_of = np.argsort(ids, kind="stable")
+        ids = ids[index_of]
+    first = dataset.catalog.extent_first
+    first = first if ids is None else subset_first(first, ids)
+    return ExtentLayout(first, index_of, (LayoutPart(dataset.opened, first),))
 
 
 def plans_for(

@@ -18,7 +18,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.packing import PackRun
 from cachesvc.core.order.recent import Latest
-from loader.datasets.components import IN_ORDER, component_spec, refuse_subsets, view_layout
+from loader.datasets.components import IN_ORDER, component_spec, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.documents import (
     Documents,
@@ -28,6 +28,7 @@ from loader.datasets.documents import (
     rows_of,
 )
 from loader.datasets.dtypes import DType, check_range, dtype_name, output_dtype
+from loader.datasets.extent_layout import view_layout
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.datasets.targets import DEFAULT_DTYPE, Targets, check_targets, split_targets
 from loader.datasets.tokenized import Tokenize, TokenizedRows
@@ -109,7 +110,7 @@ class Packed(TorchDataset[Any]):
             self._documents = documents_of(dataset, dtype)
         self._unshuffled = self._documents
         ids = dataset.ids
-        if ids is not None and not view_layout(dataset, shuffle=False).extents_known:
+        if ids is not None and not view_layout(dataset, shuffle=False).parts:
             # the indices do not ascend
             self._unshuffled = self._documents.reordered(np.argsort(np.argsort(ids, kind="stable")))
         if self._length > self._documents.tokens:

@@ -90,8 +90,7 @@ class TokenizedRows:
         return f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.counts"
 
     def _arrays(self, rows: Ints) -> Iterator[np.ndarray[Any, Any]]:
-        reader = self._dataset.opened.reader()
-        samples = self._dataset.sample_reader.iter_samples(reader, self._samples[rows], _NO_KEY)
+        samples = self._dataset.iter_samples(self._samples[rows], _NO_KEY)
         for row, sample in zip(rows.tolist(), samples, strict=True):
             tokens = np.asarray(self._tokenize(sample))
             if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):

@@ -89,7 +89,7 @@ def write_shard(
 
 def _texts(dataset: Dataset, first: int, last: int) -> list[str]:
     rows = range(first, last)
-    samples = dataset.iter_samples(np.arange(first, last, dtype=np.int64))
+    samples = dataset.iter_samples(np.arange(first, last, dtype=np.int64), dataset.rng_key)
     return [
         text_of(sample, f"row {row} of {dataset.catalog.uri}")
         for row, sample in zip(rows, samples, strict=True)

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, Dataset, mix, pack
-from loader.datasets.extent_layout import extent_layout
+from loader.datasets.wrapped import extent_layout
 from testbed import WAIT_S
 from tests.support import datasets
 from tests.support.training.loader_fakes import Holding, MemoryLink, PlannedLink, compiled, drawing, in_memory
