@@ -31,6 +31,7 @@ from loader.datasets.shape_mismatch import SampleName, describe_mismatch, name_b
 from loader.reading.address_range import Bytes
 
 _TORCHS = {torch.Tensor: collate_tensor_fn, np.ndarray: collate_numpy_array_fn}
+_STACKS: dict[type, Callable[..., Any]] = {torch.Tensor: torch.stack, np.ndarray: np.stack}
 _NUMBERS = "biufc"
 LARGE_BYTES = 16 << 10
 """Smaller values are stacked at the end: one stack costs less than a copy each."""
@@ -53,14 +54,10 @@ def default_collate_into(
         batch = plain_batch(samples, empty)
         if batch is not None:
             return batch
-    stacks: dict[type, Callable[..., Any]] = {np.ndarray: _arrays(empty or _new)}
-    if empty is not None:
-        stacks[torch.Tensor] = _tensors(empty)
-    kinds = frozenset(kind for kind in stacks if default_collate_fn_map.get(kind) is _TORCHS[kind])
+    own = (np.ndarray,) if empty is None else (np.ndarray, torch.Tensor)
+    kinds = frozenset(kind for kind in own if default_collate_fn_map.get(kind) is _TORCHS[kind])
     columns = _Columns(kinds, empty or _new, count)
-    stackers: dict[type | tuple[type, ...], Callable[..., Any]] = {
-        kind: columns.or_else(stacks[kind]) for kind in kinds
-    }
+    stackers: dict[type | tuple[type, ...], Callable[..., Any]] = dict.fromkeys(kinds, columns.stack)
     stackers[EncodedImage] = stack_encoded(empty or _new)
     placed = [columns.placed(each) for each in samples]
     _check_fields(placed)
@@ -101,34 +98,6 @@ def _new(size_bytes: int) -> Bytes:
     return np.empty(size_bytes, np.uint8)
 
 
-def _tensors(empty: Empty) -> Callable[..., Any]:
-    def stack(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
-        first = batch[0]
-        if {type(each) for each in batch} == {torch.Tensor} and len({each.dtype for each in batch}) == 1:
-            try:
-                memory = torch.from_numpy(empty(len(batch) * first.numel() * first.element_size()))
-                return torch.stack(tuple(batch), out=memory.view(first.dtype).view(len(batch), *first.shape))
-            except (RuntimeError, TypeError):  # different shapes, sparse, with gradients, or on a device
-                pass
-        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-
-    return stack
-
-
-def _arrays(empty: Empty) -> Callable[..., Any]:
-    def stack(batch: Sequence[np.ndarray[Any, Any]], *, collate_fn_map: Any = None) -> Any:
-        first = batch[0]
-        one = len({each.dtype for each in batch}) == len({each.shape for each in batch}) == 1
-        if one and first.dtype.kind in _NUMBERS and first.dtype.isnative:
-            memory = empty(len(batch) * first.nbytes)
-            return torch.from_numpy(
-                np.stack(batch, out=memory.view(first.dtype).reshape(len(batch), *first.shape))
-            )
-        return collate_numpy_array_fn(batch, collate_fn_map=collate_fn_map)
-
-    return stack
-
-
 class _Columns:
     """The large values of one batch, each copied to its row of the batch's memory as soon as its sample is made."""
 
@@ -156,16 +125,28 @@ class _Columns:
             self._columns.append(_Column(value, memory, self._count))
         return self._columns[number].row(value)
 
-    def or_else(self, stack: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that stacks values: a whole column is stacked already, `stack` does the rest."""
+    def stack(self, batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+        """Stack values, as torch's collation calls it. A whole column is stacked already."""
+        for column in self._columns:
+            if len(batch) == len(column.rows) and all(map(is_, batch, column.rows)):
+                return torch.as_tensor(column.stacked[: len(batch)])
+        kind = np.ndarray if isinstance(batch[0], np.ndarray) else torch.Tensor
+        if _stack_alike(batch):
+            try:
+                out = _Column(batch[0], self._empty(len(batch) * batch[0].nbytes), len(batch)).stacked
+                return torch.as_tensor(_STACKS[kind](tuple(batch), out=out))
+            except (RuntimeError, TypeError):  # different shapes, sparse, with gradients, or on a device
+                pass
+        return _TORCHS[kind](batch, collate_fn_map=collate_fn_map)
 
-        def stacked(batch: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-            for column in self._columns:
-                if len(batch) == len(column.rows) and all(map(is_, batch, column.rows)):
-                    return torch.as_tensor(column.stacked[: len(batch)])
-            return stack(batch, collate_fn_map=collate_fn_map)
 
-        return stacked
+def _stack_alike(batch: Sequence[Any]) -> bool:
+    """Return whether values have one type; arrays also one shape, and numbers of it."""
+    first = batch[0]
+    if isinstance(first, np.ndarray):
+        one = len({(each.dtype, each.shape) for each in batch}) == 1
+        return one and first.dtype.kind in _NUMBERS and first.dtype.isnative
+    return {(type(each), each.dtype) for each in batch} == {(torch.Tensor, first.dtype)}
 
 
 class _Column:
