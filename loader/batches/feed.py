@@ -149,10 +149,10 @@ class Feed(TorchDataset[Any]):
 
     def order(self, epoch: int) -> EpochOrder | RunOrder:
         """Return the order of an epoch, and make it the current one."""
-        if self._order is None or self._order.epoch != epoch:
-            self._order = self._order_of(epoch)
-            self._slab = self._no_slab()
-        return self._order
+        order = self._order_of(epoch)
+        if order is not self._order:
+            self._order, self._slab = order, self._no_slab()
+        return order
 
     def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
         """Return the order of an epoch, and leave the current one in place."""
@@ -231,9 +231,7 @@ class Feed(TorchDataset[Any]):
             assert isinstance(order, EpochOrder), "records of one dataset"
             if (batch := self.on_device(order, turn)) is not None:
                 return batch
-        slab = self._slab
-        if self._order is None or self._order.epoch != epoch or not slab.first <= turn < slab.last:
-            slab = self._load(epoch, turn)
+        slab = self._slab_with(epoch, turn)
         row = turn - slab.first
         if self._view is not None:
             reader = self._view.opened.reader()
@@ -250,10 +248,7 @@ class Feed(TorchDataset[Any]):
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
         """Return a batch's indices in the dataset, and how many of them are real: those behind them are padding."""
-        self.order(epoch)
-        slab = self._slab
-        if not slab.first <= turn < slab.last:
-            slab = self._load(epoch, turn)
+        slab = self._slab_with(epoch, turn)
         row = turn - slab.first
         return slab.rows[row], self.share.batch_size if slab.valid is None else int(slab.valid[row])
 
@@ -352,8 +347,11 @@ class Feed(TorchDataset[Any]):
             inner.rng_key = rng_key  # for threads in which the user's dataset reads
         return self._samples_of(indices, rng_key)
 
-    def _load(self, epoch: int, turn: int) -> _Slab:
+    def _slab_with(self, epoch: int, turn: int) -> _Slab:
+        """Return the slab that has a turn, and make it the current one."""
         order, share = self.order(epoch), self.share
+        if self._slab.first <= turn < self._slab.last:
+            return self._slab
         if self._followed != epoch and get_worker_info() is not None:
             self._followed = epoch
             if not all(opened.link.daemon for opened in self._opened):
