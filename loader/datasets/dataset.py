@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Fixed
 from cachesvc.catalog.options import Options, fields_text, labels_text
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
@@ -37,7 +36,7 @@ NOTES_LOGGED = 8
 current_rng_key: ContextVar[tuple[int, int]] = ContextVar("current_rng_key")
 """The (seed, epoch) for transforms, set by the loader that reads in this thread. It takes precedence over
 `Dataset.rng_key`, which other loaders share."""
-_REMADE = ("_catalog", "sample_reader")
+_REMADE = ("catalog", "sample_reader")
 """Attributes that are not pickled, but made anew."""
 _log = logging.getLogger("cachesvc")
 
@@ -160,8 +159,10 @@ class Dataset(TorchDataset[Any]):
     """
 
     def __init__(self, opened: OpenedDataset, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
-        self.opened, self._sample_spec, self._ids = opened, sample_spec, ids
-        self._catalog = opened.catalog
+        self.opened, self.sample_spec = opened, sample_spec
+        self.ids = ids
+        """The catalog's sample id of each index; None if they are equal."""
+        self.catalog = opened.catalog
         self.sample_reader = sample_reader(opened.catalog, sample_spec)
         self._seed: int | None = None
         """The seed of the generators; None until a loader of ours, or `set_epoch`, sets their key."""
@@ -169,7 +170,7 @@ class Dataset(TorchDataset[Any]):
         self._identity = ""
 
     def __len__(self) -> int:
-        return self._catalog.samples if self._ids is None else len(self._ids)
+        return self.catalog.samples if self.ids is None else len(self.ids)
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample. Raises IndexError, TypeError for anything but an integer (for several samples use
@@ -192,13 +193,15 @@ class Dataset(TorchDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._catalog = self.opened.catalog
-        self.sample_reader = sample_reader(self._catalog, self._sample_spec)
+        self.catalog = self.opened.catalog
+        self.sample_reader = sample_reader(self.catalog, self.sample_spec)
         if isinstance(self._epoch, list):
             self._epoch = [*self._epoch]
 
     def __repr__(self) -> str:
-        return f"Dataset({self._catalog.uri!r}, {self._catalog.format}, {len(self):,} samples, {self.version[:8]})"
+        return (
+            f"Dataset({self.catalog.uri!r}, {self.catalog.format}, {len(self):,} samples, {self.version[:8]})"
+        )
 
     @property
     def version(self) -> str:
@@ -208,20 +211,15 @@ class Dataset(TorchDataset[Any]):
     @property
     def identity(self) -> str:
         """The version, with a digest of the indices for a subset. A saved run belongs to one identity."""
-        if self._ids is not None and not self._identity:
-            digest = hashlib.blake2b(np.ascontiguousarray(self._ids).data, digest_size=8).hexdigest()
+        if self.ids is not None and not self._identity:
+            digest = hashlib.blake2b(np.ascontiguousarray(self.ids).data, digest_size=8).hexdigest()
             self._identity = f"{self.version}:{digest}"
         return self._identity or self.version
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names; () if labels are numbers or absent."""
-        return self._catalog.classes
-
-    @property
-    def catalog(self) -> Catalog:
-        """The sample index."""
-        return self._catalog
+        return self.catalog.classes
 
     @property
     def via(self) -> str:
@@ -261,8 +259,8 @@ class Dataset(TorchDataset[Any]):
         """
         if not isinstance(expression, str):
             raise InvalidInput(f"where() takes an expression as text, not {type(expression).__name__}")
-        found = np.asarray(self._catalog.find(expression), np.int64)
-        ids = found if self._ids is None else self._ids[np.isin(self._ids, found)]
+        found = np.asarray(self.catalog.find(expression), np.int64)
+        ids = found if self.ids is None else self.ids[np.isin(self.ids, found)]
         if not len(ids):
             raise InvalidInput(f"{expression!r} selects none of the {len(self)} samples")
         return self._subset(ids)
@@ -317,14 +315,14 @@ class Dataset(TorchDataset[Any]):
         Raises InvalidInput for samples of other formats, and OutOfSpace when the dataset is not completely in
         memory.
         """
-        layout = self._catalog.layout
+        layout = self.catalog.layout
         if not isinstance(layout, Fixed):
             raise InvalidInput(
                 "array() takes only records of one size; read samples with a DataLoader or dataset[i]"
             )
         item = np.empty(layout.shape, layout.dtype)
         flat, strides = self.opened.reader().array(), (layout.stride_bytes, *item.strides)
-        if self._ids is None and len(layout.runs_first) == 1:
+        if self.ids is None and len(layout.runs_first) == 1:
             shape, begin = (len(self), *item.shape), int(layout.runs_slot[0]) * layout.stride_bytes
             whole: np.ndarray[Any, Any] = np.ndarray(shape, item.dtype, flat, begin, strides)
             return whole
@@ -338,17 +336,12 @@ class Dataset(TorchDataset[Any]):
 
     def ids_of(self, indices: Ints) -> Ints:
         """Return the catalog's sample ids of indices of this view."""
-        return indices if self._ids is None else self._ids[indices]
+        return indices if self.ids is None else self.ids[indices]
 
     @property
     def has_own_getitem(self) -> bool:
         """A subclass makes samples in its own way, from indices of this dataset."""
         return type(self).__getitem__ is not Dataset.__getitem__
-
-    @property
-    def ids(self) -> Ints | None:
-        """The catalog's sample id of each index; None if they are equal."""
-        return self._ids
 
     @property
     def leaves(self) -> tuple[Dataset, ...]:
@@ -358,13 +351,8 @@ class Dataset(TorchDataset[Any]):
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words; "" if user callables decide it."""
-        callables = self._sample_spec.transform is not None or callable(self._sample_spec.decode)
+        callables = self.sample_spec.transform is not None or callable(self.sample_spec.decode)
         return "" if callables else self.sample_reader.sample_kind
-
-    @property
-    def sample_spec(self) -> SampleSpec:
-        """The form of a sample that the user asked for."""
-        return self._sample_spec
 
     def iter_samples(self, ids: Ints, rng_key: RngKey) -> Iterator[Any]:
         """Make samples by catalog id one at a time; see `SampleReader.iter_samples`."""
@@ -378,7 +366,7 @@ class Dataset(TorchDataset[Any]):
         return list(self.iter_samples(self.ids_of(indices), current_rng_key.get(self.rng_key)))
 
     def _subset(self, ids: Ints) -> Dataset:
-        found = Dataset(self.opened, self._sample_spec, ids)
+        found = Dataset(self.opened, self.sample_spec, ids)
         if self.rng_key is not None:
             found.rng_key = self.rng_key
         return found

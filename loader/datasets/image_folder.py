@@ -135,8 +135,8 @@ class ImageFolder(Dataset):
         return pair
 
     def _apply(self, pair: _PairTransform) -> None:
-        self._sample_spec = replace(self._sample_spec, transform=pair)
-        self.sample_reader = sample_reader(self.catalog, self._sample_spec)
+        self.sample_spec = replace(self.sample_spec, transform=pair)
+        self.sample_reader = sample_reader(self.catalog, self.sample_spec)
 
 
 class _PairTransform:

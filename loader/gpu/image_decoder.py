@@ -35,7 +35,7 @@ class ImageDecoder:
 
     def decode(self, images: EncodedImages) -> list[torch.Tensor]:
         """Return the images of a batch, decoded on the current stream. Raises UndecodableImage."""
-        files = images.files()
+        files = images.unbind()
         jpegs = [row for row, file in enumerate(files) if file[:3].numpy().tobytes() == _JPEG]
         found = dict(zip(jpegs, self._by_device([files[row] for row in jpegs]), strict=True))
         decoded = [found.get(row) for row in range(len(files))]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from loader.datasets.jagged import offsets_of
+from loader.datasets.jagged import Jagged, offsets_of
 from loader.reading.address_range import Bytes
 
 
@@ -18,16 +18,10 @@ class EncodedImage(bytes):
     __slots__ = ()
 
 
-class EncodedImages(NamedTuple):
-    """The images of a batch: `values`, uint8, the files back to back; `offsets`, int64 [n + 1]."""
+class EncodedImages(Jagged):
+    """The image files of a batch."""
 
-    values: torch.Tensor
-    offsets: torch.Tensor
-
-    def files(self) -> tuple[torch.Tensor, ...]:
-        """Return one view of `values` per image."""
-        views: tuple[torch.Tensor, ...] = self.values.split(self.offsets.diff().tolist())
-        return views
+    __slots__ = ()
 
 
 def stack_encoded(empty: Callable[[int], Bytes]) -> Callable[..., EncodedImages]:

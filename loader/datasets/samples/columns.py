@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from cachesvc.catalog.layout import Columns
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.sources.columnar.column import Column, firsts
-from loader.datasets.decoding.decode import MEND, decode_field
+from loader.datasets.decoding.decode import MEND
 from loader.datasets.decoding.images import Converter, ImageMode, image_decoder
 from loader.datasets.generators import RngKey
 from loader.datasets.plain_values import Empty, number_tensor, wide_type
@@ -49,8 +49,7 @@ class ColumnSamples:
         """See `SampleReader`. Images are decoded on demand."""
         rows: Iterable[tuple[Any, ...]] = self._rows(reader, samples)
         if self._has_images:
-            pairs = zip(rows, samples.tolist(), strict=True)
-            rows = (self._with_images(row, sample) for row, sample in pairs)
+            rows = self._form.decoded(rows, samples, self._images)
         return self._form.samples(rows, samples, rng_key)
 
     def expect(self, reader: ExtentReader, samples: Ints) -> None:
@@ -137,13 +136,6 @@ class ColumnSamples:
         if not self._decodes:
             return stored_values(*found)
         return python_values(*found, arrays=True)
-
-    def _with_images(self, row: tuple[Any, ...], sample: int) -> tuple[Any, ...]:
-        """Return a row with its images decoded. Raises CorruptData, which names the sample."""
-        return tuple(
-            value if decode is None else decode_field(decode, value, lambda: self._form.name_of(sample))
-            for decode, value in zip(self._images, row, strict=True)
-        )
 
 
 def _even_lists(means: str, values: Values) -> np.ndarray[Any, Any] | None:

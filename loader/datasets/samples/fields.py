@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cachesvc.catalog.layout import Fixed
-from loader.datasets.decoding.decode import Decoder, are_images, decode_field, decoder, is_image
+from loader.datasets.decoding.decode import Decoder, are_images, decoder, is_image
 from loader.datasets.decoding.encoded_images import EncodedImage
 from loader.datasets.decoding.images import Converter
 from loader.datasets.generators import RngKey
@@ -37,20 +37,9 @@ class FieldValues:
 
     def samples(self, rows: Sequence[Row], samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """Make samples of rows, each decoded on demand."""
-        form = self._form
-        if self._decoders is None and form.is_single and form.stored:
-            return form.finished((row[0] for row in rows), samples, rng_key)
-        pairs = zip(rows, samples.tolist(), strict=True)
-        found = (form.sample(self._decoded(row, sample), sample, row) for row, sample in pairs)
-        return form.finished(found, samples, rng_key)
-
-    def _decoded(self, row: Row, sample: int) -> Sequence[Any]:
-        if self._decoders is None:
-            return row
-        return tuple(
-            decode_field(decode, value, lambda: self._form.name_of(sample))
-            for decode, value in zip(self._decoders, row, strict=True)
-        )
+        decoders = self._decoders
+        decoded = map(tuple, rows) if decoders is None else self._form.decoded(rows, samples, decoders)
+        return self._form.samples(decoded, samples, rng_key, rows)
 
 
 class FieldSamples:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
+from loader.datasets.decoding.decode import Decoder, decode_field
 from loader.datasets.decoding.images import IMAGE_MODES, ImageMode
 from loader.datasets.generators import RngKey, RngParameter, call_user, rng_parameter
 from loader.datasets.plain_values import Empty, collates_as_torch, shaped_batch
@@ -148,15 +151,33 @@ class SampleForm:
         fields = zip(self.names, values, stored, strict=True)
         return {name: value for name, value, each in fields if each is not None}
 
-    def samples(self, rows: Iterable[tuple[Any, ...]], samples: Ints, rng_key: RngKey) -> Iterator[Any]:
-        """Make samples of rows, each the values of all stored fields."""
+    def decoded(
+        self, rows: Iterable[Row], samples: Ints, decoders: Sequence[Decoder | None]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Decode rows on demand; values without a decoder stay as they are. Raises CorruptData, which names the sample."""
+        for row, sample in zip(rows, samples.tolist(), strict=True):
+            name = partial(self.name_of, sample)
+            pairs = zip(decoders, row, strict=True)
+            yield tuple(
+                value if decode is None else decode_field(decode, value, name) for decode, value in pairs
+            )
+
+    def samples(
+        self,
+        rows: Iterable[tuple[Any, ...]],
+        samples: Ints,
+        rng_key: RngKey,
+        stored: Sequence[Row] | None = None,
+    ) -> Iterator[Any]:
+        """Make samples of rows, each the values of all stored fields. `stored`: see `sample`."""
         found: Iterable[Any]
         if self.is_single and self.stored:
             found = (row[0] for row in rows)
         elif self.spec.fields is not None and not self._held:
             found = rows
         else:
-            found = (self.sample(row, sample) for row, sample in zip(rows, samples.tolist(), strict=True))
+            of_rows = zip(rows, samples.tolist(), stored or repeat(None, len(samples)), strict=True)
+            found = (self.sample(*each) for each in of_rows)
         return self.finished(found, samples, rng_key)
 
     def finished(self, rows: Iterable[Any], samples: Ints, rng_key: RngKey) -> Iterator[Any]:

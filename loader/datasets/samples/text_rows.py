@@ -34,6 +34,7 @@ class TextRowSamples:
         self._names = [field.name for field in form.catalog.fields]
         self._encodings = {field.name: field.encoding for field in form.catalog.fields}
         self._fields = None if spec.fields is None else form.stored
+        self._wanted = self._names if self._fields is None else self._fields
         several = len(form.names) > 1 if spec.fields is None else not spec.bare
         plain = form.is_plain and spec.decode == "auto" and several
         self._has_columns = plain and self._syntax == CSV
@@ -76,20 +77,20 @@ class TextRowSamples:
         if self._fields is not None and not self._fields:
             yield from [()] * len(rows)
             return
-        if self._syntax == JSON:
-            yield from (self._json(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True))
-        elif self._syntax == EXAMPLE:
-            yield from (
-                self._example(sample, row) for sample, row in zip(samples.tolist(), rows, strict=True)
-            )
+        parse = {JSON: self._json, EXAMPLE: self._example, TEXT: self._line}.get(self._syntax)
+        if parse is not None:
+            yield from (parse(*each) for each in zip(samples.tolist(), rows, strict=True))
         elif self._syntax == RECORD:
             yield from rows if self._fields is None else ((row,) * len(self._fields) for row in rows)
-        elif self._syntax == TEXT:
-            for sample, row in zip(samples.tolist(), rows, strict=True):
-                text = self._text(sample, row)
-                yield text if self._fields is None else (text,) * len(self._fields)
         else:
-            yield from self._csv(samples, rows)
+            yield from map(self._shaped, zip(*self._columns(samples, rows), strict=True))
+
+    def _shaped(self, values: Sequence[Any]) -> dict[str, Any] | tuple[Any, ...]:
+        return dict(zip(self._wanted, values, strict=True)) if self._fields is None else tuple(values)
+
+    def _line(self, sample: int, row: bytes) -> str | tuple[str, ...]:
+        text = self._text(sample, row)
+        return text if self._fields is None else (text,) * len(self._fields)
 
     def _json(self, sample: int, row: bytes) -> Any:
         try:
@@ -105,16 +106,16 @@ class TextRowSamples:
     def _example(self, sample: int, row: bytes) -> dict[str, Any] | tuple[Any, ...]:
         """Decode a `tf.train.Example`. Values are bytes, int and float; several are list[bytes], int64[n] and float32[n].
         A feature that a sample lacks is None, or empty."""
-        names = self._names if self._fields is None else self._fields
         try:
             features = features_of(row)
-            values = [_value(name, self._encodings[name], *features.get(name, ("", ()))) for name in names]
+            return self._shaped(
+                [_value(name, self._encodings[name], *features.get(name, ("", ()))) for name in self._wanted]
+            )
         except ValueError as error:
             uri, record = self._catalog.line_of(sample)
             raise CorruptData(
                 f"{uri} record {record}: {error}; write it anew, or leave it out by on_error='skip'"
             ) from error
-        return dict(zip(names, values, strict=True)) if self._fields is None else tuple(values)
 
     def _text(self, sample: int, row: bytes) -> str:
         try:
@@ -122,20 +123,13 @@ class TextRowSamples:
         except UnicodeDecodeError as error:
             raise self._malformed(sample, f"is no UTF-8 text: {error}") from error
 
-    def _csv(self, samples: Ints, rows: Sequence[bytes]) -> Iterator[Any]:
-        names = self._names if self._fields is None else self._fields
-        values = zip(*self._columns(samples, rows), strict=True)
-        return (
-            values if self._fields is not None else (dict(zip(names, each, strict=True)) for each in values)
-        )
-
     def _columns(self, samples: Ints, rows: Sequence[bytes]) -> list[Sequence[Any]]:
         """Parse the rows of each header together, to a column for each field. Raises as `_parsed`."""
         texts = self._texts(samples, rows)
         headers = self._catalog.headers_of(samples)
         if len(headers) and (headers == headers[0]).all():
             return self._csv_part(int(headers[0]), samples, texts)
-        width = len(self._names if self._fields is None else self._fields)
+        width = len(self._wanted)
         columns: list[list[Any]] = [[None] * len(texts) for _ in range(width)]
         for number in np.unique(headers).tolist():
             where = np.flatnonzero(headers == number)
@@ -152,8 +146,9 @@ class TextRowSamples:
         stored = {
             self._names[field]: (field, column) for field, column in zip(header.fields, cells, strict=True)
         }
-        names = self._names if self._fields is None else self._fields
-        return [self._values(*stored[name]) if name in stored else [None] * len(texts) for name in names]
+        return [
+            self._values(*stored[name]) if name in stored else [None] * len(texts) for name in self._wanted
+        ]
 
     def _texts(self, samples: Ints, rows: Sequence[bytes]) -> list[str]:
         try:

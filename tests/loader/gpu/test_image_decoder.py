@@ -53,7 +53,7 @@ def test_images_stay_encoded_until_they_reach_the_device(
     found = []
     for batch in DataLoader(images, 4, shuffle=True, **workers):
         assert type(batch["jpg"]) is EncodedImages
-        files = [file.numpy().tobytes() for file in batch["jpg"].files()]
+        files = [file.numpy().tobytes() for file in batch["jpg"].unbind()]
         found += [*zip(files, batch["cls"].tolist(), strict=True)]
     assert sorted(number for _, number in found) == list(range(COUNT))
     assert all(raw == picture(number) for raw, number in found)
