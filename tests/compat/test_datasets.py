@@ -96,10 +96,7 @@ def digests(rows: Iterable[dict[str, Any]]) -> Counter[str]:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_are_those_of_its_own_reader(
-    tmp_path: Path, writer: str, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
+def test_rows_are_those_of_its_own_reader(tmp_path: Path, writer: str, workers: int) -> None:
     made = written(100, tmp_path)
     WRITERS[writer](made, tmp_path / "d")
     found = open_dataset(tmp_path / "d", extent_bytes=1 << 14)

@@ -4,19 +4,17 @@ looks at a batch. A resumed run goes on with the samples of the uninterrupted on
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from loader import DataLoader, open_dataset
+from tests.compat.launch import numbered, ran, torchrun
+from tests.compat.ledger import ids
 
 for name in ("accelerate", "pytorch_lightning", "transformers"):
     pytest.importorskip(name, reason=f"no {name} here: `make compat` installs it")
@@ -34,22 +32,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Record n holds n."""
-    path = tmp_path_factory.mktemp("epochs") / "rows.npy"
-    np.save(path, np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return str(path)
-
-
-@pytest.fixture(autouse=True)
-def direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
+    return str(numbered(tmp_path_factory.mktemp("epochs") / "rows.npy", COUNT))
 
 
 def loader(rows: str, **given: Any) -> DataLoader[Any]:
     return DataLoader(open_dataset(rows), BATCH, **{"shuffle": True} | given)
-
-
-def ids(batch: torch.Tensor) -> list[int]:
-    return [int(number) for number in batch[:, 0]]
 
 
 def epochs_of(rows: str) -> list[list[list[int]]]:
@@ -218,16 +205,7 @@ def test_accelerate_resumes_from_every_place(rows: str, tmp_path: Path, taken: i
 
 def job(rows: str, out: Path, way: str, workers: int, ranks: int) -> list[list[list[list[float]]]]:
     """Run `trainer_epochs` on some ranks; return what each saw in each step."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", f"{ranks}"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.compat.runs.trainer_epochs", rows, str(out), way, f"{workers}"],
-        env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    ran(*torchrun(ranks), "-m", "tests.compat.runs.trainer_epochs", rows, str(out), way, f"{workers}")
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

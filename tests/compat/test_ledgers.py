@@ -4,21 +4,18 @@ and resumed in other processes, on two ranks and on one, compared with an uninte
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.compat.ledger import BATCH, EPOCHS, STOP
+from tests.compat.launch import numbered, ran, torchrun
+from tests.compat.ledger import BATCH, EPOCHS, RANKS, STOP
 
 for name in ("accelerate", "pytorch_lightning", "transformers"):
     pytest.importorskip(name, reason=f"no {name} here: `make compat` installs it")
 
-COUNT, RANKS = 203, 2
+COUNT = 203
 STEPS = -(-COUNT // (BATCH * RANKS))
 """Steps of an epoch; the last one is not full."""
 DONE_STEPS = STOP - STEPS
@@ -31,21 +28,11 @@ Ledgers = list[dict[str, Any]]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledgers, Ledgers, Ledgers]:
     """Ledgers before the interruption, after it, and after it on one rank. Record n holds n."""
     folder = tmp_path_factory.mktemp("ledgers")
-    rows = folder / "rows.npy"
-    for path, count in ((rows, COUNT), (Path(f"{rows}.1000.npy"), 1000)):
-        np.save(path, np.arange(count, dtype="<i8").reshape(count, 1))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    rows = numbered(folder / "rows.npy", COUNT)
+    numbered(Path(f"{rows}.1000.npy"), 1000)
     phases = {"first": RANKS, "again": RANKS, "other": 1}
     for phase, ranks in phases.items():
-        done = subprocess.run(
-            [*launch, f"{ranks}", "-m", "tests.compat.runs.job", str(rows), str(folder), phase],
-            env={**os.environ, "CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        ran(*torchrun(ranks), "-m", "tests.compat.runs.job", str(rows), str(folder), phase)
     first, again, other = (
         [json.loads((folder / f"{phase}-{rank}.json").read_text()) for rank in range(ranks)]
         for phase, ranks in phases.items()

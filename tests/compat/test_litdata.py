@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +13,11 @@ import pytest
 import torch
 
 from loader import DataLoader, open_dataset
-from testbed import ROOT
+from tests.compat.launch import ran
 
 litdata = pytest.importorskip("litdata", reason="no litdata here: `make compat` installs it")
 
 COUNT = 60
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC", "off")
 
 
 def row(n: int) -> dict[str, Any]:
@@ -73,20 +64,8 @@ def optimized(root: Path, function: str, arguments: str) -> Path:
     )
     script = root.parent / "write.py"
     script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=ROOT,
-        env=_environment(root),
-        timeout=240,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    ran(str(script), HOME=str(root.parent))
     return root
-
-
-def _environment(root: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(root.parent)}
 
 
 def as_text(value: Any) -> str:

@@ -54,36 +54,30 @@ def numbers(batches: Any) -> list[int]:
     return sorted(found)
 
 
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CACHESVC", "off")
-    return tmp_path
-
-
 def both(title: str, data: Path) -> tuple[list[int], list[int]]:
     """The samples before and after the change."""
     (diff,) = blocks(title)
     return numbers(ran(side(diff, "-"), data)["batches"]), numbers(ran(side(diff, "+"), data)["batches"])
 
 
-def test_stateful_data_loader(data: Path) -> None:
+def test_stateful_data_loader(tmp_path: Path) -> None:
     pytest.importorskip("torchdata", reason="`make compat` installs it")
-    before, after = both("StatefulDataLoader", data)
+    before, after = both("StatefulDataLoader", tmp_path)
     assert before == after == [number * number for number in range(COUNT)]
 
 
-def test_webdataset(data: Path) -> None:
+def test_webdataset(tmp_path: Path) -> None:
     pytest.importorskip("webdataset", reason="`make compat` installs it")
-    (data / "tars").mkdir()
+    (tmp_path / "tars").mkdir()
     for shard in range(2):
-        with tarfile.open(data / "tars" / f"{shard:03d}.tar", "w") as tar:
+        with tarfile.open(tmp_path / "tars" / f"{shard:03d}.tar", "w") as tar:
             for number in range(shard * 50, shard * 50 + 50):
                 for name, value in (("json", {"number": number}), ("cls", number % 7)):
                     content = json.dumps(value).encode()
                     info = tarfile.TarInfo(f"{number:05d}.{name}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-    assert both("WebDataset", data) == (list(range(COUNT)), list(range(COUNT)))
+    assert both("WebDataset", tmp_path) == (list(range(COUNT)), list(range(COUNT)))
 
 
 def write_parquet(data: Path) -> None:
@@ -93,48 +87,48 @@ def write_parquet(data: Path) -> None:
         pq.write_table(table, data / "parquet" / f"{part}.parquet")
 
 
-def test_hugging_face_datasets(data: Path) -> None:
+def test_hugging_face_datasets(tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="`make compat` installs it")
-    write_parquet(data)
-    assert both("Hugging Face datasets, streaming", data) == (list(range(COUNT)), list(range(COUNT)))
+    write_parquet(tmp_path)
+    assert both("Hugging Face datasets, streaming", tmp_path) == (list(range(COUNT)), list(range(COUNT)))
 
 
-def test_mosaicml_streaming(data: Path) -> None:
+def test_mosaicml_streaming(tmp_path: Path) -> None:
     streaming = pytest.importorskip(
         "streaming", reason="install mosaicml-streaming, which refuses the hub of datasets"
     )
-    with streaming.MDSWriter(out=str(data / "mds"), columns={"number": "int"}) as writer:
+    with streaming.MDSWriter(out=str(tmp_path / "mds"), columns={"number": "int"}) as writer:
         for number in range(COUNT):
             writer.write({"number": number})
-    before, after = both("MosaicML Streaming", data)
+    before, after = both("MosaicML Streaming", tmp_path)
     assert before == after == [2 * number for number in range(COUNT)]
 
 
-def test_nanogpt(data: Path) -> None:
-    (data / "tokens").mkdir()
-    np.arange(1000, dtype="<u2").tofile(data / "tokens" / "train.bin")
+def test_nanogpt(tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "tokens" / "train.bin")
     (diff,) = blocks("nanoGPT's memmap")
     for sign in "-+":
-        inputs, targets = ran(side(diff, sign), data)["get_batch"]()
+        inputs, targets = ran(side(diff, sign), tmp_path)["get_batch"]()
         assert inputs.shape == targets.shape == (8, 16)
         assert torch.equal(inputs + 1, targets)
 
 
-def test_megatron(data: Path) -> None:
-    (data / "megatron").mkdir()
+def test_megatron(tmp_path: Path) -> None:
+    (tmp_path / "megatron").mkdir()
     documents = [[length] * length for length in range(5, 60)]
-    megatron(data / "megatron" / "text", documents)
+    megatron(tmp_path / "megatron" / "text", documents)
     (code,) = blocks("Megatron's indexed dataset")
-    batch = next(iter(ran(code, data)["batches"]))
+    batch = next(iter(ran(code, tmp_path)["batches"]))
     assert batch["tokens"].shape == (2, 64)
     for begin, end in zip(batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:], strict=True):
         assert len(set(batch["tokens"].flatten()[begin:end].tolist())) == 1
 
 
-def test_back_to_torch(data: Path) -> None:
-    write_parquet(data)
+def test_back_to_torch(tmp_path: Path) -> None:
+    write_parquet(tmp_path)
     (code,) = blocks("Back to torch")
-    assert numbers(ran(code, data)["batches"]) == list(range(COUNT))
+    assert numbers(ran(code, tmp_path)["batches"]) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("title", re.findall(r"^\| \[([^]]+)\]\(#.*?\) \| \d+ \|", PAGE, re.M))

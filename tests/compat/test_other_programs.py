@@ -14,8 +14,7 @@ ROWS = 100
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("CACHESVC", "off")
+def url(tmp_path: Path) -> str:
     pq.write_table(pa.table({"i": range(ROWS)}), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("i\n" + "".join(f"{n}\n" for n in range(ROWS)))
     return f"cachesvc://file{tmp_path}/a.parquet"

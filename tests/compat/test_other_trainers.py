@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from loader import DataLoader, open_dataset
-from testbed import ROOT
+from tests.compat.launch import numbered, ran, torchrun
 from tests.compat.ledger import BATCH, EPOCHS, RANKS, STOP
 
 COUNT = 203
@@ -34,27 +30,15 @@ TRAINERS = {
     "torchtitan": ("titan_runs", "torchtitan"),
 }
 """The module of each trainer's runs under torchrun, and the package that it needs. Ray starts its ranks itself."""
-SETTINGS = {"CACHESVC": "off", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
 
 
-def ran(name: str, phase: str, ranks: int, rows: Path) -> list[list[int]]:
+def phase_of(name: str, phase: str, ranks: int, rows: Path) -> list[list[int]]:
     """Run one phase; return the samples that each rank saw, in order."""
     folder, runs = rows.parent, TRAINERS[name][0]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    job = (
-        [*torchrun, "-m", "tests.compat.runs.ledger_job", runs, name]
-        if runs
-        else ["-m", "tests.compat.runs.ray_job", str(ranks)]
-    )
-    done = subprocess.run(
-        [sys.executable, *job, phase, str(rows), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **SETTINGS},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    job = ["-m", "tests.compat.runs.ray_job", str(ranks)]
+    if runs:
+        job = [*torchrun(ranks), "-m", "tests.compat.runs.ledger_job", runs, name]
+    ran(*job, phase, str(rows), str(folder))
     return [json.loads((folder / f"{phase}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -69,16 +53,15 @@ def steps_of(rank: list[int], width: int) -> list[list[int]]:
 def test_a_run_that_is_cut_in_mid_epoch_sees_each_sample_once(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(TRAINERS[name][1]) is None:
         pytest.skip(f"no {TRAINERS[name][1]} here: `make compat` installs it")
-    rows = tmp_path / "rows.npy"
-    np.save(rows, np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    whole, cut, rest = (ran(name, phase, RANKS, rows) for phase in ("whole", "cut", "rest"))
+    rows = numbered(tmp_path / "rows.npy", COUNT)
+    whole, cut, rest = (phase_of(name, phase, RANKS, rows) for phase in ("whole", "cut", "rest"))
     for epoch in range(EPOCHS):
         seen = [number for rank in whole for number in rank[epoch * EACH :][:EACH]]
         assert sorted(set(seen)) == list(range(COUNT))
         assert len(seen) == COUNT + 1  # the repeat
     assert [before + after for before, after in zip(cut, rest, strict=True)] == whole
     assert all(len(rank) == EACH + (STOP - STEPS) * BATCH for rank in cut)
-    (alone,) = ran(name, "other", 1, rows)
+    (alone,) = phase_of(name, "other", 1, rows)
     steps = [first + second for first, second in zip(*(steps_of(rank, BATCH) for rank in whole), strict=True)]
     real = [step[: COUNT % (BATCH * RANKS)] if len(step) < BATCH * RANKS else step for step in steps]
     assert alone == [number for step in real[STOP:] for number in step]
@@ -89,8 +72,7 @@ def test_the_wrapper_of_ray_warns_of_the_batch_that_it_takes_early(tmp_path: Pat
     train = pytest.importorskip(
         "ray.train.torch.train_loop_utils", reason="no ray here: `make compat` installs it"
     )
-    np.save(tmp_path / "rows.npy", np.arange(12, dtype="<i8").reshape(12, 1))
-    batches = DataLoader(open_dataset(tmp_path / "rows.npy"), 4)
+    batches = DataLoader(open_dataset(numbered(tmp_path / "rows.npy", 12)), 4)
     wrapped = train._WrappedDataLoader(batches, torch.device("cpu"), False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, open_dataset
+from tests.compat.launch import numbered
 
 pytest.importorskip("torchdata", reason="no torchdata here: `make compat` installs it")
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -224,13 +225,13 @@ def test_the_ranks_of_a_distributed_sampler_continue() -> None:
 
 
 def test_transforms_draw_as_before_under_a_users_sampler(tmp_path: Path) -> None:
-    np.save(tmp_path / "rows.npy", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
+    rows = numbered(tmp_path / "rows.npy", COUNT)
 
     def drawn(row: torch.Tensor, rng: np.random.Generator) -> tuple[int, float]:
         return int(row[0]), rng.random()
 
     def batches_of(state: dict[str, Any] | None) -> tuple[list[list[Any]], dict[str, Any]]:
-        data = open_dataset(tmp_path / "rows.npy", transform=drawn)
+        data = open_dataset(rows, transform=drawn)
         loader = DataLoader(data, 5, sampler=weighted(generator=seeded()), collate_fn=list, seed=3)
         if state is not None:
             loader.load_state_dict(state)

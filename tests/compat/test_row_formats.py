@@ -15,11 +15,7 @@ from tests.support.formats.row_ledger import FORMATS, ledger, ours, rows
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_are_those_of_the_own_reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, workers: int
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC", "off")
+def test_rows_are_those_of_the_own_reader(tmp_path: Path, format: str, workers: int) -> None:
     package, _, read = FORMATS[format]
     if package:
         pytest.importorskip(package, reason=f"no {package} here: `make compat` installs it")

@@ -26,12 +26,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC", "off")
-
-
 def written(root: Path, compression: str | None) -> Path:
     given = {"compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 6000}
     with streaming.MDSWriter(out=str(root), columns=COLUMNS, **given) as out:

@@ -15,12 +15,6 @@ from loader import open_dataset
 ROWS = 100
 
 
-@pytest.fixture(autouse=True)
-def _direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 IPC: dict[str, Callable[[Any, Path], None]] = {
     "plain": lambda frame, path: frame.write_ipc(path),
     "lz4": lambda frame, path: frame.write_ipc(path, compression="lz4"),

@@ -24,12 +24,6 @@ CHATS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC", "off")
-
-
 def as_text(rows: Any) -> list[str]:
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 

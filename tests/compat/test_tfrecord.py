@@ -14,12 +14,6 @@ tfrecord = pytest.importorskip("tfrecord", reason="no tfrecord here: `make compa
 COUNT = 80
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CACHESVC", "off")
-
-
 def written(path: Path) -> Path:
     writer = tfrecord.TFRecordWriter(str(path))
     for n in range(COUNT):

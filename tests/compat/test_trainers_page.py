@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 from PIL import Image
 
 from testbed import ROOT
+from tests.compat.launch import ran, torchrun
 
 PAGE = (ROOT / "docs" / "trainers.md").read_text()
 SECTIONS = [part.partition("\n") for part in PAGE.split("\n## ")[1:]]
@@ -29,14 +27,6 @@ NEEDED = {
 }
 """The package of each section's script."""
 MODEL = "HuggingFaceTB/SmolLM2-135M"
-SCRIPT_S = 600.0
-SETTINGS = {
-    "CACHESVC": "off",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "DS_ACCELERATOR": "cpu",
-    "HF_HUB_OFFLINE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
 
 
 def save_model(folder: Path) -> None:
@@ -84,24 +74,7 @@ def test_the_script_runs_and_goes_on_from_its_checkpoint(name: str, folder: Path
         for before, after in changes.items():
             code = code.replace(before, after)
         (folder / file).write_text(code)
-    command = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-        if name != "Ray Train"
-        else []
-    )
+    command = torchrun(1) if name != "Ray Train" else []
+    settings = {"PYTHONPATH": f"{ROOT}:{folder}", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     for _ in range(2):  # the second run begins with the first one's checkpoint
-        done = subprocess.run(
-            [sys.executable, *command, "train.py"],
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{ROOT}:{folder}",
-                "XDG_CACHE_HOME": str(folder / "cache"),
-                **SETTINGS,
-            },
-            capture_output=True,
-            text=True,
-            timeout=SCRIPT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-5000:]
+        ran(*command, "train.py", folder=folder, **settings)

@@ -8,11 +8,12 @@ from typing import Any
 import datasets
 import torch
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 from loader import Dataset, open_dataset
 from tests.compat.ledger import EPOCHS, STOP, batch_size, loader_of
+from tests.compat.runs.trainer_runs import Interrupted
 
 VOCABULARY = 256
 SMALL: dict[str, int] = {
@@ -24,14 +25,6 @@ SMALL: dict[str, int] = {
     "eos_token_id": 2,
     "pad_token_id": 2,
 }
-
-
-class Interrupted(TrainerCallback):
-    """Callback that saves and ends the run in mid-epoch."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == STOP:
-            control.should_save = control.should_training_stop = True
 
 
 class Recording(SFTTrainer):

@@ -18,24 +18,13 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from loader import DataLoader, open_dataset
-from tests.compat.ledger import Model
+from tests.compat.runs.trainer_runs import Scoring
 
 BATCH = 4
 
 
 def drawing(record: torch.Tensor, rng: np.random.Generator) -> dict[str, Any]:
     return {"rows": torch.tensor([float(record[0]), rng.random()], dtype=torch.float64), "labels": record[0]}
-
-
-class Scoring(torch.nn.Module):
-    """Model that learns nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
-
-    def forward(self, rows: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": self.model(rows)}
 
 
 class Recording(Trainer):
