@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import Any
 
@@ -53,99 +52,11 @@ def test_an_epoch_that_is_left_early_is_followed_by_the_next(link: MemoryLink, g
     assert rows(run) == epochs[4]
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_leaving_at_the_last_batch_is_the_end_of_one_epoch(link: MemoryLink, held: bool) -> None:
-    epochs, run = whole(link, 3), loader(link)
-    batches = iter(run)
-    taken = rows(islice(batches, len(run)))
-    if not held:
-        del batches
-    assert taken == epochs[0]
-    assert (run.state_dict()["epoch"], run.state_dict()["step"]) == (1, 0)
-    assert [rows(run), rows(run)] == epochs[1:]
-
-
-def test_an_iteration_of_which_no_batch_was_taken_is_no_epoch(link: MemoryLink) -> None:
-    epochs, run = whole(link, 2), loader(link)
-    for _ in range(3):
-        iter(run)
-    assert rows(run) == epochs[0]
-    iter(run)
-    next(zip(iter(run), (), strict=False), None)  # zip asks its first iterator
-    iter(run)
-    assert run.state_dict()["epoch"] == 2
-
-
-def test_a_state_saved_after_a_loop_was_left_continues_there(link: MemoryLink) -> None:
-    epochs, saved = whole(link, 2), loader(link)
-    for _ in range(2):
-        for _ in islice(saved, 4):
-            within = saved.state_dict()
-        state = saved.state_dict()
-        assert state == within
-        resumed = loader(link)
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        assert rows(resumed) == epochs[saved.epoch][4:]
-    resumed.load_state_dict(state)
-    resumed.set_epoch(resumed.epoch + 1)
-    assert rows(resumed) == whole(link, 3)[2]
-
-
-def test_a_skip_after_a_loop_was_left_continues_in_its_epoch(link: MemoryLink) -> None:
-    (epoch,), run = whole(link, 1), loader(link)
-    list(islice(run, 3))
-    run.skip(2)
-    assert rows(run) == epoch[5:]
-
-
 def test_a_validation_that_is_left_early_keeps_its_order_and_draws_anew(link: MemoryLink) -> None:
     run = DataLoader(in_memory(link, transform=drawing), 10)
     seen = [torch.cat([*islice(run, 2)]) for _ in range(2)]
     assert seen[0][:, 0].tolist() == seen[1][:, 0].tolist() == list(range(20))
     assert not (seen[0][:, 1] == seen[1][:, 1]).any()
-
-
-def test_endless_loaders_and_those_of_several_epochs_begin_the_next_epoch(link: MemoryLink) -> None:
-    epochs = whole(link, 5)
-    endless = loader(link, epochs=None)
-    assert rows(islice(endless, 25)) == epochs[0] + epochs[1][:5]
-    assert rows(islice(endless, 3)) == epochs[2][:3]
-    several = loader(link, epochs=2)
-    assert rows(islice(several, 25)) == epochs[0] + epochs[1][:5]
-    assert rows(several) == epochs[2] + epochs[3]
-    assert rows(islice(several, 1)) == epochs[4][:1]
-
-
-@pytest.mark.parametrize("taken", [0, 5, 20, 30, 40, 45, 59])
-@pytest.mark.parametrize("how", ["state", "skip"])
-def test_several_epochs_end_after_a_resume_where_they_would_have_ended(
-    link: MemoryLink, taken: int, how: str
-) -> None:
-    given: dict[str, Any] = {"epochs": 3}
-    cut, rest, more = (loader(link, **given) for _ in range(3))
-    (straight,) = whole(link, 1, **given)
-    if how == "state":
-        assert rows(islice(cut, taken)) == straight[:taken]
-        rest.load_state_dict(cut.state_dict())
-    else:
-        rest.skip(taken)
-    assert len(rest) == len(iter(rest)) == len(rest.batch_sampler or ()) - taken % 20 == 60 - taken  # type: ignore[arg-type]
-    assert rows(rest) == straight[taken:]
-    more.load_state_dict(rest.state_dict())
-    assert (more.epoch, len(rows(more))) == (3, 60)
-
-
-def test_other_epochs_after_a_resume_count_from_the_beginning_of_the_iteration(link: MemoryLink) -> None:
-    cut = loader(link, epochs=3)
-    list(islice(cut, 30))
-    for epochs, batches in ((1, 10), (2, 10), (5, 70)):
-        rest = loader(link, epochs=epochs)
-        rest.load_state_dict(cut.state_dict())
-        assert len(rows(rest)) == batches
-    assert len(loader(link)) == 20
-    single = loader(link)
-    single.load_state_dict(cut.state_dict())
-    assert (len(single), len(rows(single))) == (20, 10)  # trainers count on from the place
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -119,13 +119,6 @@ def test_gathered_results_are_cut_to_the_length_of_the_dataset(link: MemoryLink)
     assert gathered[:COUNT] == list(range(COUNT))
 
 
-def test_micro_batches_make_up_the_global_batch(link: MemoryLink) -> None:
-    [small] = ranks(link, 1, batch_size=4, global_batch_size=16)
-    [large] = ranks(link, 1, batch_size=16)
-    assert small.accumulate == 4
-    assert [n for b in seen(small) for n in b] == [n for b in seen(large) for n in b]
-
-
 def test_a_global_batch_that_does_not_divide_is_refused(link: MemoryLink) -> None:
     with pytest.raises(InvalidInput, match="10"):
         len(ranks(link, 3, batch_size=4, global_batch_size=10)[0])

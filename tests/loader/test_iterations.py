@@ -58,32 +58,6 @@ def test_an_iteration_has_the_length_of_its_loader_when_it_began(link: MemoryLin
     assert list(empty) == []
 
 
-class SpoiltOnce:
-    """A transform that fails for the first record that it sees."""
-
-    def __init__(self) -> None:
-        self.failed = False
-
-    def __call__(self, record: torch.Tensor) -> int:
-        if not self.failed:
-            self.failed = True
-            raise ValueError("spoilt this once")
-        return int(record[0]) // 4
-
-
-def test_an_older_iteration_takes_no_batch_from_the_newer_one(
-    link: MemoryLink,
-) -> None:
-    loader = DataLoader(in_memory(link, transform=SpoiltOnce()), batch_size=10)
-    older = iter(loader)
-    with pytest.raises(ValueError, match="spoilt this once"):
-        next(older)
-    newer = iter(loader)
-    with pytest.raises(InvalidInput, match="a newer iteration"):
-        next(older)
-    assert torch.cat(list(newer)).tolist() == list(range(100))
-
-
 class Spoilt:
     """A transform that fails for some records."""
 

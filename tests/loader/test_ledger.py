@@ -87,7 +87,25 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     return compiled(root / "d", root, format="records")
 
 
-def check(link: MemoryLink, world: int, workers: int, last: str, kind: str) -> None:
+SAMPLE = [
+    (1, 4, "pad", "process"),
+    (2, 1, "drop", "process"),
+    (3, 0, "short", "process"),
+    (8, 0, "drop", "process"),
+    (3, 1, "error", "thread"),
+    (2, 4, "short", "thread"),
+    (8, 4, "drop", "thread"),
+]
+GRID = [each for each in product(WORLDS, WORKERS, ENDS, WORKER_TYPES) if each[1] or each[3] == "process"]
+
+
+@pytest.mark.parametrize(
+    ("world", "workers", "last", "kind"),
+    [*SAMPLE, *(pytest.param(*each, marks=pytest.mark.slow) for each in GRID if each not in SAMPLE)],
+)
+def test_real_loaders_hand_over_every_sample_once(
+    link: MemoryLink, world: int, workers: int, last: str, kind: str
+) -> None:
     """One epoch of real loaders, rank after rank."""
     size = BATCH * world
     seen: Counter[int] = Counter()
@@ -125,30 +143,3 @@ def check(link: MemoryLink, world: int, workers: int, last: str, kind: str) -> N
     assert len(seen) == (TOTAL if last in ("pad", "short") else TOTAL - TOTAL % size)
     rows = {"pad": steps.pop() * size, "short": -(-TOTAL // world) * world}
     assert missed == rows.get(last, TOTAL) - TOTAL
-
-
-SAMPLE = [
-    (1, 4, "pad", "process"),
-    (2, 1, "drop", "process"),
-    (3, 0, "short", "process"),
-    (8, 0, "drop", "process"),
-    (3, 1, "error", "thread"),
-    (2, 4, "short", "thread"),
-    (8, 4, "drop", "thread"),
-]
-GRID = [each for each in product(WORLDS, WORKERS, ENDS, WORKER_TYPES) if each[1] or each[3] == "process"]
-
-
-@pytest.mark.parametrize(("world", "workers", "last", "kind"), SAMPLE)
-def test_real_loaders_hand_over_every_sample_once(
-    link: MemoryLink, world: int, workers: int, last: str, kind: str
-) -> None:
-    check(link, world, workers, last, kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "workers", "last", "kind"), GRID)
-def test_real_loaders_hand_over_every_sample_once_in_the_whole_grid(
-    link: MemoryLink, world: int, workers: int, last: str, kind: str
-) -> None:
-    check(link, world, workers, last, kind)

@@ -42,25 +42,6 @@ def test_the_state_is_small_and_plain(link: MemoryLink) -> None:
     assert all(isinstance(value, (int, str, bool)) for value in state.values())
 
 
-@pytest.mark.parametrize("depths", [(2, 2, 4), (4, 1, 2)])
-def test_batches_prefetched_but_not_consumed_are_not_lost_twice_in_a_row(
-    link: MemoryLink, depths: tuple[int, int, int]
-) -> None:
-    whole = rows(loader(link))
-    taken: list[list[int]] = []
-    state: dict[str, object] | None = None
-    for depth, workers in zip(depths, (2, 1, 3), strict=True):
-        part = loader(link, num_workers=workers, prefetch_factor=depth, multiprocessing_context="fork")
-        if state is not None:
-            part.load_state_dict(state)
-        taken += rows(islice(part, 11))
-        state = json.loads(json.dumps(part.state_dict()))
-    last = loader(link)
-    assert state is not None
-    last.load_state_dict(state)
-    assert taken + rows(last) == whole
-
-
 def test_torch_checkpoints_hold_the_state(link: MemoryLink, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp  # slow to import, and only one process of the suite runs this test
 
@@ -82,61 +63,13 @@ def rest(run: DataLoader) -> list[list[int]]:
     return [run.indices.tolist() for _ in run]
 
 
-def test_a_state_inside_a_step_continues_only_with_the_same_cut(link: MemoryLink) -> None:
+def test_another_cut_of_a_step_is_refused_with_its_number(link: MemoryLink) -> None:
     """The state is after two of four micro-batches: another cut of the step would lose or repeat samples."""
     first = small(link, batch_size=4, global_batch_size=16)
-    batches = iter(first)
-    next(batches), next(batches)
-    state = json.loads(json.dumps(first.state_dict()))
-    assert (state["micro"], state["batch_size"], state["world_size"]) == (2, 4, 1)
-    following = [first.indices.tolist() for _ in batches]
+    list(islice(first, 2))
     for other in ({"batch_size": 2}, {"batch_size": 8}, {"batch_size": 4, "rank": 0, "world_size": 2}):
-        run = small(link, **{"global_batch_size": 16} | other)
-        before = rest(run)
         with pytest.raises(StateMismatch, match="inside step 0"):
-            run.load_state_dict(state)
-        run.set_epoch(0)
-        assert rest(run) == before  # as it was
-    again = small(link, batch_size=4, global_batch_size=16)
-    again.load_state_dict(state)
-    assert rest(again) == following
-
-
-@pytest.mark.parametrize("skipped", [1, 9, 10, 11, 23, 40])
-@pytest.mark.parametrize("consumed", [0, 5, 10])
-def test_a_skip_leads_to_the_same_place_in_every_way(link: MemoryLink, skipped: int, consumed: int) -> None:
-    """The skip goes into next epochs, in mid-iteration, through a state, and to an epoch given to set_epoch."""
-    straight = small(link, batch_size=10, epochs=6)
-    wanted = [straight.indices.tolist() for _ in straight][consumed + skipped :]
-
-    def begun() -> tuple[DataLoader, Any]:
-        run = small(link, batch_size=10, epochs=6)
-        batches = iter(run)
-        for _ in range(consumed):
-            next(batches)
-        run.skip(skipped)
-        return run, batches
-
-    run, batches = begun()
-    assert [run.indices.tolist() for _ in batches] == wanted
-    run, _ = begun()
-    epoch, turn = divmod(consumed + skipped, 10)
-    state = run.state_dict()
-    assert (state["epoch"], state["step"], run.epoch) == (epoch, turn, epoch)
-    resumed = small(link, batch_size=10, epochs=6)
-    resumed.load_state_dict(state)
-    resumed.set_epoch(resumed.epoch)  # as scripts do at each epoch's beginning
-    assert rest(resumed) == wanted
-
-
-def test_a_state_after_the_last_batch_begins_the_next_epoch(link: MemoryLink) -> None:
-    run = small(link, batch_size=10)
-    for _ in run:
-        state = run.state_dict()
-    assert (state["epoch"], state["step"], state["micro"]) == (1, 0, 0)
-    other = small(link, batch_size=20, global_batch_size=20)
-    other.load_state_dict(state)
-    assert (other.epoch, len(rest(other))) == (1, 5)
+            small(link, **{"global_batch_size": 16} | other).load_state_dict(first.state_dict())
 
 
 @pytest.mark.parametrize("given", [{"window": "all"}, {"last": "drop"}, {"drop_last": True}])
@@ -163,71 +96,6 @@ def test_arguments_apply_from_the_next_epoch_and_contradict_a_state_within_one(
     then.load_state_dict(over)
     changed = {"window_extents": 0} if "window" in given else {"last": "drop", "steps": over["steps"] - 1}
     assert then.state_dict() == over | changed
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, 1])
-def test_a_state_loaded_in_an_iteration_brings_its_own_order(
-    link: MemoryLink, taken: int, workers: int
-) -> None:
-    first = loader(link, window=None, epochs=None, num_workers=workers)
-    narrow = loader(link, epochs=None)
-    next(iter(narrow))
-    state = narrow.state_dict()
-    narrow.set_epoch(0)
-    following = rows(islice(narrow, 1, 4))
-    batches = iter(first)
-    assert len(list(islice(batches, taken))) == taken
-    first.load_state_dict(state)
-    assert rows(islice(batches, 3)) == following
-    assert first.indices.tolist() == following[-1]
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_state_loaded_in_mid_iteration_ends_that_epoch(link: MemoryLink, epochs: int) -> None:
-    run = small(link, batch_size=10, epochs=epochs)
-    whole = rest(small(link, batch_size=10))
-    list(islice(run, 3))
-    state, seen = run.state_dict(), []
-    run.set_epoch(0)
-    for batch, _ in enumerate(run):
-        seen.append(run.indices.tolist())
-        if batch == 5:
-            run.load_state_dict(state)
-    assert seen == whole[:6] + whole[3:] * (epochs - 1)
-    if epochs == 1:
-        assert rest(run) == whole[3:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_ends_with_its_last_batch_without_another_fetch(
-    link: MemoryLink, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = small(link, batch_size=10, num_workers=workers, log_stats=True)
-    caplog.set_level("INFO", "cachesvc")
-    epochs = []
-    for epoch in range(3):
-        assert run.epoch == epoch
-        taken = iter(run)
-        epochs.append([next(taken) is not None and run.indices.tolist() for _ in range(len(run))])
-        assert run.epoch == epoch
-        del taken  # without a fetch that raises StopIteration
-        assert run.epoch == epoch + 1
-    whole = small(link, batch_size=10, num_workers=workers)
-    assert epochs == [rest(whole) for _ in range(3)]
-    assert all(f"epoch {epoch}:" in caplog.text for epoch in range(3))
-    left_early = iter(run)
-    assert len([next(left_early) for _ in range(len(run) - 1)]) == 9
-    assert run.epoch == 3
-    whole.set_epoch(4)
-    assert rest(run) == rest(whole)
-
-
-def test_an_iteration_from_which_nothing_was_taken_keeps_the_place(link: MemoryLink) -> None:
-    run = small(link, batch_size=10)
-    run.skip(4)
-    iter(run)
-    assert len(rest(run)) == 6
 
 
 @pytest.mark.parametrize(
@@ -338,28 +206,18 @@ def test_epochs_and_skips_are_whole_numbers(link: MemoryLink, wrong: Any) -> Non
             method(wrong)
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))]
 )
-def test_a_copy_of_a_loader_continues_independently(
-    link: MemoryLink, copied: Callable[[DataLoader], DataLoader], workers: dict[str, Any]
+def test_the_samplers_of_a_copy_move_the_copy_alone(
+    link: MemoryLink, copied: Callable[[DataLoader], DataLoader]
 ) -> None:
-    """A launcher that spawns processes with the loader as an argument makes such copies."""
-    first = loader(link, **workers)
-    whole = rows(first)
-    first.load_state_dict(loader(link).state_dict())
-    first.skip(3)
+    first = loader(link)
     second = copied(first)
-    reading = iter(first)
-    begun = rows(islice(reading, 2))
-    third = copied(first)
-    assert begun + rows(reading) == rows(second) == whole[3:]
-    assert third.state_dict()["step"] == 5
-    third.sampler.set_epoch(7)  # type: ignore[attr-defined]
-    assert (first.epoch, second.epoch, third.epoch) == (1, 1, 7)
+    second.sampler.set_epoch(7)  # type: ignore[attr-defined]
+    assert (first.epoch, second.epoch) == (0, 7)
     first.batch_sampler.sampler.set_epoch(4)  # type: ignore[union-attr]
-    assert (first.epoch, second.epoch, third.epoch) == (4, 1, 7)
+    assert (first.epoch, second.epoch) == (4, 7)
 
 
 def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: MemoryLink) -> None:
@@ -370,23 +228,6 @@ def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: Memory
     assert len(rows(then)) == 12
     with pytest.raises(InvalidInput, match="leave 4 over"):
         small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
-
-
-def test_a_state_inside_the_last_step_continues_there(link: MemoryLink) -> None:
-    """The state is after two of ten micro-batches of two samples each: 100 samples in global batches of 40."""
-    first = small(link, batch_size=4, global_batch_size=40)
-    batches = iter(first)
-    list(islice(batches, 2 * 10 + 2))
-    state = first.state_dict()
-    following = [first.indices.tolist() for _ in batches]
-    assert [len(each) for each in following] == [2] * 8
-    then = small(link, batch_size=4, global_batch_size=40)
-    then.load_state_dict(state)
-    assert rest(then) == following
-    with pytest.raises(
-        StateMismatch, match=r"with last='short', .*'drop'; it may change between epochs only"
-    ):
-        small(link, batch_size=4, global_batch_size=40, drop_last=True).load_state_dict(state)
 
 
 @pytest.mark.parametrize("last", ["short", "pad"])

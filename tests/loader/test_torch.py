@@ -108,22 +108,6 @@ def test_an_error_of_a_users_callable_names_the_sample(
     assert re.search(r"in sample r\.bin:7 of file://.*/r\.bin", text)
 
 
-def noisy(sample: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    return sample[:1] + float(rng.random())
-
-
-def test_augmentation_is_the_same_at_any_worker_count_and_differs_by_epoch(link: MemoryLink) -> None:
-    def epochs(workers: int) -> list[torch.Tensor]:
-        dataset = in_memory(link, transform=noisy)
-        loader = DataLoader(dataset, batch_size=25, shuffle=True, num_workers=workers, epochs=2)
-        found = torch.cat(list(loader)).reshape(2, 100)
-        return [found[0], found[1]]
-
-    alone, shared = epochs(0), epochs(2)
-    assert torch.equal(torch.stack(alone), torch.stack(shared))
-    assert not torch.equal(alone[0].sort().values, alone[1].sort().values)
-
-
 def torchs_noise(sample: torch.Tensor) -> torch.Tensor:
     return torch.rand(1)  # torchvision's transforms draw so
 

@@ -278,19 +278,6 @@ def test_workers_that_make_no_batch_ahead_are_refused_as_torch_refuses_them(
     assert flat(loader) == list(range(COUNT))
 
 
-def test_a_loaded_state_survives_a_later_collate_fn(link: MemoryLink) -> None:
-    before = DataLoader(in_memory(link), 4, shuffle=True, global_batch_size=20)
-    wanted = flat(before)
-    again = DataLoader(in_memory(link), 5, shuffle=True)
-    before.skip(5)
-    again.load_state_dict(before.state_dict())
-    again.collate_fn = list
-    order = DataLoader(in_memory(link), 20, shuffle=True)
-    order.set_epoch(1)
-    assert (flat(again), len(wanted)) == (flat(order)[20:], COUNT)
-    assert again.accumulate == 4
-
-
 def test_a_loader_may_not_be_given_another_batch_size_later(link: MemoryLink) -> None:
     loader = DataLoader(Numbers(), 4)
     with pytest.raises(ValueError, match="batch_size"):

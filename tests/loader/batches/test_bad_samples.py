@@ -120,11 +120,6 @@ def test_an_epoch_of_bad_samples_only_is_an_error(link: MemoryLink) -> None:
             next(iter(loader))
 
 
-def test_bad_samples_are_errors_by_default(link: MemoryLink) -> None:
-    with pytest.raises(ValueError, match="spoilt"):
-        real_samples(ranks(link, 1, batch_size=8)[0])
-
-
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     """Four files of 20 records, one extent each."""
@@ -155,18 +150,6 @@ def test_an_unavailable_source_makes_no_bad_samples(parts: MemoryLink, workers: 
     loader = DataLoader(in_memory(away), batch_size=8, on_error="skip", num_workers=workers)
     with pytest.raises(DaemonUnavailable, match=r"^nobody is there; start it$"):
         list(loader)
-
-
-@pytest.mark.parametrize("settings", [{}, {"num_workers": 1, "worker_type": "thread"}, {"num_workers": 1}])
-def test_a_caller_may_catch_a_bad_batch_and_skip_on(link: MemoryLink, settings: dict[str, Any]) -> None:
-    (loader,) = ranks(link, 1, frozenset({3}), batch_size=10, shuffle=False, **settings)
-    batches = iter(loader)
-    with pytest.raises(ValueError, match="record 3 is spoilt"):
-        next(batches)
-    assert loader.state_dict()["step"] == 0
-    loader.skip(5)
-    assert loader.state_dict()["step"] == 5
-    assert next(batches).tolist() == list(range(50, 60))
 
 
 def test_a_sample_that_does_not_decode_is_bad(tmp_path: Path) -> None:

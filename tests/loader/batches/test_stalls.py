@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -178,7 +179,8 @@ def test_log_stats_logs_one_line_per_epoch(link: MemoryLink, caplog: pytest.LogC
     def lines(**more: Any) -> list[str]:
         caplog.clear()
         with caplog.at_level(logging.INFO, "cachesvc"):
-            list(DataLoader(in_memory(link, transform=busy), batch_size=BATCH, **more))
+            loader = DataLoader(in_memory(link, transform=busy), batch_size=BATCH, **more)
+            list(islice(loader, len(loader)))  # without a fetch that raises StopIteration
         return [r.getMessage() for r in caplog.records if "waited" in r.getMessage()]
 
     assert lines() == []

@@ -121,14 +121,6 @@ def test_an_empty_first_sample_requests_no_extent(tmp_path: Path) -> None:
     assert parts(batch) == [*files.values()]
 
 
-def test_torchs_loader_collates_the_same(blobs: Blobs) -> None:
-    link, files = blobs
-    dataset = in_memory(link, decode=None)
-    keys = [dataset.catalog.key(n) for n in range(len(dataset))]
-    found = [part for batch in TorchDataLoader(dataset, 7, collate_fn=jagged) for part in parts(batch)]
-    assert found == [files[key] for key in keys]
-
-
 def test_mixtures_and_subsets_are_joined(blobs: Blobs) -> None:
     dataset = in_memory(blobs[0], decode=None)
     some = DataLoader(dataset.take(20), 4, shuffle=True, collate_fn=jagged)

@@ -90,33 +90,6 @@ def test_an_abandoned_iteration_leaves_no_thread(link: MemoryLink) -> None:
     assert epoch_of(batches) == in_process(link)
 
 
-def test_an_older_iteration_that_ends_does_not_end_the_newer(link: MemoryLink) -> None:
-    batches = loader(link)
-    old = iter(batches)
-    next(old)
-    batches.set_epoch(0)
-    new = iter(batches)
-    first = rows(next(new))
-    del old
-    assert [first, *map(rows, new)] == in_process(link)
-
-
-def test_the_state_counts_consumed_batches_only(link: MemoryLink) -> None:
-    whole = in_process(link)
-    batches = loader(link, prefetch_factor=4)
-    reading = iter(batches)
-    head = [rows(next(reading)) for _ in range(5)]
-    state = batches.state_dict()
-    again = loader(link, num_workers=1)
-    again.load_state_dict(state)
-    assert head + epoch_of(again) == whole
-    batches.load_state_dict(state)
-    assert epoch_of(batches) == whole[5:]
-    batches.set_epoch(0)
-    batches.skip(3)
-    assert epoch_of(batches) == whole[3:]
-
-
 class CountingMaker:
     """Counts the batches that were begun."""
 
