@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, mix, pack
 from loader.job.checkpoint import SINCE_VERSION_4
-from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory, numbered_records
+from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory
 
 COUNT = 200
 WORKERS: list[dict[str, Any]] = [
@@ -22,11 +22,6 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 1, "persistent_workers": True},
     {"num_workers": 2, "worker_type": "thread"},
 ]
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    return numbered_records(tmp_path_factory.mktemp("epochs"), COUNT)
 
 
 def loader(link: MemoryLink, batch_size: int = 10, **given: Any) -> DataLoader[Any]:

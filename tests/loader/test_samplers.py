@@ -19,15 +19,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, Dataset, mix, pack
-from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory, numbered_records
+from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory
 
 COUNT = 103
 pytestmark = pytest.mark.filterwarnings("error:set_epoch")
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    return numbered_records(tmp_path_factory.mktemp("samplers"), COUNT)
 
 
 def rows(batches: Any) -> list[list[int]]:

@@ -22,14 +22,9 @@ from torch.utils.data import (
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
-from tests.support.training.loader_fakes import MemoryLink, in_memory, numbered_records
+from tests.support.training.loader_fakes import MemoryLink, in_memory
 
 COUNT = 60
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    return numbered_records(tmp_path_factory.mktemp("records"), COUNT)
 
 
 class Numbers(Dataset[int]):

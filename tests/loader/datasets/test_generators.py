@@ -12,14 +12,9 @@ from torch.utils.data import ConcatDataset, DistributedSampler
 from torch.utils.data import DataLoader as TorchLoader
 
 from loader import DataLoader, Dataset
-from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory, numbered_records
+from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory
 
 COUNT, EPOCHS = 24, 3
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    return numbered_records(tmp_path_factory.mktemp("generators"), COUNT)
 
 
 def draws(batches: Any, each_epoch: Any = lambda epoch: None) -> list[dict[int, int]]:

@@ -25,16 +25,6 @@ from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compil
 Blobs = tuple[MemoryLink, dict[str, bytes]]
 
 
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory: pytest.TempPathFactory) -> Blobs:
-    """Files of 0 to 20 KB in extents of 8 KB: some span several extents, some are empty."""
-    root = tmp_path_factory.mktemp("jagged")
-    rng = np.random.default_rng(1)
-    files = {f"{n:03d}.bin": rng.bytes(int(rng.integers(0, 20_000)) if n % 9 else 0) for n in range(61)}
-    datasets.write_files(root / "data", files)
-    return compiled(root / "data", root, format="files", extent_bytes=8192), files
-
-
 def parts(batch: Jagged) -> list[bytes]:
     assert type(batch) is Jagged
     assert batch.values.dtype == torch.uint8

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from multiprocessing.queues import Queue
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.distributed as dist
 from torch.utils.data import Subset
@@ -18,26 +17,18 @@ from loader import DataLoader
 from loader.job.checkpoint import SINCE_VERSION_4
 from testbed import WAIT_S
 from testbed.servers import free_ports
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, in_memory
 
-SAMPLES, SOON_S = 96, WAIT_S
+COUNT, SOON_S = 96, WAIT_S
 Answered = tuple[int, str, float]
 Moves = Callable[[int, "DataLoader"], object]
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    root = tmp_path_factory.mktemp("in_step")
-    datasets.array_file(root / "data.npy", np.arange(SAMPLES, dtype="<i8"))
-    return compiled(root / "data.npy", root, format="records", extent_bytes=4096)
 
 
 def _rank(rank: int, port: int, link: MemoryLink, moved: Moves, answers: Queue[Answered]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo")
     data = in_memory(link)
-    loader = DataLoader(Subset(data, range(SAMPLES)), 4, shuffle=True)
+    loader = DataLoader(Subset(data, range(COUNT)), 4, shuffle=True)
     began = time.monotonic()
     try:
         list(loader)
@@ -142,14 +133,14 @@ def test_ranks_moved_to_the_same_place_continue(link: MemoryLink, moved: Moves, 
 
 def _one_cannot(rank: int, loader: DataLoader) -> None:
     state = loader.state_dict()
-    loader.load_state_dict(state | {"samples": SAMPLES + rank})
+    loader.load_state_dict(state | {"samples": COUNT + rank})
 
 
 def test_a_rank_that_cannot_begin_tells_the_others_at_once(link: MemoryLink) -> None:
     (_, first, first_s), (_, second, second_s) = job(link, _one_cannot)
     assert first.startswith("StateMismatch: process 1 cannot go on: StateMismatch: ")
     assert second.startswith("StateMismatch: ")
-    assert str(SAMPLES + 1) in second
+    assert str(COUNT + 1) in second
     assert max(first_s, second_s) < SOON_S
 
 
@@ -166,7 +157,7 @@ def _alone(rank: int, port: int, link: MemoryLink, answers: Queue[tuple[int, lis
             dist.all_reduce(batch)
         seen.append(samples)
         if rank == 0:
-            assert len(evaluate) == -(-SAMPLES // 5)
+            assert len(evaluate) == -(-COUNT // 5)
             evaluate.load_state_dict(evaluate.state_dict())  # no other rank shares its position
             seen.append([n for batch in evaluate for n in batch.flatten().tolist()])
     answers.put((rank, seen))
@@ -176,6 +167,6 @@ def _alone(rank: int, port: int, link: MemoryLink, answers: Queue[tuple[int, lis
 
 def test_a_loader_of_one_rank_alone_reads_all_without_waiting(link: MemoryLink) -> None:
     (_, first), (_, second) = both(_alone, link)
-    assert first[1] == first[3] == list(range(SAMPLES))
+    assert first[1] == first[3] == list(range(COUNT))
     for mine, theirs in ((first[0], second[0]), (first[2], second[1])):
-        assert sorted(mine + theirs) == list(range(SAMPLES))
+        assert sorted(mine + theirs) == list(range(COUNT))

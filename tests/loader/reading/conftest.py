@@ -18,16 +18,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def blobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, dict[str, bytes]]:
-    """Files of 0 to 20 KB in extents of 8 KB: some span several extents, some are empty."""
-    root = tmp_path_factory.mktemp("blobs")
-    rng = np.random.default_rng(1)
-    files = {f"{n:03d}.bin": rng.bytes(int(rng.integers(0, 20_000)) if n % 9 else 0) for n in range(60)}
-    datasets.write_files(root / "data", files)
-    return compiled(root / "data", root, format="files", extent_bytes=8192), files
-
-
-@pytest.fixture(scope="module")
 def sequences(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, np.ndarray]:
     """Overlapping token sequences in extents that cut them."""
     root = tmp_path_factory.mktemp("tokens")

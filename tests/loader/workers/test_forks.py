@@ -8,10 +8,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +17,7 @@ from torch.utils.data import Dataset
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, in_memory
 
 COUNT = 60
 CHILD_S = 20
@@ -30,13 +27,6 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 1, "worker_type": "thread"},
     {"num_workers": 1, "worker_type": "thread", "persistent_workers": True},
 ]
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    root: Path = tmp_path_factory.mktemp("forked")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
 
 
 def numbers(batches: Iterator[Any] | DataLoader) -> list[int]:

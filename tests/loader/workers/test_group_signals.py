@@ -20,18 +20,9 @@ from cachesvc.system.group_signals import GROUP_SIGNALS, held_back
 from loader import DataLoader
 from testbed import WAIT_S
 from testbed.forked import TRAINER, ForkedProcess
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, in_memory
 
 COUNT = 200
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Record n holds n."""
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8").reshape(COUNT, 1))
-    return compiled(root / "r.bin", root, format="records", dtype="(1,)i8")
 
 
 def numbers(batches: Any) -> list[int]:

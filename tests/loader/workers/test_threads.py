@@ -21,17 +21,14 @@ from loader.batches.turns import BatchKey
 from loader.reading.reader import ExtentReader
 from loader.workers.threads import ThreadEngine
 from testbed import WAIT_S
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_memory, numbers_in, wide_records
 
 COUNT = 203
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(COUNT * 512, dtype="<u4").reshape(COUNT, 512))
-    return compiled(root / "r.bin", root, format="records", record_bytes=2048, extent_bytes=8192)
+    return wide_records(tmp_path_factory.mktemp("records"), COUNT)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,12 +47,8 @@ def in_process(link: MemoryLink, **settings: Any) -> list[list[int]]:
     return epoch_of(loader(link, num_workers=0, **settings))
 
 
-def rows(batch: torch.Tensor) -> list[int]:
-    return (batch.numpy().view("<u4")[:, 0] // 512).tolist()
-
-
 def epoch_of(batches: DataLoader) -> list[list[int]]:
-    return [rows(batch) for batch in batches]
+    return [numbers_in(batch) for batch in batches]
 
 
 def workers() -> list[threading.Thread]:

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, in_memory
 
 COUNT, BAD = 16, 5
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Record n holds n."""
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8"))
-    return compiled(root / "r.bin", root, format="records", dtype="<i8")
 
 
 class Lazy:

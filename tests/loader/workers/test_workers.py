@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from loader import DataLoader
-from tests.support import datasets
-from tests.support.training.loader_fakes import MemoryLink, compiled, in_memory
+from tests.support.training.loader_fakes import MemoryLink, in_memory
 
 COUNT, EACH = 2000, 2
 """Records, and records per batch."""
@@ -26,14 +25,6 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 2, "persistent_workers": True},
     {"num_workers": 2, "worker_type": "thread"},
 ]
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
-    """Record n holds n."""
-    root = tmp_path_factory.mktemp("records")
-    datasets.array_file(root / "r.bin", np.arange(COUNT, dtype="<i8"))
-    return compiled(root / "r.bin", root, format="records", dtype="<i8")
 
 
 class Counted:
