@@ -74,11 +74,6 @@ def resume(holes: Path, share: float, workers: int) -> float:
 
 
 @pytest.mark.slow
-def test_the_first_batch_after_a_resume_is_right(holes: Path) -> None:
-    resume(holes, 0.99, workers=2)
-
-
-@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])

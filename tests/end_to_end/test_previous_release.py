@@ -18,7 +18,6 @@ from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.model import DatasetId
-from loader import DataLoader, mix, open_dataset
 from testbed import ROOT, WAIT_S
 from testbed.node import Daemon
 from testbed.servers import two_ports
@@ -145,40 +144,24 @@ def filled(daemon: Daemon, uri: str) -> tuple[DatasetId, Any]:
         return dataset, list(control.prefetch(dataset))[-1]
 
 
-def loaders(folder: Path) -> dict[str, DataLoader]:
-    """The loaders of `TRAINER`."""
-    one, two = (open_dataset(f"{folder}/{name}/", format="records", record_bytes=RECORD) for name in "ab")
-    return {
-        "shuffled": DataLoader(one, batch_size=16, shuffle=True, seed=3),
-        "in order": DataLoader(one, batch_size=16),
-        "mixed": DataLoader(mix({one: 0.5, two: 0.5}), batch_size=16, shuffle=True, seed=3),
-    }
-
-
-def numbers(batch: Any) -> list[int]:
-    found: list[int] = batch[:, :8].contiguous().view(-1).numpy().view("<i8").tolist()
-    return found
-
-
 def test_states_of_the_previous_release_are_finished_and_the_other_way_is_right_or_an_error(
-    previous: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    previous: Path, data: Path
 ) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    ours: dict[str, Any] = {}
-    for name, batches in loaders(data).items():
-        reading = iter(batches)
-        before = [number for _ in range(3) for number in numbers(next(reading))]
-        state = batches.state_dict()
-        ours[name] = state, before, [number for batch in reading for number in numbers(batch)]
-    states = json.dumps({name: state for name, (state, _, _) in ours.items()})
-    where, saved, resumed = ran(of_previous(previous, "-c", TRAINER, str(data), states))
-    assert Path(where).is_relative_to(previous)
-    for name, batches in loaders(data).items():
-        assert resumed[name] == ours[name][2] or resumed[name].startswith(f"{StateMismatch.__name__}: "), name
-        state, before, rest = saved[name]
+    def run(states: dict[str, Any], *older: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """States in mid-epoch with the numbers before and after them, and what follows the given states."""
+        arguments = ["-c", TRAINER, str(data), json.dumps(states)]
+        command = of_previous(*older, *arguments) if older else [sys.executable, *arguments]
+        where, saved, resumed = ran(command, CACHESVC="off")
+        assert Path(where).is_relative_to(previous) == bool(older)
+        return saved, resumed
+
+    theirs, _ = run({}, previous)
+    ours, finished = run({name: state for name, (state, _, _) in theirs.items()})
+    _, resumed = run({name: state for name, (state, _, _) in ours.items()}, previous)
+    for name, (_, before, rest) in theirs.items():
         assert len({*before, *rest}) == len(before) + len(rest)
-        batches.load_state_dict(state)
-        assert [number for batch in batches for number in numbers(batch)] == rest, name
+        assert finished[name] == rest, name
+        assert resumed[name] == ours[name][2] or resumed[name].startswith(f"{StateMismatch.__name__}: "), name
 
 
 def test_a_directory_of_the_previous_release_is_adopted_without_a_read_of_the_source(

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,10 +50,14 @@ def steps(batches: Iterator[object], count: int) -> None:
         time.sleep(STEP_S)  # a training step
 
 
-def test_a_validation_does_not_replace_the_plan_of_the_training(data: Dataset) -> None:
+def train_and_validation(data: Dataset) -> tuple[DataLoader[Any], DataLoader[Any]]:
     parts = data.split({"train": 0.9, "val": 0.1}, seed=1)
     train = DataLoader(parts["train"], EACH, shuffle=True, window=4 * EACH * RECORD, drop_last=True)
-    validation = DataLoader(parts["val"], EACH)
+    return train, DataLoader(parts["val"], EACH)
+
+
+def test_a_validation_does_not_replace_the_plan_of_the_training(data: Dataset) -> None:
+    train, validation = train_and_validation(data)
     running = iter(train)
     steps(running, 80)
     assert readers() == 1
@@ -67,11 +72,8 @@ def test_a_validation_does_not_replace_the_plan_of_the_training(data: Dataset) -
 
 
 def test_an_abandoned_validation_leaves_the_connection_to_the_training(data: Dataset) -> None:
-    parts = data.split({"train": 0.9, "val": 0.1}, seed=1)
-    validation = DataLoader(parts["val"], EACH)
-    for _ in validation:
-        break  # like a sanity check before the training
-    train = DataLoader(parts["train"], EACH, shuffle=True, window=4 * EACH * RECORD, drop_last=True)
+    train, validation = train_and_validation(data)
+    next(iter(validation))  # like a sanity check before the training
     running = iter(train)
     steps(running, 80)
     assert readers() == 1

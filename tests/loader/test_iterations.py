@@ -17,7 +17,6 @@ import torch
 
 from cachesvc.core.errors import (
     CacheError,
-    InvalidInput,
     SourceUnavailable,
 )
 from loader import DataLoader
@@ -28,19 +27,6 @@ from tests.support.training.loader_fakes import MemoryLink, float_records, in_me
 @pytest.fixture(scope="module")
 def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
     return float_records(tmp_path_factory.mktemp("records"))
-
-
-@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_type": "thread"}])
-def test_the_older_of_two_iterations_raises(link: MemoryLink, more: dict[str, Any]) -> None:
-    loader = DataLoader(in_memory(link), batch_size=10, **more)
-    first = iter(loader)
-    next(first)
-    assert len(list(loader)) == 10
-    with pytest.raises(InvalidInput, match="a newer iteration"):
-        next(first)
-    with pytest.raises(InvalidInput, match="a newer iteration"):
-        list(zip(loader, loader, strict=True))
-    assert len(list(loader)) == 10
 
 
 def test_an_iteration_has_the_length_of_its_loader_when_it_began(link: MemoryLink) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cachesvc.catalog.catalog import Catalog
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryLink, compiled
 
@@ -25,3 +26,9 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryLink, np.
     wanted = np.lib.stride_tricks.sliding_window_view(stream, 101)[::100]
     options = {"format": "tokens", "dtype": "uint16", "seq_len": 100, "overlap": 1, "extent_bytes": 8192}
     return compiled(root / "t.bin", root, **options), wanted
+
+
+@pytest.fixture
+def catalog(sequences: tuple[MemoryLink, np.ndarray]) -> Catalog:
+    """The catalog of the sequences."""
+    return sequences[0].catalog()

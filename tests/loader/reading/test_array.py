@@ -18,22 +18,23 @@ from loader.reading.reader import ExtentReader
 from tests.support import datasets
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, compiled, in_memory
 
+Records = tuple[MemoryLink, np.ndarray]
 
-def test_an_array_stays_mapped_while_memory_is_short(tmp_path: Path) -> None:
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    """100 records of a page, one to an extent."""
     rows = datasets.records(tmp_path / "r.bin", 100, 4096)
-    whole = in_memory(compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096))
-    found = whole.array()
-    whole.opened.reader().release_unused_mappings()
-    assert (found == rows).all()
+    form = {"format": "records", "record_bytes": 4096, "extent_bytes": 4096}
+    return compiled(tmp_path / "r.bin", tmp_path, **form), rows
 
 
-def test_array_is_the_whole_dataset_without_a_copy(tmp_path: Path) -> None:
-    rows = datasets.records(tmp_path / "r.bin", 100, 4096)
-    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=16384)
+def test_array_is_the_whole_dataset_without_a_copy_and_stays_mapped(records: Records) -> None:
+    link, rows = records
     whole = in_memory(link)
     found = whole.array()
-    assert found.shape == rows.shape
-    assert (found == rows).all()
+    whole.opened.reader().release_unused_mappings()  # as while memory is short
+    assert np.array_equal(found, rows)
     assert not found.flags.writeable
     assert np.shares_memory(found, whole.array())
 
@@ -46,10 +47,8 @@ class Streaming(MemoryGrants):
         return [each._replace(brief=True) if isinstance(each, Granted) else each for each in answers]
 
 
-def test_an_array_stays_mapped_whatever_is_read_later(tmp_path: Path) -> None:
-    datasets.records(tmp_path / "r.bin", 100, 4096)
-    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
-    catalog = link.catalog()
+def test_an_array_stays_mapped_whatever_is_read_later(records: Records) -> None:
+    catalog = records[0].catalog()
     grants = Streaming(catalog.extent)
     reader = ExtentReader(catalog, grants)
     reader.array()
@@ -58,9 +57,8 @@ def test_an_array_stays_mapped_whatever_is_read_later(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_forked_child_can_read_its_parents_array(tmp_path: Path) -> None:
-    rows = datasets.records(tmp_path / "r.bin", 100, 4096)
-    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=16384)
+def test_a_forked_child_can_read_its_parents_array(records: Records) -> None:
+    link, rows = records
     whole = in_memory(link)
     found = whole.array()
     child = os.fork()
@@ -70,10 +68,8 @@ def test_a_forked_child_can_read_its_parents_array(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_an_array_that_does_not_fit_leases_nothing(tmp_path: Path) -> None:
-    datasets.records(tmp_path / "r.bin", 100, 4096)
-    link = compiled(tmp_path / "r.bin", tmp_path, format="records", record_bytes=4096, extent_bytes=4096)
-    catalog = link.catalog()
+def test_an_array_that_does_not_fit_leases_nothing(records: Records) -> None:
+    catalog = records[0].catalog()
     grants = MemoryGrants(catalog.extent, room=90)
     reader = ExtentReader(catalog, grants)
     with pytest.raises(OutOfSpace, match="not all in a daemon's memory: start one whose --ram"):

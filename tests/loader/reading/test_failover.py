@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
 import pytest
 
+from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import (
     DaemonUnavailable,
     NotAllowed,
 )
-from tests.support.training.loader_fakes import MemoryGrants, MemoryLink
+from tests.support.reading import contents
+from tests.support.training.loader_fakes import MemoryGrants
 from tests.support.waiting import wait_until
 
 
-def test_direct_reads_replace_a_dead_daemon_until_it_is_back(
-    sequences: tuple[MemoryLink, np.ndarray],
-) -> None:
-    catalog = sequences[0].catalog()
+def test_direct_reads_replace_a_dead_daemon_until_it_is_back(catalog: Catalog) -> None:
     daemon, around = MemoryGrants(catalog.extent), MemoryGrants(catalog.extent, "direct")
     both = FailoverGrants(daemon, around)
 
     def origin(index: int) -> str:
         [answer] = both.acquire([index], 5)
         assert isinstance(answer, Granted)
-        os.close(answer.fd)
+        contents(answer)
         both.release([index])
         return answer.origin
 
@@ -44,17 +40,14 @@ def test_direct_reads_replace_a_dead_daemon_until_it_is_back(
 
 
 def test_direct_reads_are_told_once_for_each_cause(
-    sequences: tuple[MemoryLink, np.ndarray], caplog: pytest.LogCaptureFixture
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalog = sequences[0].catalog()
     daemon, around = MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct")
     both = FailoverGrants(daemon, around)
 
     def read() -> None:
         for index in range(4):
-            for answer in both.acquire([index], 5):
-                assert isinstance(answer, Granted)
-                os.close(answer.fd)
+            contents(*both.acquire([index], 5))
 
     read()
     read()
@@ -74,10 +67,7 @@ class Forbidden(MemoryGrants):
         raise NotAllowed("no credentials for this bucket; set them")
 
 
-def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
-    sequences: tuple[MemoryLink, np.ndarray],
-) -> None:
-    catalog = sequences[0].catalog()
+def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(catalog: Catalog) -> None:
     daemon = MemoryGrants(catalog.extent)
     daemon.alive = False
     with pytest.raises(DaemonUnavailable, match="no direct reads: the fake daemon is down; start it again"):
@@ -86,11 +76,9 @@ def test_without_credentials_readers_wait_for_the_daemon_with_a_deadline(
         FailoverGrants(daemon, None).acquire([0], 0.3)
 
 
-def test_extents_that_the_daemon_refuses_are_read_directly(sequences: tuple[MemoryLink, np.ndarray]) -> None:
-    catalog = sequences[0].catalog()
+def test_extents_that_the_daemon_refuses_are_read_directly(catalog: Catalog) -> None:
     both = FailoverGrants(MemoryGrants(catalog.extent, room=1), MemoryGrants(catalog.extent, "direct"))
     answers = both.acquire([0, 1], 5)
     assert [a.origin for a in answers if isinstance(a, Granted)] == ["ram", "direct"]
     for answer in answers:
-        if isinstance(answer, Granted):
-            os.close(answer.fd)
+        contents(answer)

@@ -28,9 +28,13 @@ from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_mem
 from tests.support.waiting import wait_until
 
 
-def fixed(catalog: Catalog) -> Fixed:
-    assert isinstance(catalog.layout, Fixed)
-    return catalog.layout
+def gathered(reader: ExtentReader, catalog: Catalog, samples: np.ndarray) -> np.ndarray:
+    """The tokens of the samples, a row each."""
+    layout = catalog.layout
+    assert isinstance(layout, Fixed)
+    slots = layout.slots(samples)
+    first, last = reader.spans(slots * layout.stride_bytes, np.full(len(slots), layout.record_bytes))
+    return reader.gather(slots, first, last).view("<u2").reshape(len(slots), -1)
 
 
 @pytest.mark.parametrize("origin", ["ram", "nvme"])
@@ -40,17 +44,13 @@ def test_records_that_span_extents_are_read_right_from_memory_and_files(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
-    layout = fixed(catalog)
     before = descriptors()
     reader = ExtentReader(catalog, MemoryGrants(catalog.extent, origin), limit)
     rng = np.random.default_rng(0)
     for count in (1, 7, 64, 300):
         samples = rng.integers(0, catalog.samples, count)
-        slots = layout.slots(samples)
-        first, last = reader.spans(slots * layout.stride_bytes, np.full(count, layout.record_bytes))
-        found = reader.gather(slots, first, last).view("<u2").reshape(count, -1)
-        assert (found == wanted[samples]).all()
-    assert reader.origin_bytes()[origin] == 372 * layout.record_bytes
+        assert (gathered(reader, catalog, samples) == wanted[samples]).all()
+    assert reader.origin_bytes()[origin] == 372 * wanted[0].nbytes
     reader.close()
     wait_until(lambda: descriptors() <= before)
 
@@ -60,7 +60,6 @@ def test_mappings_released_while_threads_read_are_leased_again(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
-    layout = fixed(catalog)
     grants = MemoryGrants(catalog.extent)
     reader, over = ExtentReader(catalog, grants), threading.Event()
 
@@ -68,10 +67,7 @@ def test_mappings_released_while_threads_read_are_leased_again(
         rng, right = np.random.default_rng(seed), True
         while not over.is_set():
             samples = rng.integers(0, catalog.samples, 64)
-            slots = layout.slots(samples)
-            first, last = reader.spans(slots * layout.stride_bytes, np.full(64, layout.record_bytes))
-            found = reader.gather(slots, first, last).view("<u2").reshape(64, -1)
-            right = right and bool((found == wanted[samples]).all())
+            right = right and bool((gathered(reader, catalog, samples) == wanted[samples]).all())
         return right
 
     with ThreadPoolExecutor(3) as pool:
@@ -93,12 +89,9 @@ def test_unused_mappings_are_released_only_while_memory_is_short(
     grants, memory = MemoryGrants(catalog.extent), [Memory(1000, 51)]
     reader = ExtentReader(catalog, grants)
     recalls = Recalls(dict, reader, lambda: memory[0])
-    layout = fixed(catalog)
-    slots = layout.slots(np.arange(64))
-    first, last = reader.spans(slots * layout.stride_bytes, np.full(64, layout.record_bytes))
 
     def read() -> bool:
-        return bool((reader.gather(slots, first, last).view("<u2").reshape(64, -1) == wanted[:64]).all())
+        return bool((gathered(reader, catalog, np.arange(64)) == wanted[:64]).all())
 
     assert read()
     recalls.poll()
@@ -134,7 +127,6 @@ def test_extents_that_cannot_be_mapped_are_read_from_their_descriptors(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
-    layout = fixed(catalog)
     place, asked = mapping.place, itertools.count()
 
     def short(
@@ -147,10 +139,7 @@ def test_extents_that_cannot_be_mapped_are_read_from_their_descriptors(
     monkeypatch.setattr(mapping, "place", short)
     before, grants = descriptors(), MemoryGrants(catalog.extent, "ram")
     reader = ExtentReader(catalog, grants)
-    slots = layout.slots(np.arange(catalog.samples))
-    first, last = reader.spans(slots * layout.stride_bytes, np.full(len(slots), layout.record_bytes))
-    found = reader.gather(slots, first, last).view("<u2").reshape(len(slots), -1)
-    assert (found == wanted).all()
+    assert (gathered(reader, catalog, np.arange(catalog.samples)) == wanted).all()
     assert next(asked) > 4
     reader.close()
     assert not grants.leases

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,39 +35,6 @@ def ledger(found: Iterable[Row]) -> Ledger:
 
 def _parts() -> Iterator[tuple[int, list[Row]]]:
     return ((part, rows()[part::3]) for part in range(3))
-
-
-def write_jsonl(root: Path) -> None:
-    for part, found in _parts():
-        (root / f"{part}.jsonl").write_text("".join(json.dumps({"text": t, "n": n}) + "\n" for t, n in found))
-
-
-def write_csv(root: Path) -> None:
-    for part, found in _parts():
-        with open(root / f"{part}.csv", "w", newline="") as file:
-            csv.writer(file).writerows([("text", "n"), *found])
-
-
-def write_parquet(root: Path) -> None:
-    import pyarrow.parquet as pq
-
-    for part, table in _tables():
-        pq.write_table(table, root / f"{part}.parquet", row_group_size=20)
-
-
-def write_arrow(root: Path) -> None:
-    import pyarrow as pa
-
-    for part, table in _tables():
-        with pa.OSFile(str(root / f"{part}.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
-            out.write_table(table, 20)
-
-
-def _tables() -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-
-    for part, found in _parts():
-        yield part, pa.table({"text": [text for text, _ in found], "n": [n for _, n in found]})
 
 
 def write_mds(root: Path) -> None:
@@ -123,31 +88,6 @@ def write_webdataset(root: Path) -> None:
 # ---- the formats' own readers
 
 
-def by_json(root: Path) -> Iterator[Row]:
-    for path in root.glob("*.jsonl"):
-        with open(path) as lines:
-            yield from ((row["text"], row["n"]) for row in map(json.loads, lines))
-
-
-def by_csv(root: Path) -> Iterator[Row]:
-    for path in root.glob("*.csv"):
-        with open(path, newline="") as file:
-            yield from ((row["text"], int(row["n"])) for row in csv.DictReader(file))
-
-
-def by_parquet(root: Path) -> Iterator[Row]:
-    import pyarrow.parquet as pq
-
-    return ((row["text"], row["n"]) for row in pq.read_table(root).to_pylist())
-
-
-def by_arrow(root: Path) -> Iterator[Row]:
-    import pyarrow as pa
-
-    for path in root.glob("*.arrow"):
-        yield from ((row["text"], row["n"]) for row in pa.ipc.open_file(str(path)).read_all().to_pylist())
-
-
 def by_streaming(root: Path) -> Iterator[Row]:
     from streaming import StreamingDataset
 
@@ -178,10 +118,6 @@ def by_webdataset(root: Path) -> Iterator[Row]:
 
 
 FORMATS: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], Iterable[Row]]]] = {
-    "jsonl": ("", write_jsonl, by_json),
-    "csv": ("", write_csv, by_csv),
-    "parquet": ("pyarrow", write_parquet, by_parquet),
-    "arrow": ("pyarrow", write_arrow, by_arrow),
     "mds": ("streaming", write_mds, by_streaming),
     "litdata": ("litdata", write_litdata, by_litdata),
     "tfrecord": ("tfrecord", write_tfrecord, by_tfrecord),

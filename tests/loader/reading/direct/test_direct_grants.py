@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import numpy as np
 import pytest
 
 from cachesvc.catalog.catalog import Catalog
@@ -20,16 +19,11 @@ from loader.reading.direct.direct_grants import DirectGrants
 from testbed import WAIT_S
 from testbed.node import open_files
 from tests.support.descriptors import descriptors
-from tests.support.training.loader_fakes import MemoryLink, encoded, extent_bytes
+from tests.support.training.loader_fakes import encoded, extent_bytes
 from tests.support.waiting import wait_until
 
 SIZE = 8192
 TIMEOUT_S = 10.0
-
-
-@pytest.fixture
-def catalog(sequences: tuple[MemoryLink, np.ndarray]) -> Catalog:
-    return sequences[0].catalog()
 
 
 def write(extent: Extent, fd: int) -> str:
