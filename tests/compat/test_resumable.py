@@ -11,19 +11,17 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    Dataset,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
-    get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, open_dataset
 from tests.compat.launch import numbered
+from tests.support.training.users_datasets import Numbers, Stream
 
 pytest.importorskip("torchdata", reason="no torchdata here: `make compat` installs it")
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -33,29 +31,11 @@ CUT = 3
 """Batches of the second epoch before the interruption."""
 
 
-class Numbers(Dataset[int]):
-    """A map-style dataset: sample n is n."""
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Stream(IterableDataset[int]):
-    """An iterable dataset without a state, divided among workers."""
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(first, COUNT, step))
-
-
 class StatefulStream(Stream):
     """An iterable dataset with a state. It counts the samples that it makes."""
 
     def __init__(self) -> None:
+        super().__init__(COUNT)
         self.given = self.begin = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -94,19 +74,19 @@ def seeded() -> torch.Generator:
 
 
 def single() -> RandomSampler:
-    return RandomSampler(Numbers(), generator=seeded())
+    return RandomSampler(Numbers(COUNT), generator=seeded())
 
 
 LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "shuffled": lambda: {"dataset": Numbers(), "shuffle": True},
-    "shuffled, with a generator": lambda: {"dataset": Numbers(), "shuffle": True, "generator": seeded()},
-    "in sequence": lambda: {"dataset": Numbers()},
-    "single samples": lambda: {"dataset": Numbers(), "batch_size": None, "sampler": single()},
-    "own sampler": lambda: {"dataset": Numbers(), "sampler": Backwards()},
-    "weights": lambda: {"dataset": Numbers(), "sampler": weighted(generator=seeded())},
-    "subset": lambda: {"dataset": Numbers(), "sampler": SubsetRandomSampler(range(9, 30), generator=seeded())},
-    "own batches": lambda: {"dataset": Numbers(), "batch_sampler": [[4, 2], [1], [9, 9, 9], [0, 3], [8]]},
-    "stream": lambda: {"dataset": Stream()},
+    "shuffled": lambda: {"dataset": Numbers(COUNT), "shuffle": True},
+    "shuffled, with a generator": lambda: {"dataset": Numbers(COUNT), "shuffle": True, "generator": seeded()},
+    "in sequence": lambda: {"dataset": Numbers(COUNT)},
+    "single samples": lambda: {"dataset": Numbers(COUNT), "batch_size": None, "sampler": single()},
+    "own sampler": lambda: {"dataset": Numbers(COUNT), "sampler": Backwards()},
+    "weights": lambda: {"dataset": Numbers(COUNT), "sampler": weighted(generator=seeded())},
+    "subset": lambda: {"dataset": Numbers(COUNT), "sampler": SubsetRandomSampler(range(9, 30), generator=seeded())},
+    "own batches": lambda: {"dataset": Numbers(COUNT), "batch_sampler": [[4, 2], [1], [9, 9, 9], [0, 3], [8]]},
+    "stream": lambda: {"dataset": Stream(COUNT)},
     "stream with a state": lambda: {"dataset": StatefulStream()},
     "stream, every third step": lambda: {"dataset": StatefulStream(), "snapshot_every_n_steps": 3},
 }  # fmt: skip
@@ -121,6 +101,14 @@ def loader_of(name: str, workers: int, kind: Any = DataLoader, **given: Any) -> 
 
 def plain(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def cut(begun: Any) -> tuple[Any, list[Any]]:
+    """The state after some batches, and the rest of the epoch."""
+    batches = iter(begun)
+    for _ in range(CUT):
+        next(batches)
+    return begun.state_dict(), [plain(batch) for batch in batches]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -156,19 +144,15 @@ def test_a_state_after_an_epochs_end_is_the_next_epoch(name: str) -> None:
 
 
 def test_weights_without_a_generator_resume_within_the_epoch() -> None:
-    begun = DataLoader(Numbers(), 5, sampler=weighted())
-    batches = iter(begun)
-    for _ in range(CUT):
-        next(batches)
-    state = begun.state_dict()
-    rest = [plain(batch) for batch in batches]
+    begun = DataLoader(Numbers(COUNT), 5, sampler=weighted())
+    state, rest = cut(begun)
     torch.manual_seed(7)
-    resumed = DataLoader(Numbers(), 5, sampler=weighted())
+    resumed = DataLoader(Numbers(COUNT), 5, sampler=weighted())
     resumed.load_state_dict(state)
     assert [plain(batch) for batch in resumed] == rest
     found = torch.get_rng_state()
     torch.manual_seed(7)
-    iter(DataLoader(Numbers()))  # torch draws one number when an iteration begins
+    iter(DataLoader(Numbers(COUNT)))  # torch draws one number when an iteration begins
     assert torch.equal(found, torch.get_rng_state())
 
 
@@ -177,11 +161,7 @@ def test_weights_without_a_generator_resume_within_the_epoch() -> None:
 def test_states_pass_between_this_loader_and_torchdatas(name: str, workers: int) -> None:
     for kind, other in ((StatefulDataLoader, DataLoader), (DataLoader, StatefulDataLoader)):
         begun = loader_of(name, workers, kind)
-        batches = iter(begun)
-        for _ in range(CUT):
-            next(batches)
-        state = begun.state_dict()
-        rest = [plain(batch) for batch in batches]
+        state, rest = cut(begun)
         resumed = loader_of(name, workers, other)
         resumed.load_state_dict(state)
         assert [plain(batch) for batch in resumed] == rest
@@ -190,10 +170,7 @@ def test_states_pass_between_this_loader_and_torchdatas(name: str, workers: int)
 def test_persistent_workers_continue_from_a_state() -> None:
     begun = loader_of("stream with a state", 2, persistent_workers=True)
     list(begun)
-    batches = iter(begun)
-    next(batches)
-    state = begun.state_dict()
-    rest = [plain(batch) for batch in batches]
+    state, rest = cut(begun)
     begun.load_state_dict(state)
     assert [plain(batch) for batch in begun] == rest
 
@@ -210,7 +187,9 @@ def test_the_ranks_of_a_distributed_sampler_continue() -> None:
     for rank in range(2):
 
         def ranked(rank: int = rank) -> DataLoader:
-            return DataLoader(Numbers(), 4, sampler=DistributedSampler(Numbers(), 2, rank, drop_last=True))
+            return DataLoader(
+                Numbers(COUNT), 4, sampler=DistributedSampler(Numbers(COUNT), 2, rank, drop_last=True)
+            )
 
         begun = ranked()
         begun.set_epoch(1)
@@ -260,4 +239,4 @@ def test_a_state_of_another_loader_is_refused() -> None:
     assert "torchdata" not in str(refused.value)
     for wrong in (-1, 1.5, "often"):
         with pytest.raises(InvalidInput, match="snapshot_every_n_steps"):
-            DataLoader(Numbers(), snapshot_every_n_steps=wrong)  # type: ignore[arg-type]
+            DataLoader(Numbers(COUNT), snapshot_every_n_steps=wrong)  # type: ignore[arg-type]

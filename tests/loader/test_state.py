@@ -220,16 +220,6 @@ def test_the_samplers_of_a_copy_move_the_copy_alone(
     assert (first.epoch, second.epoch) == (4, 7)
 
 
-def test_samples_left_by_a_new_global_batch_follow_the_loaders_last(link: MemoryLink) -> None:
-    first = small(link, batch_size=10, last="error")
-    assert len(list(first)) == 10
-    then = small(link, batch_size=8, global_batch_size=8, last="drop")
-    then.load_state_dict(first.state_dict())
-    assert len(rows(then)) == 12
-    with pytest.raises(InvalidInput, match="leave 4 over"):
-        small(link, batch_size=8, global_batch_size=8, last="error").load_state_dict(first.state_dict())
-
-
 @pytest.mark.parametrize("last", ["short", "pad"])
 def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differently(
     link: MemoryLink, last: Any

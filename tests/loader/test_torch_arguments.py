@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import (
     Dataset,
-    IterableDataset,
     RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -23,27 +21,9 @@ from torch.utils.data import (
 from cachesvc.core.errors import InvalidInput
 from loader import DataLoader
 from tests.support.training.loader_fakes import MemoryLink, in_memory
+from tests.support.training.users_datasets import Numbers, Stream
 
 COUNT = 60
-
-
-class Numbers(Dataset[int]):
-    """A user's map-style dataset."""
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Shards(IterableDataset[int]):
-    """A user's iterable dataset that shares itself between workers."""
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        first, step = (info.id, info.num_workers) if info else (0, 1)
-        return iter(range(first, COUNT, step))
 
 
 class Opening(Dataset[int]):
@@ -62,18 +42,6 @@ class Opening(Dataset[int]):
 def open_in_worker(worker: int) -> None:
     info: Any = get_worker_info()
     info.dataset.opened = info.id
-
-
-class Failing(Dataset[int]):
-    """A dataset that fails at one sample."""
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> int:
-        if index == 33:
-            raise KeyError("sample 33 is spoilt")
-        return index
 
 
 def flat(batches: Any) -> list[int]:
@@ -112,16 +80,16 @@ def test_arguments_that_torch_refuses_are_refused(link: MemoryLink, arguments: d
             return type(error).__name__, str(error)
         return "", ""
 
-    theirs = outcome(TorchLoader, Numbers())
+    theirs = outcome(TorchLoader, Numbers(COUNT))
     assert theirs != ("", "")
-    assert outcome(DataLoader, Numbers()) == theirs
+    assert outcome(DataLoader, Numbers(COUNT)) == theirs
     assert outcome(DataLoader, in_memory(link)) == theirs
 
 
 @pytest.mark.parametrize("more", [{}, {"worker_type": "thread"}, {"pin_memory": True}])
 def test_a_timeout_without_workers_is_refused_as_by_torch(link: MemoryLink, more: dict[str, Any]) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        iter(TorchLoader(Numbers(), timeout=5))
+        iter(TorchLoader(Numbers(COUNT), timeout=5))
     loader = DataLoader(in_memory(link), timeout=5, **more)
     with pytest.raises(InvalidInput, match="num_workers is 0"):
         iter(loader)
@@ -133,19 +101,19 @@ def test_a_timeout_without_workers_is_refused_as_by_torch(link: MemoryLink, more
 def test_a_generator_orders_other_datasets_as_in_torch(workers: int) -> None:
     def order(kind: type[Any]) -> list[int]:
         generator = torch.Generator().manual_seed(5)
-        return flat(kind(Numbers(), 7, shuffle=True, num_workers=workers, generator=generator))
+        return flat(kind(Numbers(COUNT), 7, shuffle=True, num_workers=workers, generator=generator))
 
     assert order(DataLoader) == order(TorchLoader) != list(range(COUNT))
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
 def test_samplers_with_generators_are_used(link: MemoryLink, own: bool) -> None:
-    data = in_memory(link) if own else Numbers()
+    data = in_memory(link) if own else Numbers(COUNT)
 
     def samplers() -> list[Any]:
         seeds = [torch.Generator().manual_seed(n) for n in (1, 2)]
         weighted = WeightedRandomSampler([1.0] * COUNT, 20, generator=seeds[0])
-        return [weighted, RandomSampler(Numbers(), generator=seeds[1])]
+        return [weighted, RandomSampler(Numbers(COUNT), generator=seeds[1])]
 
     for first, second in zip(samplers(), samplers(), strict=True):
         drawn = list(second)
@@ -154,21 +122,23 @@ def test_samplers_with_generators_are_used(link: MemoryLink, own: bool) -> None:
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
 def test_no_batch_size_hands_out_single_samples(link: MemoryLink, own: bool) -> None:
-    found = list(DataLoader(in_memory(link) if own else Numbers(), batch_size=None))
+    found = list(DataLoader(in_memory(link) if own else Numbers(COUNT), batch_size=None))
     assert flat(found) == list(range(COUNT))
     assert len(found) == COUNT
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_iterable_datasets_share_themselves_between_workers(context: str) -> None:
-    loader = DataLoader(Shards(), 8, num_workers=2, multiprocessing_context=context, persistent_workers=True)
+    loader = DataLoader(
+        Stream(COUNT), 8, num_workers=2, multiprocessing_context=context, persistent_workers=True
+    )
     assert sorted(flat(loader)) == sorted(flat(loader)) == list(range(COUNT))
 
 
 def test_an_exception_in_a_worker_arrives_with_its_type_and_message() -> None:
     for workers in (0, 2):
         with pytest.raises(KeyError, match="sample 33 is spoilt"):
-            list(DataLoader(Failing(), 8, num_workers=workers))
+            list(DataLoader(Numbers(COUNT, bad=33), 8, num_workers=workers))
 
 
 def _exhausted(samples: list[Any]) -> Any:
@@ -214,7 +184,7 @@ def test_a_worker_that_takes_longer_than_timeout_is_an_error(link: MemoryLink) -
 def test_out_of_order_delivery_loses_and_repeats_nothing(link: MemoryLink, own: bool) -> None:
     if "in_order" not in inspect.signature(TorchLoader.__init__).parameters:
         pytest.skip("this torch has no in_order")
-    data = in_memory(link) if own else Numbers()
+    data = in_memory(link) if own else Numbers(COUNT)
     loader = DataLoader(data, 4, num_workers=2, in_order=False)
     assert loader.in_order is False
     assert sorted(flat(loader)) == list(range(COUNT))
@@ -222,7 +192,7 @@ def test_out_of_order_delivery_loses_and_repeats_nothing(link: MemoryLink, own: 
 
 @pytest.mark.parametrize("own", [False, True], ids=["theirs", "ours"])
 def test_persistent_workers_live_on_and_prefetching_can_be_deep(link: MemoryLink, own: bool) -> None:
-    data = in_memory(link) if own else Numbers()
+    data = in_memory(link) if own else Numbers(COUNT)
     loader = DataLoader(
         data, 5, num_workers=2, persistent_workers=True, prefetch_factor=7, collate_fn=_with_process
     )
@@ -250,7 +220,7 @@ def test_pinning_without_an_accelerator_only_warns(link: MemoryLink) -> None:
 def test_attributes_set_between_iterations_apply_from_the_next_one(
     link: MemoryLink, own: bool, workers: int
 ) -> None:
-    loader = DataLoader(in_memory(link) if own else Numbers(), 4, num_workers=workers)
+    loader = DataLoader(in_memory(link) if own else Numbers(COUNT), 4, num_workers=workers)
     assert len(loader) == 15  # does not use the collate_fn, as in torch
     loader.collate_fn = _with_process
     first = [*loader]
@@ -266,7 +236,7 @@ def test_workers_that_make_no_batch_ahead_are_refused_as_torch_refuses_them(
 ) -> None:
     loader = DataLoader(in_memory(link), 4, num_workers=1, prefetch_factor=0, worker_type=worker_type)
     with pytest.raises((AssertionError, ValueError), match="prefetch_factor"):
-        iter(torch.utils.data.DataLoader(Numbers(), 4, num_workers=1, prefetch_factor=0))
+        iter(torch.utils.data.DataLoader(Numbers(COUNT), 4, num_workers=1, prefetch_factor=0))
     with pytest.raises(InvalidInput, match="prefetch_factor=0"):
         iter(loader)
     loader.prefetch_factor = 1
@@ -274,11 +244,11 @@ def test_workers_that_make_no_batch_ahead_are_refused_as_torch_refuses_them(
 
 
 def test_a_loader_may_not_be_given_another_batch_size_later(link: MemoryLink) -> None:
-    loader = DataLoader(Numbers(), 4)
+    loader = DataLoader(Numbers(COUNT), 4)
     with pytest.raises(ValueError, match="batch_size"):
         loader.batch_size = 5
     assert (
         len(loader),
         len(DataLoader(in_memory(link), 4)),
-        len(DataLoader(Numbers(), 7, drop_last=True)),
+        len(DataLoader(Numbers(COUNT), 7, drop_last=True)),
     ) == (15, 15, 8)

@@ -158,9 +158,7 @@ def test_data_left_out_is_logged_briefly_at_each_opening(
         caplog.clear()
         assert len(open_dataset(tmp_path / "tails", **RECORD)) == NOTES_LOGGED + 2
         said = [record.getMessage() for record in caplog.records if record.name == "cachesvc"]
-        assert [f"{number:02d}.bin" in said[number] for number in range(NOTES_LOGGED)] == [
-            True
-        ] * NOTES_LOGGED
+        assert all(f"{number:02d}.bin" in said[number] for number in range(NOTES_LOGGED))
         assert said[NOTES_LOGGED:] == ["and 2 notes more, in ds.catalog.notes"]
 
 
@@ -219,12 +217,7 @@ def test_numpys_integers_make_a_loader_whose_state_is_plain(numbers: Dataset) ->
 
 def test_an_index_is_a_whole_number_as_for_lists(numbers: Dataset) -> None:
     indices: tuple[Any, ...] = (1, np.int64(-1), np.uint8(2), torch.tensor(3))
-    assert [int(numbers[at]) for at in indices] == [
-        1,
-        RECORDS - 1,
-        2,
-        3,
-    ]
+    assert [int(numbers[at]) for at in indices] == [1, RECORDS - 1, 2, 3]
     mixed, packs = mix({numbers: 1.0}), pack(numbers, 2)
     assert int(mixed[np.int64(0)]) == int(mixed[-RECORDS]) == 0
     for indexed in (numbers, mixed, packs):

@@ -75,10 +75,7 @@ def busy(record: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_source_is_named(link: MemoryLink, workers: int) -> None:
-    def make() -> DataLoader:
-        return DataLoader(in_memory(slow(link)), batch_size=BATCH, num_workers=workers)
-
-    stats = measured(make, "source")
+    stats = measured(lambda: DataLoader(in_memory(slow(link)), BATCH, num_workers=workers), "source")
     assert stats.wait_by_cause_s["source"] > SLOW_S
 
 
@@ -102,10 +99,7 @@ def test_waiting_for_an_extent_that_another_thread_fetches_counts_as_source(link
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_slow_decoding_is_named(link: MemoryLink, workers: int) -> None:
-    def make() -> DataLoader:
-        return DataLoader(in_memory(link, transform=busy), batch_size=BATCH, num_workers=workers)
-
-    measured(make, "decode")
+    measured(lambda: DataLoader(in_memory(link, transform=busy), BATCH, num_workers=workers), "decode")
 
 
 def test_a_slow_object_store_is_named(

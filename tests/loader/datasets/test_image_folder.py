@@ -157,23 +157,20 @@ def _paths(batches: Any) -> Iterator[str]:
         yield from paths
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_subclass_may_make_its_own_samples(root: Path, workers: int) -> None:
+SPAWNED = {"num_workers": 1, "multiprocessing_context": "spawn"}
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, pytest.param(SPAWNED, marks=pytest.mark.slow)])
+def test_a_subclass_may_make_its_own_samples(root: Path, workers: dict[str, Any]) -> None:
     data = WithPath(root, "!")
     wanted = [f"{root}/{path}!" for path in ORDER]
-    assert list(_paths(DataLoader(data, 3, num_workers=workers))) == wanted
-    assert list(_paths(TorchDataLoader(data, 3, num_workers=workers))) == wanted
-    shuffled = DataLoader(data, 3, shuffle=True, num_workers=workers)
+    assert list(_paths(DataLoader(data, 3, **workers))) == wanted
+    assert list(_paths(TorchDataLoader(data, 3, **workers))) == wanted
+    shuffled = DataLoader(data, 3, shuffle=True, **workers)
     assert sorted(_paths(shuffled)) == sorted(wanted)
     assert list(_paths(DataLoader(Subset(data, [5, 2]), 3))) == [wanted[5], wanted[2]]
     ranks = [DataLoader(data, 2, shuffle=True, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(path for loader in ranks for path in _paths(loader)) == sorted(wanted)
-
-
-@pytest.mark.slow
-def test_a_subclass_may_be_read_by_spawned_workers(root: Path) -> None:
-    batches = DataLoader(WithPath(root, "!"), 3, num_workers=1, multiprocessing_context="spawn")
-    assert list(_paths(batches)) == [f"{root}/{path}!" for path in ORDER]
 
 
 def test_what_cannot_be_honoured_is_refused(root: Path) -> None:

@@ -60,19 +60,6 @@ def test_weights_change_at_the_beginning_of_an_epoch(root: Path) -> None:
         later.reweighed(dict(zip(parts, (1, 1, 1), strict=True)), epoch=1)
 
 
-def test_the_length_of_several_epochs_follows_the_weights_of_each(root: Path) -> None:
-    parts = numbers(root)
-    mixture = mix(dict(zip(parts, (10, 10, 0), strict=True)), by="choose")
-    for epoch, third in ((2, 10), (3, 0)):
-        mixture = mixture.reweighed(dict(zip(parts, (5, 5, third), strict=True)), epoch)
-    loader = DataLoader(mixture, batch_size=5, epochs=5)
-    assert len(loader) == len(list(loader)) == 4 + 4 + 4 + 2 + 2
-    assert len(loader) == 5 * 2  # epochs 5 to 9
-    loader.set_epoch(1)
-    loader.skip(5)  # to the second batch of epoch 2
-    assert len(loader) == len(list(loader)) == 3 + 3 * 2
-
-
 def with_empty_epochs(root: Path) -> Mixture:
     """A mixture with four batches of 5 in epoch 0, less than one batch from epoch 1 on, and two batches from epoch
     10**12 on."""

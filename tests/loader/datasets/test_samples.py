@@ -31,15 +31,6 @@ def test_a_folder_of_classes_gives_values_and_class_indices(home: Path) -> None:
     assert labels.sum() == 3
 
 
-def test_webdataset_and_mds_samples_are_dicts_by_field(home: Path) -> None:
-    datasets.tar_shards(home / "tars", 2, 5, 100)
-    [first, *rest] = list(open_dataset(str(home / "tars") + "/", decode=None))
-    assert len(rest) == 9
-    assert all(isinstance(value, bytes) for value in first.values())
-    assert open_dataset(str(home / "tars") + "/", fields="jpg", decode=None)[0] == first["jpg"]
-    assert open_dataset(str(home / "tars") + "/", fields=("jpg",), decode=None)[0] == (first["jpg"],)
-
-
 def test_tokens_convert_to_the_type_asked_for(home: Path) -> None:
     stream = datasets.tokens(home / "t.bin", 1000)
     dataset = open_dataset(

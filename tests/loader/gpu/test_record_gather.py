@@ -151,24 +151,20 @@ def test_the_device_makes_the_batches_of_the_processor(
     assert device.gathered >= feed.order(0).full_steps * 7
 
 
-def test_windows_are_registered_up_to_the_limit(tmp_path: Path, gathering: Gathering) -> None:
+@pytest.mark.parametrize("window", [2 * EXTENT, "all"])
+def test_windows_are_registered_up_to_the_limit_and_others_left_to_the_processor(
+    tmp_path: Path, gathering: Gathering, window: Any
+) -> None:
     link, device, limit = records(tmp_path, format="records", dtype="(512,)u4"), Processor(), 3 * EXTENT
-    loader = DataLoader(in_memory(link), batch_size=4, shuffle=True, window=2 * EXTENT)
-    feed = gathering(loader, device, limit)
+    feed = gathering(DataLoader(in_memory(link), 4, shuffle=True, window=window), device, limit)
     for epoch in range(2):
         seen = [int(row[0]) // 512 for turn in range(COUNT // 4) for row in feed[epoch, turn]]
         assert sorted(seen) == list(range(COUNT))
-    assert device.gathered >= COUNT // 2
-    assert 2 * EXTENT <= device.most_bytes <= limit
-
-
-def test_what_exceeds_the_limit_is_gathered_by_the_processor(tmp_path: Path, gathering: Gathering) -> None:
-    link, device = records(tmp_path, format="records", dtype="(512,)u4"), Processor()
-    feed = gathering(DataLoader(in_memory(link), 4, shuffle=True, window="all"), device, 3 * EXTENT)
-    for _ in range(2):
-        seen = [int(row[0]) // 512 for turn in range(COUNT // 4) for row in feed[0, turn]]
-        assert sorted(seen) == list(range(COUNT))
-    assert (device.gathered, device.registered) == (0, {})
+    if window == "all":
+        assert (device.gathered, device.registered) == (0, {})
+    else:
+        assert device.gathered >= COUNT // 2
+        assert 2 * EXTENT <= device.most_bytes <= limit
 
 
 def test_a_given_up_extent_is_unregistered_before_it_is_unmapped(

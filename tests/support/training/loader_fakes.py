@@ -160,12 +160,6 @@ def in_memory(link: MemoryLink, **form: object) -> Dataset:
     return Dataset(OpenedDataset(link), SampleSpec(**form))  # type: ignore[arg-type]
 
 
-def float_records(root: Path) -> MemoryLink:
-    """A dataset of 100 records of four floats: record n holds 4n to 4n + 3."""
-    datasets.array_file(root / "r.bin", np.arange(100 * 4, dtype="<f4").reshape(100, 4))
-    return compiled(root / "r.bin", root, format="records", dtype="(4,)f4")
-
-
 def numbered_records(root: Path, count: int) -> MemoryLink:
     """A dataset of which record n holds n."""
     datasets.array_file(root / "r.bin", np.arange(count, dtype="<i8").reshape(count, 1))

@@ -68,7 +68,7 @@ def test_a_name_as_id_stays_text() -> None:
     assert decoder("id", "id")(b"n01440764_18") == "n01440764_18"
 
 
-@pytest.mark.parametrize("encoding", ["pkl.gz", "pth.gz", "pyd"])
+@pytest.mark.parametrize("encoding", ["pkl", "pickle", "pt", "pkl.gz", "pth.gz", "pyd"])
 def test_pickles_are_refused_also_in_gzip(encoding: str) -> None:
     with pytest.raises(InvalidInput, match="is a pickle"):
         decoder("x", encoding)
