@@ -150,7 +150,7 @@ def test_states_of_the_previous_release_are_finished_and_the_other_way_is_right_
     def run(states: dict[str, Any], *older: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """States in mid-epoch with the numbers before and after them, and what follows the given states."""
         arguments = ["-c", TRAINER, str(data), json.dumps(states)]
-        command = of_previous(*older, *arguments) if older else [sys.executable, *arguments]
+        command = of_previous(older[0], *arguments) if older else [sys.executable, *arguments]
         where, saved, resumed = ran(command, CACHESVC="off")
         assert Path(where).is_relative_to(previous) == bool(older)
         return saved, resumed
