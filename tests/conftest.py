@@ -43,6 +43,7 @@ IMPURE_IMPORTS = (
         "psutil",
         "subprocess",
         "testbed.",
+        "tests.compat.launch",
         "torch",
     ),
     *(
