@@ -24,27 +24,8 @@ from cachesvc.core.lookahead.lookahead import FEED_LIMIT
 from cachesvc.core.lookahead.order_windows import IDLE_S
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.tiering.policy import SMALL_FILLS
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    ONE,
-    OTHER,
-    SIZE,
-    THREE,
-    TWO,
-    A,
-    B,
-    C,
-    D,
-    E,
-    F,
-    declare,
-    fill,
-    node_of,
-    plan,
-    read,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, ONE, OTHER, SIZE, THREE, TWO, A, B, C, D, E, F
+from tests.support.core.node import declare, fill, node_of, plan, read, tell
 
 
 def test_a_plan_fills_in_its_order_within_slots_and_budget_and_demands_go_first() -> None:

@@ -24,26 +24,8 @@ from cachesvc.core.events import (
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from tests.support.core.invariants import check
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    ONE,
-    OTHER,
-    SIZE,
-    TWO,
-    A,
-    B,
-    C,
-    D,
-    E,
-    F,
-    declare,
-    fill,
-    node_of,
-    plan,
-    read,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, ONE, OTHER, SIZE, TWO, A, B, C, D, E, F
+from tests.support.core.node import declare, fill, node_of, plan, read, tell
 
 
 def test_claimed_extents_are_kept_and_the_rest_streams_through_the_window() -> None:

@@ -23,21 +23,8 @@ from cachesvc.core.events import (
 from cachesvc.core.limits import FILL_RETRY_CAP_S
 from cachesvc.core.model import RAM
 from cachesvc.core.node.completions import fill_backoff_s
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    ONE,
-    SIZE,
-    TWO,
-    A,
-    B,
-    C,
-    declare,
-    fill,
-    node_of,
-    plan,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, ONE, SIZE, TWO, A, B, C
+from tests.support.core.node import declare, fill, node_of, plan, tell
 
 
 def test_a_failed_fill_answers_all_waiters_and_the_next_demand_tries_again() -> None:

@@ -24,26 +24,8 @@ from cachesvc.core.events import (
 )
 from cachesvc.core.model import RAM, Counted
 from cachesvc.core.tiering.copies import UNDECLARED
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    ONE,
-    OTHER,
-    SIZE,
-    THREE,
-    TWO,
-    A,
-    B,
-    C,
-    D,
-    E,
-    declare,
-    fill,
-    node_of,
-    plan,
-    read,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, ONE, OTHER, SIZE, THREE, TWO, A, B, C, D, E
+from tests.support.core.node import declare, fill, node_of, plan, read, tell
 
 
 def test_many_readers_of_one_cold_extent_cost_one_fill() -> None:

@@ -8,23 +8,8 @@ from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
 from tests.support.core.invariants import check
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    ONE,
-    SIZE,
-    THREE,
-    TWO,
-    A,
-    B,
-    C,
-    D,
-    declare,
-    fill,
-    node_of,
-    read,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, ONE, SIZE, THREE, TWO, A, B, C, D
+from tests.support.core.node import declare, fill, node_of, read, tell
 
 
 def test_bytes_held_from_before_a_restart_count_until_released() -> None:

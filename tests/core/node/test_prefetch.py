@@ -32,26 +32,8 @@ from cachesvc.core.limits import FILL_RETRY_CAP_S
 from cachesvc.core.model import RAM, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    NVME1,
-    ONE,
-    OTHER,
-    SIZE,
-    TWO,
-    A,
-    B,
-    C,
-    D,
-    E,
-    F,
-    declare,
-    fill,
-    node_of,
-    plan,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, NVME1, ONE, OTHER, SIZE, TWO, A, B, C, D, E, F
+from tests.support.core.node import declare, fill, node_of, plan, tell
 
 
 def test_prefetch_reports_what_is_resident_what_failed_and_what_does_not_fit() -> None:

@@ -28,27 +28,8 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
-from tests.support.core.node import (
-    DATASET,
-    NVME,
-    NVME1,
-    ONE,
-    OTHER,
-    SIZE,
-    THREE,
-    TWO,
-    A,
-    B,
-    C,
-    D,
-    E,
-    declare,
-    fill,
-    node_of,
-    plan,
-    read,
-    tell,
-)
+from tests.support.core.names import DATASET, NVME, NVME1, ONE, OTHER, SIZE, THREE, TWO, A, B, C, D, E
+from tests.support.core.node import declare, fill, node_of, plan, read, tell
 
 
 def test_a_full_tier_sends_the_fill_to_another_one_and_is_tried_again_later() -> None:

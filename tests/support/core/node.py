@@ -12,17 +12,12 @@ from cachesvc.core.events import (
     Planned,
     Released,
 )
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
+from cachesvc.core.model import RAM, DatasetId, ExtentId, Stay, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
 from tests.support.core.invariants import check
-
-NVME, NVME1 = TierName("nvme0"), TierName("nvme1")
-A, B, C, D, E, F = (ExtentId(bytes([number]) * 16) for number in range(6))
-ONE, TWO, THREE = ReaderId(1), ReaderId(2), ReaderId(3)
-DATASET, OTHER = DatasetId("d"), DatasetId("o")
-SIZE = 10
+from tests.support.core.names import DATASET, NVME, ONE, SIZE
 
 
 def node_of(
