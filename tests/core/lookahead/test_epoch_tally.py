@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from cachesvc.core.events import JobEnded, Passed, Pinned, PlanEnded, Planned
+import pytest
+
+from cachesvc.core.events import Event, JobEnded, Passed, Pinned, PlanEnded, Planned
 from cachesvc.core.lookahead.plans import MAX_BROKEN
-from cachesvc.core.model import DatasetId, ExtentId
+from cachesvc.core.model import ExtentId
 from cachesvc.core.node.node import Node
 from tests.support.core.instant import carry_out
-from tests.support.core.node import A, B, C, D, declare, node_of, read, tell
+from tests.support.core.names import DATASET, A, B, C, D
+from tests.support.core.node import declare, node_of, read, tell
 
-DATASET = DatasetId("d")
 DONE = 1 << 40
 
 
-def warm(*extents: ExtentId) -> Node:
+def warm() -> Node:
     """A node that has all of a dataset, which an operator pinned."""
     node = node_of(ram=8)
-    tell(node, declare(*extents, job=100), Pinned(DATASET))
-    read(node, *extents)
+    tell(node, declare(A, B, C, D, job=100), Pinned(DATASET))
+    read(node, A, B, C, D)
     return node
 
 
-def plan(*extents: ExtentId, number: int, launch: int = 0) -> Planned:
+def begins(number: int, *extents: ExtentId, launch: int = 7) -> list[Event]:
     rows = tuple((extent, step, step) for step, extent in enumerate(extents))
-    return Planned(number, number, rows, launch=launch)
+    return [declare(A, B, C, D, job=number), Planned(number, number, rows, launch=launch)]
 
 
-def begin(node: Node, *extents: ExtentId, number: int, launch: int = 0, now: float = 1.0) -> None:
-    tell(node, declare(A, B, C, D, job=number), plan(*extents, number=number, launch=launch), now=now)
-
-
-def end(node: Node, number: int) -> None:
-    """Close its connection."""
-    tell(node, PlanEnded(number), JobEnded(number), now=2.0)
+def ends(number: int) -> list[Event]:
+    """The events of a connection that is closed."""
+    return [PlanEnded(number), JobEnded(number)]
 
 
 def epochs_of(node: Node) -> list[tuple[int, int, int]]:
@@ -40,86 +38,67 @@ def epochs_of(node: Node) -> list[tuple[int, int, int]]:
     return [(each.number, each.touched, each.hits) for each in node.counters(DATASET).epochs]
 
 
-def test_jobs_one_after_the_other_have_epochs_of_their_own() -> None:
-    node = warm(A, B, C, D)
-    for number in (1, 2, 3):  # of one script, say, so that nothing else tells them apart
-        begin(node, A, B, C, D, number=number, launch=7)
-        tell(node, Passed(number, DONE), now=1.5)
-        end(node, number)
-    assert epochs_of(node) == [(0, 4, 4), (1, 4, 4), (2, 4, 4)]
+RANKS: list[Event] = [
+    *begins(1, A, B),
+    Passed(1, 1),
+    *begins(2, C, D),
+    Passed(2, DONE),
+    *ends(2),
+    Passed(1, DONE),
+]
+ANEW: list[Event] = [
+    *(*begins(1, A, B, C, D), Passed(1, 2), *ends(1)),
+    *(*begins(2, A, B, C, D), Passed(2, 3), *ends(2)),
+    *(*begins(3, A, B, C, D), Passed(3, DONE)),
+]
+BESIDE = [*begins(1, A, B, C, D), *begins(2, D, C, launch=8), Passed(1, DONE), Passed(2, DONE)]
+EPOCHS: dict[str, tuple[list[Event], list[tuple[int, int, int]]]] = {
+    "jobs of one script, one after the other": (
+        [event for n in (1, 2, 3) for event in (*begins(n, A, B, C, D), Passed(n, DONE), *ends(n))],
+        [(0, 4, 4), (1, 4, 4), (2, 4, 4)],
+    ),
+    "ranks of a job share one, whenever each begins and ends": (RANKS, [(0, 4, 4)]),
+    "the same connection begins the next": ([*RANKS, *begins(1, D, C)], [(0, 4, 4), (1, 0, 0)]),
+    "jobs side by side have epochs of their own": (BESIDE * 2, [(0, 4, 4), (1, 2, 2), (2, 4, 4), (3, 2, 2)]),
+    "a reader that connects anew in mid-epoch goes on": (ANEW, [(0, 4, 4)]),
+    "a reader that connects anew after its end": ([*ANEW, *ends(3), *begins(4, A)], [(0, 4, 4), (1, 0, 0)]),
+    "a rank that connects anew beside others": (
+        [
+            *begins(1, A, B),
+            *begins(2, C, D),
+            Passed(1, 1),
+            *ends(1),
+            *begins(3, A, B),
+            Passed(3, DONE),
+            Passed(2, DONE),
+        ],
+        [(0, 4, 4)],
+    ),
+    "another order after one that was broken off": (
+        [*begins(1, A, B, C, D), Passed(1, 2), *ends(1), *begins(2, D, C, B, A), Passed(2, DONE)],
+        [(0, 2, 2), (1, 4, 4)],
+    ),
+}
 
 
-def test_ranks_of_a_job_share_an_epoch_whenever_each_begins_and_ends() -> None:
-    node = warm(A, B, C, D)
-    begin(node, A, B, number=1, launch=7)
-    tell(node, Passed(1, 1), now=1.1)
-    begin(node, C, D, number=2, launch=7)
-    tell(node, Passed(2, DONE), now=1.2)
-    end(node, 2)
-    tell(node, Passed(1, DONE), now=1.3)
-    assert epochs_of(node) == [(0, 4, 4)]
-    begin(node, D, C, number=1, launch=7)
-    assert [number for number, *_ in epochs_of(node)] == [0, 1], "the same connection again"
+@pytest.mark.parametrize("case", EPOCHS)
+def test_each_run_over_a_dataset_is_an_epoch_that_counts_each_extent_once(case: str) -> None:
+    node, (events, epochs) = warm(), EPOCHS[case]
+    tell(node, *events, now=1.0)
+    assert epochs_of(node) == epochs
 
 
 def test_an_extent_that_one_rank_fetched_before_another_began_is_no_hit_of_that() -> None:
     node = node_of(ram=8)
     tell(node, declare(A, B, C, D, job=100), Pinned(DATASET))
-    carry_out(node, declare(A, B, C, D, job=1), plan(A, B, C, D, number=1, launch=7), now=1.0)
-    begin(node, A, B, C, D, number=2, launch=7, now=1.2)
-    tell(node, Passed(1, DONE), Passed(2, DONE), now=1.5)
+    carry_out(node, *begins(1, A, B, C, D), now=1.0)
+    tell(node, *begins(2, A, B, C, D), Passed(1, DONE), Passed(2, DONE), now=1.2)
     assert epochs_of(node) == [(0, 8, 0)], "each by both of them"
 
 
-def test_jobs_side_by_side_have_epochs_of_their_own() -> None:
-    node = warm(A, B, C, D)
-    for _ in range(2):
-        begin(node, A, B, C, D, number=1, launch=7)
-        begin(node, D, C, number=2, launch=8)
-        tell(node, Passed(1, DONE), Passed(2, DONE), now=1.5)
-    assert epochs_of(node) == [(0, 4, 4), (1, 2, 2), (2, 4, 4), (3, 2, 2)]
-
-
-def test_a_reader_that_connects_anew_in_mid_epoch_goes_on_in_it() -> None:
-    node = warm(A, B, C, D)
-    begin(node, A, B, C, D, number=1, launch=7)
-    tell(node, Passed(1, 2), now=1.1)
-    end(node, 1)
-    begin(node, A, B, C, D, number=2, launch=7)
-    tell(node, Passed(2, 3), now=1.2)
-    end(node, 2)
-    begin(node, A, B, C, D, number=3, launch=7)
-    tell(node, Passed(3, DONE), now=1.3)
-    assert epochs_of(node) == [(0, 4, 4)], "each extent once"
-    end(node, 3)
-    begin(node, A, B, C, D, number=4, launch=7)
-    assert len(epochs_of(node)) == 2, "that epoch is over"
-
-
-def test_a_rank_that_connects_anew_beside_others_counts_nothing_twice() -> None:
-    node = warm(A, B, C, D)
-    begin(node, A, B, number=1, launch=7)
-    begin(node, C, D, number=2, launch=7)
-    tell(node, Passed(1, 1), now=1.1)
-    end(node, 1)
-    begin(node, A, B, number=3, launch=7)
-    tell(node, Passed(3, DONE), Passed(2, DONE), now=1.2)
-    assert epochs_of(node) == [(0, 4, 4)]
-
-
-def test_another_order_after_one_that_was_broken_off_is_another_epoch() -> None:
-    node = warm(A, B, C, D)
-    begin(node, A, B, C, D, number=1, launch=7)
-    tell(node, Passed(1, 2), now=1.1)
-    end(node, 1)
-    begin(node, D, C, B, A, number=2, launch=7)
-    tell(node, Passed(2, DONE), now=1.2)
-    assert epochs_of(node) == [(0, 2, 2), (1, 4, 4)]
-
-
 def test_plans_that_are_broken_off_over_and_over_take_no_more_memory() -> None:
-    node = warm(A, B, C, D)
-    begin(node, A, B, C, D, number=1, launch=7)
+    node = warm()
+    tell(node, *begins(1, A, B, C, D))
     for number in range(2, MAX_BROKEN + 50):
         node.handle(Planned(number, 1, ((A, 0, number), (B, 1, number)), launch=7), 1.0)
         node.handle(PlanEnded(number), 1.0)
