@@ -1,4 +1,4 @@
-"""Keyed permutations: exact on any domain, uniform on small ones, without structure on large ones."""
+"""Keyed permutations: exact on any domain, uniform on small ones, without structure on large ones; and intervals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachesvc.core.order.intervals import Intervals
 from cachesvc.core.order.permute import MAX_SIZE, mix, mix_each, permute, permute_groups
 
 
@@ -87,3 +88,21 @@ def test_the_mix_is_the_documented_one() -> None:
     assert mix(1, 2) != mix(2, 1)
     assert mix(-1) == mix(2**64 - 1)
     assert [int(h) for h in mix_each(mix(4, 5), np.arange(3))] == [mix(4, 5, part) for part in range(3)]
+
+
+uneven = st.lists(st.integers(0, 50), min_size=1, max_size=30).map(sorted)
+even = st.builds(
+    lambda first, width, count: [first + width * number for number in range(count)],
+    st.integers(0, 50),
+    st.integers(0, 7),
+    st.integers(1, 30),
+)
+
+
+@given(uneven | even, st.lists(st.integers(0, 300)))
+def test_the_interval_of_a_value_is_the_last_that_begins_there_or_before(
+    firsts: list[int], above: list[int]
+) -> None:
+    begins, values = np.array(firsts, np.int64), firsts[0] - 1 + np.array(above, np.int64)
+    found = Intervals(begins).of(values)
+    assert (found == np.searchsorted(begins, values, "right") - 1).all()

@@ -190,20 +190,6 @@ def test_a_lease_that_is_not_renewed_is_given_to_one_other_node() -> None:
     assert directory.lookup("n6", A, late) == Answer("n0", False, 8), "what it fetched all the same is used"
 
 
-def test_a_hot_extent_spreads_from_holder_to_holder() -> None:
-    directory = ExtentDirectory()
-    directory.filled("n0", [A])
-    rounds: list[Counter[str]] = []
-    asked = 1
-    for _ in range(4):
-        askers = [f"n{at}" for at in range(asked, 2 * asked)]
-        rounds.append(Counter(directory.lookup(each, A, 0.0).node for each in askers))
-        for each in askers:
-            directory.filled(each, [A])
-        asked *= 2
-    assert all(set(told.values()) == {1} for told in rounds), "each holder gives it once in each round"
-
-
 def test_nodes_that_ask_one_after_another_are_spread_over_the_holders() -> None:
     directory = ExtentDirectory()
     for holder in ("a", "b", "c"):
@@ -213,21 +199,3 @@ def test_nodes_that_ask_one_after_another_are_spread_over_the_holders() -> None:
         told[directory.lookup(f"n{at}", A, 0.0).node] += 1
         directory.dropped(f"n{at}", [A])
     assert set(told.values()) == {10}
-
-
-def test_a_fill_whose_source_is_gone_is_never_read_by_that_source() -> None:
-    """The first node's fill fails while a second one reads from it: it is not sent to the second one."""
-    directory = ExtentDirectory()
-    assert directory.lookup("first", A, 0.0).node == SOURCE
-    assert directory.lookup("second", A, 0.0).node == "first"
-    directory.dropped("first", [A])
-    assert directory.lookup("first", A, 1.0).node == SOURCE
-    assert directory.lookup("second", A, 1.0, failed=["first"]).node == SOURCE
-
-
-def test_a_holder_that_failed_one_node_still_serves_others() -> None:
-    directory = ExtentDirectory()
-    directory.filled("holder", [A])
-    assert directory.lookup("n1", A, 0.0, failed=["holder"]).node == SOURCE
-    assert directory.lookup("n2", A, 0.0, away=["n1"]).node == "holder"
-    assert directory.holders(A) == ["holder"]

@@ -11,7 +11,6 @@ from cachesvc.core.commands import Command, Evict, Grant, StartFill
 from cachesvc.core.events import (
     DatasetDeclared,
     Demanded,
-    Event,
     EvictAsked,
     Evicted,
     JobEnded,
@@ -25,37 +24,23 @@ from cachesvc.core.events import (
     Tick,
     Unpinned,
 )
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
+from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
-from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.invariants import check
+from tests.support.core.names import DATASET, ONE, OTHER, SIZE
+from tests.support.core.node import declare, node_of, tell
 
-DATASET, OTHER = DatasetId("d"), DatasetId("o")
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
-ONE = ReaderId(1)
-SIZE = 10
 
 
-def node_of(
+def claimed(
     ram: int, claim_step: int, extents: Sequence[ExtentId] = EXTENTS, resident: int = 10, ahead: int = 2
 ) -> Node:
     """A node with a declared dataset that is partly resident. Room is counted in extents."""
-    node = Node(
-        [TierSpec(RAM, SIZE * ram)], NodeSettings(lookahead_bytes=ahead * SIZE, claim_step=claim_step)
-    )
-    tell(node, Recovered(RAM, dict.fromkeys(extents[:resident], SIZE)))
-    tell(node, DatasetDeclared(1, DATASET, tuple((extent, SIZE) for extent in extents)))
+    node = node_of(ram, lookahead_bytes=ahead * SIZE, claim_step=claim_step)
+    tell(node, Recovered(RAM, dict.fromkeys(extents[:resident], SIZE)), declare(*extents))
     return node
-
-
-def tell(node: Node, *events: Event) -> list[Command]:
-    """Send events; the commands that followed, all together."""
-    out = []
-    for event in events:
-        out += node.handle(event, 0.0)
-        check(node)
-    return out
 
 
 def to_the_end(node: Node) -> list[Command]:
@@ -75,7 +60,7 @@ def listed(node: Node) -> int:
 
 
 def test_a_pin_and_its_end_in_steps_have_the_result_of_a_single_step() -> None:
-    at_once, node = node_of(10, 100), node_of(10, 3)
+    at_once, node = claimed(10, 100), claimed(10, 3)
     tell(at_once, Pinned(DATASET))
     tell(node, Pinned(DATASET, gradual=True))
     assert not node.claims.settled(DATASET)
@@ -92,7 +77,7 @@ def test_a_pin_and_its_end_in_steps_have_the_result_of_a_single_step() -> None:
 
 
 def test_a_pin_that_is_not_gradual_is_done_at_once_during_a_claim() -> None:
-    node = node_of(10, 3)
+    node = claimed(10, 3)
     claim = DatasetDeclared(1, OTHER, tuple((extent, SIZE) for extent in EXTENTS), gradual=True)
     tell(node, JobEnded(1))
     to_the_end(node)
@@ -102,7 +87,7 @@ def test_a_pin_that_is_not_gradual_is_done_at_once_during_a_claim() -> None:
 
 
 def test_a_pin_during_a_claim_or_an_unpin_pins_everything() -> None:
-    node = node_of(10, 3)
+    node = claimed(10, 3)
     claim = DatasetDeclared(7, DATASET, tuple((extent, SIZE) for extent in EXTENTS), gradual=True)
     tell(node, JobEnded(1), Tick(), claim, Pinned(DATASET, gradual=True), Tick())
     to_the_end(node)
@@ -117,7 +102,7 @@ def test_a_pin_during_a_claim_or_an_unpin_pins_everything() -> None:
 
 
 def test_an_eviction_in_steps_leaves_extents_that_are_read_or_pinned_meanwhile() -> None:
-    node = node_of(10, 3)
+    node = claimed(10, 3)
     early = tell(node, EvictAsked(DATASET))
     assert not node.claims.evicted(DATASET)
     early += tell(node, Tick())
@@ -133,7 +118,7 @@ def test_an_eviction_in_steps_leaves_extents_that_are_read_or_pinned_meanwhile()
 
 
 def test_an_eviction_of_an_undeclared_dataset_takes_steps_and_a_second_begins_anew() -> None:
-    node = node_of(10, 3)
+    node = claimed(10, 3)
     tell(node, JobEnded(1))
     to_the_end(node)
     tell(node, Demanded(ONE, 1, EXTENTS[0]), EvictAsked(DATASET, tuple(EXTENTS)), Tick())
@@ -143,7 +128,7 @@ def test_an_eviction_of_an_undeclared_dataset_takes_steps_and_a_second_begins_an
 
 
 def test_a_prefetch_waits_for_the_end_of_an_eviction() -> None:
-    node = node_of(10, 3)
+    node = claimed(10, 3)
     assert tell(node, EvictAsked(DATASET), Prefetched(1, DATASET)) == []
     evictions = tell(node, Tick(), Tick(), Tick(), Tick())
     assert evictions == [Evict(extent, RAM) for extent in EXTENTS]
@@ -157,7 +142,7 @@ def test_a_long_plan_is_scheduled_in_steps_and_enters_nothing_before() -> None:
     order = random.Random(3).sample(many, len(many))
     entries = tuple((extent, step // 4, step // 4 + 8) for step, extent in enumerate(order))
     event = Planned(2, 1, entries, tuple(reversed(order + order[:9])))
-    at_once, node = (node_of(200, step, many, resident=100, ahead=80) for step in (1000, 30))
+    at_once, node = (claimed(200, step, many, resident=100, ahead=80) for step in (1000, 30))
     fills = tell(at_once, event)
     absent = next(extent for extent in reversed(order) if extent not in node.resident_in(RAM))
     assert fills
@@ -175,7 +160,7 @@ def test_a_long_plan_is_scheduled_in_steps_and_enters_nothing_before() -> None:
 
 
 def test_a_plan_that_is_replaced_or_ends_while_it_is_scheduled_leaves_nothing() -> None:
-    node = node_of(5, 3, resident=4)
+    node = claimed(5, 3, resident=4)
     entries = tuple((extent, step, step) for step, extent in enumerate(EXTENTS))
     tell(node, Planned(2, 1, entries), Tick(), Planned(2, 1, entries[::-1]), Tick(), Passed(2, 2))
     to_the_end(node)
@@ -188,7 +173,7 @@ def test_a_plan_that_is_replaced_or_ends_while_it_is_scheduled_leaves_nothing() 
 
 
 def test_the_end_of_a_long_plan_gives_up_its_window_in_steps() -> None:
-    node = node_of(20, 3, ahead=10)
+    node = claimed(20, 3, ahead=10)
     tell(node, Planned(2, 1, tuple((extent, 0, 5) for extent in EXTENTS)))
     to_the_end(node)
 
@@ -207,7 +192,7 @@ def test_the_end_of_a_long_plan_gives_up_its_window_in_steps() -> None:
 def at_mid_plan(claim_step: int, ahead: int) -> Node:
     """A node on which all is resident, and a plan of one extent a step with a window of `ahead` jumps to its eighth
     step."""
-    node = node_of(10, claim_step, ahead=ahead)
+    node = claimed(10, claim_step, ahead=ahead)
     tell(node, Planned(1, 1, tuple((extent, step, step) for step, extent in enumerate(EXTENTS))))
     tell(node, Passed(1, 8))
     return node
