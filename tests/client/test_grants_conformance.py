@@ -4,7 +4,6 @@ wrappers around them, and the fake of the loader's tests."""
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,8 @@ from loader.reading.direct.direct_grants import DirectGrants
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.descriptors import descriptors
-from tests.support.processes import stop_fills
+from tests.support.processes import stopped_fills
+from tests.support.reading import contents
 from tests.support.records import EXTENT, EXTENTS, RECORDS
 from tests.support.training.loader_fakes import MemoryGrants, compiled, encoded, extent_bytes
 from tests.support.waiting import wait_until
@@ -112,14 +112,10 @@ class Setting:
         """No fill ends meanwhile."""
         with Control(self.daemon.socket_dir) as control:
             control.evict(self.open())
-        stopped = stop_fills(self.daemon)
         self.fills.stalled = True
-        try:
+        with stopped_fills(self.daemon):
             yield
-        finally:
-            self.fills.stalled = False
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
+        self.fills.stalled = False
 
 
 MAKERS: dict[str, Callable[[Setting], Grants]] = {
@@ -153,15 +149,6 @@ def leases(grants: object) -> int:
     raise AssertionError(grants)
 
 
-def read(answer: Granted | Refused) -> bytes:
-    """The bytes of a granted extent, whose descriptor is closed."""
-    assert isinstance(answer, Granted)
-    try:
-        return os.pread(answer.fd, answer.size_bytes, answer.offset)
-    finally:
-        os.close(answer.fd)
-
-
 def close_all(answers: Sequence[Granted | Refused]) -> list[int]:
     """Close the descriptors of granted extents; returns these extents."""
     granted = [answer for answer in answers if isinstance(answer, Granted)]
@@ -192,17 +179,17 @@ def grants(setting: Setting, request: pytest.FixtureRequest) -> Iterator[Grants]
 
 def test_each_extent_is_answered_once_with_its_bytes(grants: Grants, setting: Setting) -> None:
     for extents in ([5], [3, 1, 2]):
-        answers = {answer.extent: read(answer) for answer in grants.acquire(extents, TIMEOUT_S)}
+        answers = {answer.extent: contents(answer) for answer in grants.acquire(extents, TIMEOUT_S)}
         assert answers == {extent: setting.part(extent) for extent in extents}
         grants.release(extents)
 
 
 def test_released_extents_are_granted_again_and_nothing_stays_open(grants: Grants, setting: Setting) -> None:
-    assert read(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
+    assert contents(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
     grants.release([0])
     before = descriptors()
     for _ in range(5):
-        assert read(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
+        assert contents(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
         grants.release([0])
     assert leases(grants) == 0
     wait_until(lambda: descriptors() <= before)
@@ -211,10 +198,10 @@ def test_released_extents_are_granted_again_and_nothing_stays_open(grants: Grant
 def test_leases_of_one_extent_are_counted(grants: Grants, setting: Setting) -> None:
     first, second = grants.acquire([2], TIMEOUT_S) + grants.acquire([2], TIMEOUT_S)
     counted = leases(grants)
-    assert read(first) == setting.part(2)
+    assert contents(first) == setting.part(2)
     grants.release([2])
     assert leases(grants) == max(0, counted - 1)
-    assert read(second) == setting.part(2)
+    assert contents(second) == setting.part(2)
     grants.release([2])
     assert leases(grants) == 0
 
@@ -234,7 +221,7 @@ def test_a_refused_extent_is_granted_once_others_are_released(grants: Grants, se
             return isinstance(found[0], Granted)
 
         wait_until(is_granted)
-        assert read(*found) == setting.part(extent)
+        assert contents(*found) == setting.part(extent)
         grants.release([extent])
 
 
@@ -244,7 +231,7 @@ def test_threads_get_the_extents_that_they_request(grants: Grants, setting: Sett
         for extent in ((seed + turn) % ROOM for turn in range(12)):
             (answer,) = grants.acquire([extent], TIMEOUT_S)
             if isinstance(answer, Granted):
-                right = right and read(answer) == setting.part(extent)
+                right = right and contents(answer) == setting.part(extent)
                 grants.release([extent])
         return right
 
@@ -255,7 +242,7 @@ def test_threads_get_the_extents_that_they_request(grants: Grants, setting: Sett
 
 def test_an_unknown_extent_is_an_error_that_leases_nothing(grants: Grants, setting: Setting) -> None:
     def reads() -> None:
-        assert read(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
+        assert contents(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
         grants.release([0])
 
     reads()
@@ -289,7 +276,7 @@ def test_a_failed_fill_is_retried_by_the_next_request(setting: Setting) -> None:
     with pytest.raises(SourceUnavailable):
         grants.acquire([0], TIMEOUT_S)
     setting.fills.failing = False
-    assert read(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
+    assert contents(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
     grants.close()
 
 
@@ -301,7 +288,7 @@ def test_a_request_past_its_deadline_leases_nothing_and_the_next_one_succeeds(
     with setting.stalled(), pytest.raises((DeadlineExceeded, DaemonUnavailable)):
         grants.acquire([3], 0.2)
     assert leases(grants) == 0
-    wait_until(lambda: read(*grants.acquire([3], WAIT_S)) == setting.part(3))
+    wait_until(lambda: contents(*grants.acquire([3], WAIT_S)) == setting.part(3))
     grants.release([3])
     grants.close()
 
@@ -309,7 +296,7 @@ def test_a_request_past_its_deadline_leases_nothing_and_the_next_one_succeeds(
 def test_steps_may_be_passed_at_any_time(grants: Grants, setting: Setting) -> None:
     for step in (0, 5, 1 << 40):
         grants.passed(step)
-    assert read(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
+    assert contents(*grants.acquire([0], TIMEOUT_S)) == setting.part(0)
     grants.release([0])
     grants.passed(0)
 

@@ -24,7 +24,8 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.wire import Op
 from testbed import WAIT_S
 from testbed.node import Daemon
-from tests.support.processes import held_memory, stop_fills
+from tests.support.processes import held_memory, stopped_fills
+from tests.support.reading import read_extent
 from tests.support.records import EXTENT, EXTENTS, opened, options, written
 from tests.support.shared_daemon import for_one_test
 from tests.support.waiting import wait_until
@@ -73,25 +74,13 @@ def connections(daemon: Daemon) -> int:
     return count
 
 
-def taken(grants: DaemonGrants, extent: int, timeout_s: float = 30.0) -> bytes:
-    """One extent's bytes, acquired and released."""
-    (answer,) = grants.acquire([extent], timeout_s)
-    assert isinstance(answer, Granted)
-    assert answer.extent == extent
-    try:
-        return os.pread(answer.fd, answer.size_bytes, 0)
-    finally:
-        os.close(answer.fd)
-        grants.release([extent])
-
-
 def part(data: bytes, extent: int) -> bytes:
     return data[extent * EXTENT : (extent + 1) * EXTENT]
 
 
 def asking(pool: ThreadPoolExecutor, grants: DaemonGrants, extents: list[int]) -> list[Future[bytes]]:
     """Threads that wait for cold extents, each for its own; returns when all have asked."""
-    waits = [pool.submit(taken, grants, extent) for extent in extents]
+    waits = [pool.submit(read_extent, grants, extent) for extent in extents]
     wait_until(lambda: grants.outstanding >= len(extents))
     return waits
 
@@ -101,22 +90,20 @@ def test_a_thread_that_waits_for_a_cold_extent_delays_no_other(
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
     for extent in range(RESIDENT):
-        taken(grants, extent)
+        read_extent(grants, extent)
     before = kept(daemon)
-    stopped = stop_fills(daemon)
-    waits = asking(pool, grants, [COLD, COLD + 1])
-    for turn in range(50):
-        assert taken(grants, turn % RESIDENT, 10) == part(data, turn % RESIDENT)
-    others = [pool.submit(taken, grants, extent, 10.0) for extent in (0, 1, 0, 1)]
-    assert [other.result(WAIT_S) for other in others] == [part(data, extent) for extent in (0, 1, 0, 1)]
-    with pytest.raises(DeadlineExceeded):
-        taken(grants, COLD, 0.2)
-    os.close(grants.catalog())
-    assert not any(wait.done() for wait in waits)
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
+    with stopped_fills(daemon):
+        waits = asking(pool, grants, [COLD, COLD + 1])
+        for turn in range(50):
+            assert read_extent(grants, turn % RESIDENT, 10) == part(data, turn % RESIDENT)
+        others = [pool.submit(read_extent, grants, extent, 10.0) for extent in (0, 1, 0, 1)]
+        assert [other.result(WAIT_S) for other in others] == [part(data, extent) for extent in (0, 1, 0, 1)]
+        with pytest.raises(DeadlineExceeded):
+            read_extent(grants, COLD, 0.2)
+        os.close(grants.catalog())
+        assert not any(wait.done() for wait in waits)
     assert [wait.result(WAIT_S) for wait in waits] == [part(data, COLD), part(data, COLD + 1)]
-    assert taken(grants, 0) == part(data, 0)
+    assert read_extent(grants, 0) == part(data, 0)
     assert kept(daemon) == before
     grants.close()
 
@@ -129,16 +116,16 @@ def test_a_long_wait_for_a_stopped_daemon_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
-    assert taken(grants, 0) == part(data, 0)
+    assert read_extent(grants, 0) == part(data, 0)
     monkeypatch.setattr(connection, "WARN_AFTER_S", 0.1)
     assert daemon.process is not None
     os.kill(daemon.pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
-        taken(grants, COLD, 0.5)
+        read_extent(grants, COLD, 0.5)
     (line,) = [line for line in caplog.messages if "has granted nothing for" in line]
     assert daemon.socket_dir in line
     os.kill(daemon.pid, signal.SIGCONT)
-    assert taken(grants, COLD) == part(data, COLD)
+    assert read_extent(grants, COLD) == part(data, COLD)
     grants.close()
 
 
@@ -175,21 +162,19 @@ def test_waiting_threads_raise_when_the_daemon_is_killed_and_one_connection_repl
     tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
     grants = _Greets(daemon.socket_dir, opened(daemon, tmp_path))
-    taken(grants, 0)
+    read_extent(grants, 0)
     before = kept(daemon)
     (held,) = grants.acquire([1], 30)
-    fillers = stop_fills(daemon)
-    waits = asking(pool, grants, [3, 4, 5, 6])
-    daemon.kill()
-    for pid in fillers:
-        os.kill(pid, signal.SIGCONT)
+    with stopped_fills(daemon):
+        waits = asking(pool, grants, [3, 4, 5, 6])
+        daemon.kill()
     for wait in waits:
         with pytest.raises(DaemonUnavailable):
             wait.result(WAIT_S)
     with pytest.raises(DaemonUnavailable):
-        taken(grants, 0)
+        read_extent(grants, 0)
     daemon.start()
-    again = [pool.submit(taken, grants, extent) for extent in range(EXTENTS)]
+    again = [pool.submit(read_extent, grants, extent) for extent in range(EXTENTS)]
     assert [each.result(WAIT_S) for each in again] == [part(data, extent) for extent in range(EXTENTS)]
     assert len(grants.welcomed) == 2
     assert isinstance(held, Granted)
@@ -203,35 +188,31 @@ def test_waiting_threads_raise_when_the_daemon_is_killed_and_one_connection_repl
 def test_close_ends_every_wait(tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor) -> None:
     before = kept(daemon)
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
-    taken(grants, 0)
-    fillers = stop_fills(daemon)
-    waits = asking(pool, grants, [3, 4, 5])
-    grants.close()
-    for wait in waits:
+    read_extent(grants, 0)
+    with stopped_fills(daemon):
+        waits = asking(pool, grants, [3, 4, 5])
+        grants.close()
+        for wait in waits:
+            with pytest.raises(CacheError, match="closed"):
+                wait.result(WAIT_S)
         with pytest.raises(CacheError, match="closed"):
-            wait.result(WAIT_S)
-    with pytest.raises(CacheError, match="closed"):
-        grants.acquire([0], 10)
-    assert kept(daemon) == before
-    for pid in fillers:
-        os.kill(pid, signal.SIGCONT)
+            grants.acquire([0], 10)
+        assert kept(daemon) == before
 
 
 def test_a_child_forked_while_threads_wait_keeps_nothing_and_disturbs_no_thread(
     tmp_path: Path, daemon: Daemon, data: bytes, pool: ThreadPoolExecutor
 ) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
-    taken(grants, 0)
-    fillers = stop_fills(daemon)
-    waits = asking(pool, grants, [3, 4])
-    child = os.fork()
-    if child == 0:
-        inherited = connections(daemon)
-        grants.close()
-        os._exit(0 if (inherited, connections(daemon)) == (1, 0) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    for pid in fillers:
-        os.kill(pid, signal.SIGCONT)
+    read_extent(grants, 0)
+    with stopped_fills(daemon):
+        waits = asking(pool, grants, [3, 4])
+        child = os.fork()
+        if child == 0:
+            inherited = connections(daemon)
+            grants.close()
+            os._exit(0 if (inherited, connections(daemon)) == (1, 0) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert [wait.result(WAIT_S) for wait in waits] == [part(data, 3), part(data, 4)]
     grants.close()
 

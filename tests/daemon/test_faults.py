@@ -38,7 +38,7 @@ from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.greetings import connected, tell
-from tests.support.processes import children, slow_fillers
+from tests.support.processes import children, slow_fillers, stopped_fills
 from tests.support.reading import contents, read_extent
 from tests.support.records import EXTENT, EXTENTS, RECORDS, opened, options, written
 from tests.support.shared_daemon import for_one_test
@@ -317,40 +317,14 @@ def test_an_acquire_past_its_deadline_leaves_neither_descriptor_nor_lease(
         grants = DaemonGrants(daemon.socket_dir, dataset)
         read_extent(grants, 0)
         before = len(os.listdir("/proc/self/fd"))
-        for pid in children(daemon.pid):
-            os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(DeadlineExceeded):
-            grants.acquire([0, 1], 0.5)
-        assert len(os.listdir("/proc/self/fd")) <= before
-        for pid in children(daemon.pid):
-            os.kill(pid, signal.SIGCONT)
+        with stopped_fills(daemon):
+            with pytest.raises(DeadlineExceeded):
+                grants.acquire([0, 1], 0.5)
+            assert len(os.listdir("/proc/self/fd")) <= before
         read_extent(grants, 1)
         os.close(grants.catalog())
         wait_until(lambda: control.evict(dataset).busy_bytes == 0)
         grants.close()
-
-
-def test_a_disk_that_fills_up_causes_no_error_for_readers(tmp_path: Path, data: bytes) -> None:
-    if os.geteuid():
-        pytest.skip("mounting a small file system needs root")
-    nvme = tmp_path / "nvme"
-    nvme.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", nvme], capture_output=True
-    ).returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
-        more = ["--ram", "2MiB", "--nvme", f"{nvme}=64MiB"]
-        with Daemon(tmp_path / "node", options(tmp_path, *more)) as daemon:
-            grants = DaemonGrants(daemon.socket_dir, opened(daemon, tmp_path))
-            for extent in list(range(EXTENTS)) * 2:
-                assert read_extent(grants, extent) == data[extent * EXTENT : (extent + 1) * EXTENT]
-            grants.close()
-            with Control(daemon.socket_dir) as control:
-                (tier,) = [tier for tier in control.status().tiers if tier.name == "nvme0"]
-            assert tier.used_bytes <= tier.budget_bytes < 4 << 20, "64 MiB were given, 4 are there"
-    finally:
-        subprocess.run(["umount", "-l", nvme], check=True)
 
 
 def test_unusable_files_of_a_killed_daemon_among_its_catalogs_are_removed(
@@ -411,12 +385,7 @@ def test_a_socket_of_another_user_is_not_allowed_rather_than_no_daemon(daemon: D
         pytest.skip("becoming another user needs root")
     for mode in (0o755, 0o700):
         os.chmod(daemon.socket_dir, mode)
-        command = [
-            sys.executable,
-            "-c",
-            "import grpc, cachesvc.v1.services\n" + KNOCK,
-            daemon.socket_dir,
-        ]
+        command = [sys.executable, "-c", "import grpc, cachesvc.v1.services\n" + KNOCK, daemon.socket_dir]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert [line.split()[0] for line in said] == ["NotAllowed", "NotAllowed"]
         assert all("join the group" in line for line in said)

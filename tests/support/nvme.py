@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers.checksum import StreamedChecksums
-from cachesvc.tiers.nvme import NvmeTier
+from cachesvc.tiers.nvme import NvmeTier, open_nvme
 
 NAME = TierName("nvme0")
 
 
 def extent(number: int) -> ExtentId:
     return ExtentId(number.to_bytes(16, "big"))
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[tuple[NvmeTier, dict[ExtentId, int]]]:
+    """A tier over a directory, and the sizes of the extents that it found there."""
+    with closing(open_nvme(NAME, directory)) as tier:
+        yield tier, dict(tier.recover())
 
 
 def put(tier: NvmeTier, number: int, data: bytes = b"bytes") -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -47,9 +48,14 @@ def held_memory(pid: int) -> list[str]:
     return [name for name in open_files(pid) if name.startswith("/memfd:cachesvc:")]
 
 
-def stop_fills(daemon: Daemon) -> list[int]:
-    """Stop all fillers and the builder with SIGSTOP, so that no fill proceeds; return their pids."""
+@contextmanager
+def stopped_fills(daemon: Daemon) -> Iterator[None]:
+    """Stop all fillers and the builder with SIGSTOP, so that no fill proceeds meanwhile."""
     stopped = children(daemon.pid)
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    return stopped
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)

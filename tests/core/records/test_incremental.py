@@ -27,7 +27,6 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
-from tests.support.core.invariants import check
 from tests.support.core.names import DATASET, ONE, OTHER, SIZE
 from tests.support.core.node import declare, node_of, tell
 

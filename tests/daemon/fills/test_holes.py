@@ -26,9 +26,7 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.holes import Hole, Holes
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, Piece, ReaderId, TierName, extent_of
-from cachesvc.core.node.node import Node
-from cachesvc.core.tiering.policy import TierSpec
+from cachesvc.core.model import RAM, ObjectVersion, Piece, TierName, extent_of
 from cachesvc.daemon.fills.holes import REFILL_S, CopyHoles, HoleRecords
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.source import OnReceived, ignore_received
@@ -38,7 +36,8 @@ from cachesvc.tiers.nvme import open_nvme
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from testbed.servers import free_ports
-from tests.support.core.invariants import check
+from tests.support.core.names import DATASET, ONE, A
+from tests.support.core.node import declare, node_of, tell
 from tests.support.faults.fake_s3 import FakeS3, Object
 from tests.support.users import ALICE, as_root, as_user
 
@@ -172,20 +171,10 @@ def test_an_extent_within_one_object_has_no_holes(tmp_path: Path) -> None:
 
 # ---- the core
 
-A, ONE, DATASET = ExtentId(bytes(16)), ReaderId(1), DatasetId("d")
-
-
-def tell(node: Node, *told: ev.Event, now: float = 0.0) -> list[cmd.Command]:
-    commands: list[cmd.Command] = []
-    for event in told:
-        commands += node.handle(event, now)
-        check(node)
-    return commands
-
 
 def test_a_copy_with_holes_is_granted_and_reported_in_progress() -> None:
-    node = Node([TierSpec(RAM, 10)])
-    tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Prefetched(1, DATASET))
+    node = node_of(ram=1)
+    tell(node, declare(A), ev.Prefetched(1, DATASET))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
     progress = node.progress(1)
     assert (progress.resident_extents, progress.failed, progress.finished) == (1, {}, True)
@@ -194,8 +183,8 @@ def test_a_copy_with_holes_is_granted_and_reported_in_progress() -> None:
 
 
 def test_a_copy_with_holes_is_filled_again_and_is_not_corrupt() -> None:
-    node = Node([TierSpec(RAM, 10)])
-    tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Prefetched(1, DATASET))
+    node = node_of(ram=1)
+    tell(node, declare(A), ev.Prefetched(1, DATASET))
     tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
     assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Evict(A, RAM)]
     assert tell(node, ev.FillAgain(A, RAM)) == []
@@ -204,14 +193,6 @@ def test_a_copy_with_holes_is_filled_again_and_is_not_corrupt() -> None:
     tell(node, ev.Filled(A, RAM))
     assert node.progress(1).incomplete == {}
     assert node.policy.tiers[RAM].corrupt_count == 0
-
-
-def test_readers_are_recalled_from_a_copy_that_is_filled_again() -> None:
-    node = Node([TierSpec(RAM, 10)])
-    tell(node, ev.DatasetDeclared(1, DATASET, ((A, 10),)), ev.Demanded(ONE, 1, A))
-    tell(node, ev.Filled(A, RAM, code=4, message="a is gone"))
-    assert tell(node, ev.FillAgain(A, RAM)) == [cmd.Recall(ONE, A, wrong=True)]
-    assert tell(node, ev.Released(ONE, A)) == [cmd.Evict(A, RAM)]
 
 
 # ---- the real thing

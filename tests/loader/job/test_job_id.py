@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from loader.reading.connect import job_number
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.greetings import greeted, tell
-from tests.support.processes import stop_fills
+from tests.support.processes import stopped_fills
 from tests.support.waiting import wait_until
 
 EXTENT = 4096
@@ -73,16 +72,14 @@ def test_a_job_of_four_readers_delays_another_by_its_share(
         with Daemon(tmp_path / "node", options, credentials) as daemon, Control(daemon.socket_dir) as control:
             uri = f"s3://{bucket}/f/"
             dataset = control.open_dataset([uri], Options(format="records", record_bytes=EXTENT)).id
-            stopped = stop_fills(daemon)
-            readers = [greeted(daemon, dataset, job) for job in (5, 5, 5, 5, 6)]
-            for number, reader in enumerate(readers):
-                for extent in range(10 * number, 10 * number + 10)[: 5 if number == 4 else 10]:
-                    tell(reader, Message(Op.GET, extent, extent))
-                tell(reader, Message(Op.CATALOG))
-                assert wire.decode(reader.recv(4096)).op is Op.CATALOG  # all before it has been taken
-            proxy.reset()
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
+            with stopped_fills(daemon):
+                readers = [greeted(daemon, dataset, job) for job in (5, 5, 5, 5, 6)]
+                for number, reader in enumerate(readers):
+                    for extent in range(10 * number, 10 * number + 10)[: 5 if number == 4 else 10]:
+                        tell(reader, Message(Op.GET, extent, extent))
+                    tell(reader, Message(Op.CATALOG))
+                    assert wire.decode(reader.recv(4096)).op is Op.CATALOG  # all before it has been taken
+                proxy.reset()
             wait_until(lambda: control.list()[0].resident_extents == 45)
             for reader in readers:
                 reader.close()
