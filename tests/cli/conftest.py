@@ -13,6 +13,14 @@ from tests.support.shared_daemon import for_one_test
 
 
 @pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide any settings of the environment."""
+    for name in list(os.environ):
+        if name.startswith("CACHESVC_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
 def pets(tmp_path: Path) -> Path:
     """Write six labelled files in two folders."""
     for number in range(6):

@@ -28,11 +28,8 @@ def records(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nobody(plain: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hide any daemon and any settings of the environment."""
-    for name in list(os.environ):
-        if name.startswith("CACHESVC_"):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -85,42 +82,28 @@ def test_a_dead_daemons_socket_is_ignored_unless_it_was_given(
     assert run(["find", str(pets), "label == 'dog'", "--socket", str(directory)]) == 10
 
 
+CLASSES = ["label == 'fish'", "label != 'Cat'", "label in ('cat', 'dogs')", "not label == 'cat '"]
+WRONG = ["colour == 'red'", "label ==", "__import__('os')"]
+
+
 @pytest.mark.parametrize(
-    "expression", ["label == 'fish'", "label != 'Cat'", "label in ('cat', 'dogs')", "not label == 'cat '"]
+    ("words", "code", "says"),
+    [
+        *((["find", "--count", "{pets}", each], 2, "there are: cat, dog") for each in CLASSES),
+        *((["find", "{pets}", each], 2, "") for each in WRONG),
+        (["find", "0" * 32, "key == 'x'"], 10, ""),  # an id needs a daemon
+        (["index", "{pets}/cat/none"], 4, "none"),
+        (["index", "--format", "orc", "{pets}"], 2, "webdataset"),
+        (["index", "--beside", "--format", "files", "{pets}/cat/1.jpg"], 2, "--output"),
+    ],
 )
-def test_a_class_that_does_not_exist_is_an_error_that_lists_those_that_do(
-    nobody: None, pets: Path, capsys: Any, expression: str
+def test_what_cannot_be_found_or_indexed_is_one_line_and_its_code(
+    nobody: None, pets: Path, capsys: Any, words: list[str], code: int, says: str
 ) -> None:
-    assert run(["find", "--count", str(pets), expression]) == 2
+    assert run([word.replace("{pets}", str(pets)) for word in words]) == code
     said = capsys.readouterr()
-    assert said.out == ""
-    assert "there are: cat, dog" in said.err
-
-
-@pytest.mark.parametrize("expression", ["colour == 'red'", "label ==", "__import__('os')"])
-def test_a_wrong_expression_is_one_line_and_2(nobody: None, pets: Path, capsys: Any, expression: str) -> None:
-    assert run(["find", str(pets), expression]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_an_id_needs_a_daemon(nobody: None, capsys: Any) -> None:
-    assert run(["find", "0" * 32, "key == 'x'"]) == 10
-
-
-def test_an_empty_folder_is_4(nobody: None, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "empty").mkdir()
-    assert run(["index", str(tmp_path / "empty")]) == 4
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_an_unknown_format_is_2(nobody: None, pets: Path, capsys: Any) -> None:
-    assert run(["index", "--format", "orc", str(pets)]) == 2
-    assert "webdataset" in capsys.readouterr().err
-
-
-def test_a_catalog_lies_beside_one_prefix_only(nobody: None, records: Path, capsys: Any) -> None:
-    assert run(["index", "--beside", *RECORDS, f"{records}/0.bin"]) == 2
-    assert "--output" in capsys.readouterr().err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert says in said.err
 
 
 def test_an_estimate_names_fit_and_hit_rate(nobody: None, records: Path, capsys: Any) -> None:

@@ -17,11 +17,8 @@ RECORDS = ["--format", "records", "--record-bytes", "4096"]
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write two records and a part of a third."""
-    for name in list(os.environ):
-        if name.startswith("CACHESVC_"):
-            monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "0.bin").write_bytes(os.urandom(2 * 4096 + 7))

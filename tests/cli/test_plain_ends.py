@@ -30,14 +30,7 @@ from tests.support.processes import children
 
 TOO_LONG = "/tmp/" + 120 * "a"
 SMALL = ["--ram", "64MiB", "--fillers", "2"]
-
-
-@pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide any settings of the environment."""
-    for name in list(os.environ):
-        if name.startswith("CACHESVC_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("plain")
 
 
 def launched(tmp_path: Path, *more: str, before: str = "") -> subprocess.Popen[str]:

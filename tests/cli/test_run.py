@@ -28,11 +28,8 @@ SMALL = ["--ram", "8MiB", "--extent-bytes", "1MiB", "--fillers", "1"]
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(plain: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Set an empty runtime directory with a short path, and hide any settings of the environment."""
-    for name in list(os.environ):
-        if name.startswith("CACHESVC_"):
-            monkeypatch.delenv(name)
     with tempfile.TemporaryDirectory(prefix="cs-") as directory:
         monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
         monkeypatch.setenv("SLURM_JOB_ID", "77")

@@ -15,9 +15,7 @@ from tests.support.formats.word_tokenizer import word_tokenizer
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def arguments(tmp_path: Path, direct: None) -> list[str]:
     write_files(tmp_path / "src", {"0.jsonl": b'{"text": "a cat runs"}\n{"text": "a"}\n'})
     tokenizer = word_tokenizer(tmp_path / "tokenizer.json")
     return [str(tmp_path / "src"), str(tmp_path / "dst"), "--tokenizer", str(tokenizer), "--processes", "1"]

@@ -47,34 +47,47 @@ def rows(text: str) -> list[dict[str, Any]]:
 
 
 def test_prefetch_ends_with_0_when_every_extent_is_resident(cache: CannedCache, capsys: Any) -> None:
-    cache.prefetch = [progress(0), progress(5), progress(10, done=True)]
+    cache.prefetch = [progress(0), progress(5), progress(10, done=True, source_bytes=7)]
     assert run(["prefetch", URI]) == 0
     out, err = capsys.readouterr()
     assert "10 of 10 extents resident" in out
     assert err == ""
     assert cache.asked[-1].dataset == NEW
-
-
-def test_prefetch_prints_json_for_programs(cache: CannedCache, capsys: Any) -> None:
-    cache.prefetch = [progress(10, done=True, source_bytes=7)]
     assert run(["prefetch", "--json", URI]) == 0
     last = rows(capsys.readouterr().out)[-1]
-    assert last["event"] == "prefetched"
-    assert last["resident"] is True
-    assert last["source_bytes"] == 7
+    assert (last["event"], last["resident"], last["source_bytes"]) == ("prefetched", True, 7)
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_data_that_does_not_fit_is_8_and_says_how_much_is_missing(
-    cache: CannedCache, capsys: Any, dry: list[str]
-) -> None:
-    cache.prefetch = [progress(6, done=True, unfit_bytes=4 << 20)]
-    assert run(["prefetch", *dry, URI]) == 8
+CHANGED = [pb.ExtentFailure(extent="aa", code=6, message="s3://bucket/x changed")] * 2
+WHOLE, PART = progress(10, done=True), pb.VerifyReply(checked_extents=1, extents=4)
+CORRUPT = pb.VerifyReply(checked_extents=10, extents=10, corrupt_extents=1, done=True)
+UNFIT = progress(6, done=True, unfit_bytes=4 << 20)
+ENDS: dict[str, tuple[list[str], pb.PrefetchReply, pb.VerifyReply, int, tuple[str, ...]]] = {
+    "what does not fit": (["prefetch", URI], UNFIT, PART, 8, ("4,194,304 bytes", "--nvme")),
+    "what would not fit": (["prefetch", "--dry-run", URI], UNFIT, PART, 8, ("4,194,304 bytes", "--nvme")),
+    "failures": (["prefetch", URI], progress(8, done=True, failures=CHANGED), PART, 6, ("2 extents", "x changed")),
+    "an incomplete prefetch": (["prefetch", URI], progress(9, done=True), PART, 1, ("only 9 of 10",)),
+    "corrupt extents after a prefetch": (["prefetch", "--verify", NEW], WHOLE, CORRUPT, 5, ("corrupt",)),
+    "corrupt extents": (["verify", NEW], WHOLE, CORRUPT, 5, ("corrupt",)),
+    "an incomplete verification": (["verify", NEW], WHOLE, PART, 1, ("ended the check",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_not_whole_is_one_line_and_its_code(cache: CannedCache, capsys: Any, end: str) -> None:
+    words, prefetched, verified, code, says = ENDS[end]
+    cache.prefetch, cache.verify = [prefetched], [verified]
+    assert run(words) == code
     out, err = capsys.readouterr()
-    assert "4,194,304 bytes" in err
-    assert "--nvme" in err
+    assert out or code != 8
     assert err.count("\n") == 1
-    assert out
+    assert [word for word in says if word not in err] == []
+
+
+def test_a_good_verification_is_0(cache: CannedCache, capsys: Any) -> None:
+    cache.verify = [pb.VerifyReply(checked_extents=4, extents=4, done=True)]
+    assert run(["verify", "--json", NEW]) == 0
+    assert rows(capsys.readouterr().out)[0]["corrupt_extents"] == 0
 
 
 def test_a_full_tier_is_named_in_every_report(cache: CannedCache, capsys: Any, tmp_path: Path) -> None:
@@ -91,20 +104,6 @@ def test_a_full_tier_is_named_in_every_report(cache: CannedCache, capsys: Any, t
     cache.tier = pb.TierStatus(name="nvme0", full=True, stalled=True)
     assert run(["status"]) == 0
     assert "does not answer" in capsys.readouterr().out
-
-
-def test_a_failed_extent_gives_its_own_code(cache: CannedCache, capsys: Any) -> None:
-    failures = [pb.ExtentFailure(extent="aa", code=6, message="s3://bucket/x changed")] * 2
-    cache.prefetch = [progress(8, done=True, failures=failures)]
-    assert run(["prefetch", URI]) == 6
-    assert "2 extents" in (err := capsys.readouterr().err)
-    assert "s3://bucket/x changed" in err
-
-
-def test_an_incomplete_prefetch_fails(cache: CannedCache, capsys: Any) -> None:
-    cache.prefetch = [progress(9, done=True)]
-    assert run(["prefetch", URI]) == 1
-    assert "only 9 of 10" in capsys.readouterr().err
 
 
 def test_a_failing_dataset_does_not_keep_the_next_from_being_filled(cache: CannedCache, capsys: Any) -> None:
@@ -128,25 +127,8 @@ def test_several_uris_are_several_datasets_unless_together(cache: CannedCache, c
 
 def test_dataset_options_reach_the_daemon(cache: CannedCache, capsys: Any) -> None:
     cache.prefetch = [progress(10, done=True)]
-    assert (
-        run(
-            [
-                "prefetch",
-                "--format",
-                "tokens",
-                "--dtype",
-                "uint16",
-                "--seq-len",
-                "2048",
-                "--overlap",
-                "1",
-                "--split",
-                "val",
-                URI,
-            ]
-        )
-        == 0
-    )
+    given = "--format tokens --dtype uint16 --seq-len 2048 --overlap 1 --split val"
+    assert run(["prefetch", *given.split(), URI]) == 0
     wanted = cache.asked[0].options
     assert wanted.split == "val"
     assert (wanted.format, wanted.dtype, wanted.seq_len, wanted.overlap) == ("tokens", "uint16", 2048, 1)
@@ -160,25 +142,6 @@ def test_a_local_path_is_sent_absolute(
     cache.prefetch = [progress(10, done=True)]
     assert run(["prefetch", "data/"]) == 0
     assert list(cache.asked[0].uris) == [f"{tmp_path}/data/"]
-
-
-def test_prefetch_can_verify_afterwards(cache: CannedCache, capsys: Any) -> None:
-    cache.prefetch = [progress(10, done=True)]
-    cache.verify = [pb.VerifyReply(checked_extents=10, extents=10, corrupt_extents=1, done=True)]
-    assert run(["prefetch", "--verify", NEW]) == 5
-    assert "corrupt" in capsys.readouterr().err
-
-
-def test_verify_reports_good_and_corrupt_extents(cache: CannedCache, capsys: Any) -> None:
-    cache.verify = [pb.VerifyReply(checked_extents=4, extents=4, done=True)]
-    assert run(["verify", "--json", NEW]) == 0
-    assert rows(capsys.readouterr().out)[0]["corrupt_extents"] == 0
-
-
-def test_an_incomplete_verification_fails(cache: CannedCache, capsys: Any) -> None:
-    cache.verify = [pb.VerifyReply(checked_extents=1, extents=4)]
-    assert run(["verify", NEW]) == 1
-    assert "ended the check" in capsys.readouterr().err
 
 
 def test_status_shows_tiers_and_datasets(cache: CannedCache, capsys: Any) -> None:

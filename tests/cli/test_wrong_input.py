@@ -82,14 +82,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, s3_server: SeaweedFS) -> Ite
     for key, body in bodies.items():
         s3_server.client().put_object(Bucket=bucket, Key=key, Body=body)
     options = ["--ram", "2MiB", "--extent-bytes", str(EXTENT), "--fillers", "1"]
-    options += [
-        "--allow",
-        f"s3://{bucket}/",
-        "--allow",
-        "s3://no-such-bucket-here/",
-        "--allow",
-        "gopher://host/",
-    ]
+    allowed = (f"s3://{bucket}/", "s3://no-such-bucket-here/", "gopher://host/")
+    options += [f"--allow={each}" for each in allowed]
     with Daemon(root / "node", options, s3_server.env()) as daemon:
         yield Place(daemon, bucket, s3_server)
 
@@ -251,17 +245,8 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_cache_disk_at_start_is_reported(full_disk: Path, tmp_path: Path) -> None:
-    sockets = tmp_path / "run"
-    ended = serve(
-        "--ram",
-        "64MiB",
-        "--nvme",
-        f"{full_disk}=100MiB",
-        "--socket",
-        str(sockets),
-        "--state-dir",
-        str(tmp_path),
-    )
+    places = ["--socket", str(tmp_path / "run"), "--state-dir", str(tmp_path)]
+    ended = serve("--ram", "64MiB", "--nvme", f"{full_disk}=100MiB", *places)
     assert ended.returncode == OutOfSpace.code
     assert str(full_disk) in complaint(ended)
 
