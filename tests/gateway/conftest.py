@@ -48,6 +48,8 @@ def way(request: pytest.FixtureRequest, daemon: Daemon, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def fs(way: str) -> CachedFileSystem:
+def fs() -> Iterator[CachedFileSystem]:
     """A file system that shares nothing with other tests."""
-    return CachedFileSystem(skip_instance_cache=True)
+    found = CachedFileSystem(skip_instance_cache=True)
+    yield found
+    found.invalidate_cache()  # and release its leases: pytest refers to it for longer

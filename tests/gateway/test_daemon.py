@@ -76,13 +76,6 @@ def folder(shared: tuple[Daemon, str], s3_server: SeaweedFS) -> Folder:
     return Folder(s3_server, shared[1])
 
 
-@pytest.fixture
-def fs() -> Iterator[CachedFileSystem]:
-    found = CachedFileSystem(skip_instance_cache=True)
-    yield found
-    found.invalidate_cache()  # and release its leases: pytest refers to it for longer
-
-
 def test_several_readers_fetch_an_object_once(node: Daemon, folder: Folder) -> None:
     body = folder.put("big.bin", bytes(range(256)) * 2000)
     before = source_bytes()

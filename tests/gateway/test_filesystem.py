@@ -20,6 +20,8 @@ from cachesvc.core.errors import NotFound
 from cachesvc.gateway.filesystem import CachedFileSystem
 from testbed import WAIT_S
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 def url(folder: Path, name: str = "") -> str:
     return f"cachesvc://file{folder}/{name}".rstrip("/")
@@ -140,7 +142,6 @@ assert file.read(200_000) == whole[200_000:400_000]
 """
 
 
-@pytest.mark.usefixtures("way")
 def test_a_forked_child_reads_on(folder: Path) -> None:
     """The parent is a new process: threads of gRPC that other tests leave in this one would hold locks in the child."""
     subprocess.run([sys.executable, "-c", FORK, str(folder)], check=True, timeout=WAIT_S)

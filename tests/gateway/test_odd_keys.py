@@ -10,7 +10,7 @@ import pytest
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.gateway.filesystem import CachedFileSystem
 from testbed.node import Daemon
-from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3
+from tests.support.faults.fake_s3 import Object, fake_s3
 
 KEYS = (
     "a/x.bin", "a//x.bin", "a///x.bin", "a/s/u.bin", "a/s//t/z.bin", "a/b", "a/b/c", "a/b/c/d", "a/b//e",
@@ -23,28 +23,21 @@ def body(key: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeS3, Daemon]]:
-    """A bucket, and a daemon that reads it."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a bucket, and of a daemon that reads it."""
     with fake_s3() as server:
         for key in KEYS:
             server.objects[key] = Object(len(body(key)), f"{hash(key):032x}", body(key))
         keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": server.endpoint}
         with Daemon(tmp_path_factory.mktemp("node"), ["--ram", "64MiB"], keys) as daemon:
-            yield server, daemon
+            yield {**keys, **daemon.env}
 
 
-@pytest.fixture(params=["direct", "daemon"])
-def fs(
-    request: pytest.FixtureRequest, bucket: tuple[FakeS3, Daemon], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[CachedFileSystem]:
-    server, daemon = bucket
-    keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_ENDPOINT_URL": server.endpoint}
-    policy = "off" if request.param == "direct" else "require"
-    for name, value in {**keys, **daemon.env, "CACHESVC": policy}.items():
+@pytest.fixture(params=["off", "require"], autouse=True)
+def _way(request: pytest.FixtureRequest, served: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the bucket directly, or through the daemon alone."""
+    for name, value in {**served, "CACHESVC": request.param}.items():
         monkeypatch.setenv(name, value)
-    found = CachedFileSystem(skip_instance_cache=True)
-    yield found
-    found.invalidate_cache()
 
 
 def below(folder: str) -> set[str]:
