@@ -390,3 +390,29 @@ def test_a_catalog_beside_the_data_that_cannot_be_stored_is_built_anew(tmp_path:
     gone = str(tmp_path / "gone/c.lmdb")
     with pytest.raises(OutOfSpace, match="gone"):
         build(found, gone, lambda uri: source, DirectBytes(lambda uri: source), lambda done, total: None)
+
+
+FILES = 12
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "body"),
+    [
+        (Options(format="files"), "{}.bin", b"x" * 400),
+        (Options(format="records", record_bytes=8), "{}.bin", b"x" * 400),
+        (Options(format="jsonl"), "{}.jsonl", b'{"a": 1}\n' * 40),
+    ],
+)
+def test_objects_and_bytes_are_told_in_bytes(
+    tmp_path: Path, options: Options, name: str, body: bytes
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(FILES):
+        (data / name.format(number)).write_bytes(body)
+    source, told = Folder(), list[tuple[int, int]]()
+    found = survey([str(data)], options, lambda uri: source)
+    sources = DirectBytes(lambda uri: source)
+    build(found, str(tmp_path / "catalog"), lambda uri: source, sources, lambda *each: told.append(each))
+    assert told[-1] == (FILES * len(body), FILES * len(body))
+    assert told == sorted(told)

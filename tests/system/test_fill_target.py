@@ -4,6 +4,7 @@ before has stored."""
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import TierFailed
-from cachesvc.core.model import HUGE_BYTES
+from cachesvc.core.model import HUGE_BYTES, ExtentId
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import PASS_BYTES, RangeWriter, open_target
 from cachesvc.system.huge_pages import SIZE_SEALS, is_memfd
 from cachesvc.tiers.checksum import StreamedChecksums, verify
+from cachesvc.tiers.ram import RamTier
 
 MOST_BYTES = 3 * PASS_BYTES
 BUFFERS = Buffers(MOST_BYTES)
@@ -107,3 +109,19 @@ def test_what_is_written_from_other_memory_is_read_back(kind: str) -> None:
         assert found == bytes(3) + b"decoded"
         with pytest.raises(TierFailed):
             target.read(memoryview(found), PASS_BYTES - 1)
+
+
+def test_an_extent_is_sealed_while_a_child_lives_that_was_forked_during_its_fill() -> None:
+    forks = multiprocessing.get_context("fork")
+    sealed, extent, tier = forks.Event(), ExtentId(bytes(16)), RamTier()
+    child = forks.Process(target=sealed.wait)
+    fd = tier.reserve(extent, HUGE_BYTES)
+    try:
+        with open_target(fd, HUGE_BYTES, Buffers(0)):
+            child.start()
+        tier.commit(extent, StreamedChecksums(HUGE_BYTES).checksums(fd))
+    finally:
+        sealed.set()
+        child.join()
+        os.close(fd)
+        tier.close()

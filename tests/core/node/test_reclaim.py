@@ -1,15 +1,18 @@
-"""Extents that readers hold are recalled where they include the share of others."""
+"""Extents that readers hold are recalled where they include the share of others; and holds from before a restart."""
 
 from __future__ import annotations
 
 from cachesvc.core.commands import Command, Evict, Grant, Recall, Refuse, StartFill
 from cachesvc.core.events import (
+    Corrupt,
     DatasetDeclared,
     Demanded,
     Event,
+    EvictAsked,
     HoldReported,
     Pinned,
     ReaderGone,
+    Recovered,
     Released,
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierName
@@ -18,10 +21,10 @@ from cachesvc.core.node.reclaim import INTERVAL_S, REPLY_S, ROUND_EXTENTS, UNANS
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
 from tests.support.core.invariants import check
+from tests.support.core.names import DATASET, NVME, ONE, SIZE, THREE, TWO, A, B, C, D
+from tests.support.core.node import declare, fill, node_of, read, tell
 
-SIZE = 10
 FIRST, SECOND = DatasetId("first"), DatasetId("second")
-ONE, TWO, THREE = ReaderId(1), ReaderId(2), ReaderId(3)
 
 
 def extents(dataset: DatasetId, count: int) -> list[ExtentId]:
@@ -62,27 +65,6 @@ class Cache:
 
     def resident(self, wanted: list[ExtentId]) -> int:
         return sum(self.node.where(each) is not None for each in wanted)
-
-
-def test_a_dataset_that_comes_later_gets_its_share_of_what_readers_hold_and_no_more() -> None:
-    cache = Cache(8)
-    first = cache.declare(FIRST, 8, ONE)
-    assert cache.read(ONE, first) == ["kept"] * 8
-    second = cache.declare(SECOND, 8, TWO)
-    shelved = 0
-    for extent in second * 3:
-        cache.now += INTERVAL_S
-        for answer in cache.send(Demanded(TWO, 0, extent)):
-            if isinstance(answer, Recall):
-                assert answer.reader == ONE
-                assert not answer.wrong
-                shelved += 1
-                cache.send(Released(ONE, answer.extent))
-        cache.send(Released(TWO, extent))
-    share = cache.node.policy.shares.share_bytes(cache.node.policy.shares.datasets[FIRST]) / SIZE
-    assert share <= cache.resident(first) <= share + 1, "below its share, or never asked"
-    assert shelved == 8 - cache.resident(first)
-    assert cache.resident(second) >= int(share)
 
 
 def test_a_recalled_extent_is_held_for_one_read_and_its_last_reader_frees_it() -> None:
@@ -180,4 +162,98 @@ def test_holds_from_before_a_restart_are_not_recalled_without_a_ram_tier() -> No
     (second,) = extents(SECOND, 1)
     node.handle(DatasetDeclared(TWO, SECOND, ((second, 2 * SIZE),)), 0.0)
     assert node.handle(Demanded(TWO, 0, second), 1.0) == [Refuse(TWO, 0, second)]
+    check(node)
+
+
+def test_bytes_held_from_before_a_restart_count_until_released() -> None:
+    node = node_of(ram=2)
+    tell(node, HoldReported(ONE, A, 2 * SIZE))
+    assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [Refuse(TWO, 1, B)]
+    tell(node, Released(ONE, A))
+    assert tell(node, Demanded(TWO, 2, B, True, SIZE)) == [StartFill(B, RAM)]
+
+
+def test_memory_that_two_readers_hold_counts_once() -> None:
+    node = node_of(ram=2)
+    tell(node, HoldReported(ONE, A, SIZE), HoldReported(TWO, A, SIZE))
+    assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [StartFill(B, RAM)]
+    tell(node, Released(ONE, A))
+    assert [tier.held_bytes for tier in node.status().tiers] == [SIZE]
+    tell(node, ReaderGone(TWO))
+    assert [tier.held_bytes for tier in node.status().tiers] == [0]
+
+
+def reported(reader: ReaderId, extent: ExtentId, user: int, most: int) -> HoldReported:
+    return HoldReported(reader, extent, SIZE, user, most * SIZE)
+
+
+def held_extents(node: Node) -> int:
+    """Held bytes of the RAM tier, in extents."""
+    return node.policy.tiers[RAM].held_bytes // SIZE
+
+
+def test_a_users_readers_together_are_believed_up_to_its_limit() -> None:
+    node = node_of(ram=8)
+    tell(node, reported(ONE, A, 1000, 2), reported(TWO, B, 1000, 2), reported(TWO, C, 1000, 2))
+    assert held_extents(node) == 2
+    tell(node, reported(TWO, A, 1000, 2), reported(ONE, B, 1000, 2))
+    assert held_extents(node) == 2, "the same memory"
+    tell(node, reported(THREE, D, 1001, 2))
+    assert held_extents(node) == 3, "another user"
+    tell(node, Released(TWO, C), Released(ONE, B), Released(TWO, B), reported(ONE, C, 1000, 2))
+    assert held_extents(node) == 3
+    tell(node, ReaderGone(ONE), ReaderGone(TWO), ReaderGone(THREE))
+    assert (held_extents(node), node.readers.holds.held_bytes) == (0, {})
+
+
+def test_all_users_together_are_believed_up_to_the_budget() -> None:
+    node = node_of(ram=2)
+    tell(node, reported(ONE, A, 1000, 2), reported(TWO, B, 1001, 2), reported(THREE, C, 1002, 2))
+    assert held_extents(node) == 2
+    tell(node, reported(THREE, A, 1002, 2))
+    assert held_extents(node) == 2
+
+
+def test_a_false_report_of_holds_takes_no_more_than_its_limit_of_what_others_keep() -> None:
+    node = node_of(ram=6)
+    tell(node, declare(A, B, C, D))
+    read(node, A, B, C, D)
+    commands = tell(
+        node, *(reported(TWO, ExtentId(bytes([number]) * 16), 1001, 3) for number in range(100, 164))
+    )
+    assert sum(isinstance(each, Evict) for each in commands) == 1
+
+
+def test_the_release_of_a_hold_that_was_not_believed_ends_no_lease() -> None:
+    node = node_of(ram=2)
+    tell(node, Demanded(ONE, 1, A, True, SIZE))
+    fill(node, A)
+    tell(node, reported(ONE, A, 1000, 0), Released(ONE, A))
+    assert tell(node, EvictAsked(DATASET, (A,))) == []
+    tell(node, Released(ONE, A))
+    assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM)]
+
+
+def test_a_reader_that_holds_a_copy_which_is_in_ram_still_leases_it() -> None:
+    node = node_of(ram=2)
+    tell(node, Recovered(RAM, {A: SIZE}), declare(A), reported(ONE, A, 1000, 0))
+    assert held_extents(node) == 0
+    assert tell(node, EvictAsked(DATASET, (A,))) == []
+    tell(node, Released(ONE, A))
+    assert tell(node, EvictAsked(DATASET, (A,))) == [Evict(A, RAM)]
+
+
+def test_a_reader_that_held_a_file_before_a_restart_is_asked_for_it_too() -> None:
+    node = node_of(nvme=2)
+    tell(node, Recovered(NVME, {A: SIZE}), declare(A), HoldReported(TWO, A, 0))
+    assert Recall(TWO, A) in tell(node, Corrupt(A, NVME))
+    assert tell(node, Released(TWO, A)) == []
+
+
+def test_no_hold_is_believed_long_after_the_start() -> None:
+    node = node_of(ram=2)
+    node.handle(Demanded(ONE, 1, A, True, SIZE), 100.0)
+    node.handle(HoldReported(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + NodeSettings().hold_s + 1.0)
+    assert [tier.held_bytes for tier in node.status().tiers] == [0]
+    node.handle(Released(TWO, B), 2000.0)  # its release ends no lease
     check(node)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
 from cachesvc.catalog.options import Options
@@ -21,6 +24,7 @@ from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import ANONYMOUS
+from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import open_dataset
@@ -233,3 +237,21 @@ def test_a_prefetch_that_does_not_fit_names_each_limit_that_is_too_small(
             assert advice in json.loads(err)["error"]
         planned, filled = unfit_bytes
         assert planned == filled == (of_quota or filled)
+
+
+OWN = os.geteuid()
+PER_USER, TOTAL = 5, 12
+
+
+@given(st.lists(st.tuples(st.sampled_from([OWN, 64001, 64002, 64003]), st.integers(-3, 3)), max_size=60))
+def test_any_order_of_takes_and_returns_keeps_to_both_limits(steps: list[tuple[int, int]]) -> None:
+    cap, held = UserCap(PER_USER, TOTAL), Counter[int]()
+    for uid, count in steps:
+        if count >= 0:
+            fits = held.total() + count <= TOTAL and (uid == OWN or held[uid] + count <= PER_USER)
+            assert cap.take(uid, count) == fits
+            held[uid] += count * fits
+        elif held[uid] >= -count:
+            cap.give_back(uid, -count)
+            held[uid] += count
+        assert cap.count == held.total()

@@ -8,12 +8,16 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachesvc.core.errors import Busy, TierFailed
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.blocks.replies import Lent
+from cachesvc.daemon.blocks.replies import BURST_S, Lent, SendRate
 from cachesvc.daemon.blocks.wire import (
     MAX_RANGES,
     VERSION,
@@ -29,6 +33,7 @@ from cachesvc.tiers.fill_progress import digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
 from testbed import WAIT_S
 from testbed.servers import free_ports
+from tests.support.clock import Clock
 from tests.support.membership.blocks import BLOCKS, DATA, EXTENT, SIZE, Copy, digests_of, resident, serving
 from tests.support.waiting import wait_until
 
@@ -250,3 +255,33 @@ def test_closing_ends_connections_and_leaves_no_descriptor() -> None:
                 thread.join(WAIT_S)
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+RATE = 1000.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 2)), min_size=1, max_size=50))
+def test_no_interval_carries_more_than_its_rate_a_burst_and_one_send(sends: list[tuple[int, float]]) -> None:
+    clock, sent = Clock(), []
+    rate = SendRate(RATE, clock)
+    for size, pause_s in sends:
+        clock.now += pause_s
+        sent.append((clock.now + rate.take(size), size))
+    assert all(earlier[0] <= later[0] + 1e-9 for earlier, later in pairwise(sent)), "in the order of asking"
+    for first, (begin_s, _) in enumerate(sent):
+        for last in range(first, len(sent)):
+            carried = sum(size for _, size in sent[first:last])
+            assert carried <= RATE * (sent[last][0] - begin_s + BURST_S) + 1e-6
+
+
+def test_senders_that_always_have_something_get_the_whole_rate() -> None:
+    clock = Clock()
+    rate = SendRate(RATE, clock)
+    for _ in range(100):
+        clock.now += rate.take(50)
+    assert clock.now == pytest.approx(99 * 50 / RATE)
+
+
+def test_without_a_limit_there_is_no_wait() -> None:
+    rate = SendRate(inf)
+    assert [rate.take(1 << 40) for _ in range(3)] == [0, 0, 0]

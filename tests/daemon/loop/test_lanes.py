@@ -1,18 +1,23 @@
-"""Lanes answer every call, whatever it raises; probes and stalls of tiers."""
+"""Lanes answer every call, whatever it raises; tiers are probed and stall; and other threads call the event loop."""
 
 from __future__ import annotations
 
+import gc
+import math
+import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
+from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound, OutOfSpace, TierFailed
 from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.loop.loop import Loop
 from cachesvc.tiers.probe import Room
 from testbed import WAIT_S
 
@@ -130,3 +135,56 @@ def test_an_unexpected_error_of_a_probe_counts_as_a_failed_probe(
     probes.close(WAIT_S)
     assert len(lost) == 1
     assert "unexpectedly" in lost[0]
+
+
+class Request:
+    """An object that a call refers to."""
+
+
+def fail() -> None:
+    raise NotFound("not here")
+
+
+def test_work_that_posts_more_work_does_not_delay_descriptors() -> None:
+    loop, (ours, theirs) = Loop(), os.pipe()
+    os.write(theirs, b"x")
+    rounds = 0
+
+    def more() -> None:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 100, "the descriptor was never looked at"
+        loop.post(more)
+
+    loop.post(more)
+    loop.watch(ours, loop.stop)
+    loop.run(lambda: math.inf, lambda: None, time.monotonic)
+    assert rounds <= 2
+    loop.unwatch(ours)
+    loop.close()
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_an_error_releases_its_callers_objects_at_once() -> None:
+    loop = Loop()
+    thread = threading.Thread(target=loop.run, args=(lambda: math.inf, lambda: None, time.monotonic))
+
+    def ask() -> weakref.ref[Request]:
+        request = Request()
+        with pytest.raises(NotFound):
+            loop.call(fail)
+        return weakref.ref(request)
+
+    thread.start()
+    gc.disable()
+    try:
+        assert loop.call(lambda: 17) == 17
+        assert ask()() is None
+    finally:
+        gc.enable()
+        loop.stop()
+        thread.join()
+    with pytest.raises(DaemonUnavailable):
+        loop.call(fail)
+    loop.close()

@@ -1,10 +1,15 @@
-"""Metrics do not name datasets that are restricted to some users, since any user may reach the port."""
+"""Metrics are served to scrapers only while they ask, and do not name datasets that are restricted to some users, since
+any user may reach the port."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,10 +31,14 @@ NO_SUMS = {"cachesvc_hit_bound", "cachesvc_loader_wait_quantile_seconds"}
 REPORT = StallReport(10, (1_000_000,) * len(CAUSES), (5,) * len(QUANTILES))
 
 
+def scraped(port: int, path: str = "/metrics") -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as answer:
+        return bytes(answer.read())
+
+
 def values(port: int) -> dict[str, float]:
     """Scrape the metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
-        lines = re.findall(r"^(cachesvc_\S+) (\S+)$", answer.read().decode(), re.M)
+    lines = re.findall(r"^(cachesvc_\S+) (\S+)$", scraped(port).decode(), re.M)
     return {name: float(value) for name, value in lines}
 
 
@@ -109,3 +118,44 @@ def test_counters_of_forgotten_datasets_keep_their_value_and_label(tmp_path: Pat
         after = values(port)
     assert known.isdisjoint(used[:2]), "it has forgotten both"
     assert (before[batches], before[source]) == (after[batches], after[source]) == (10, EXTENT)
+
+
+IDLE = 40
+
+
+@pytest.fixture(scope="module")
+def scrapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, int]]:
+    """A daemon, and the port of its metrics."""
+    root = tmp_path_factory.mktemp("scrapes")
+    (root / "data").mkdir()
+    (port,) = free_ports(1)
+    options = ["--ram", "64MiB", "--fillers", "1", "--allow", f"{root}/data"]
+    with Daemon(root / "node", [*options, "--metrics", f"127.0.0.1:{port}"]) as found:
+        yield found, port
+    assert "Traceback" not in found.log
+
+
+def test_only_the_metrics_path_is_answered_with_metrics(scrapes: tuple[Daemon, int]) -> None:
+    _, port = scrapes
+    for path in ("/metrics?by=scraper", "/"):
+        assert b"cachesvc_fills" in scraped(port, path)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        scraped(port, "/healthz")
+    assert (refused.value.code, refused.value.reason) == (404, "metrics are at /metrics")
+    refused.value.close()
+
+
+@pytest.mark.slow
+def test_idle_connections_delay_no_scrape_and_are_closed(scrapes: tuple[Daemon, int]) -> None:
+    daemon, port = scrapes
+    pid = daemon.pid
+    scraped(port)
+    before = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+    with contextlib.ExitStack() as stack:
+        for number in range(IDLE):
+            idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            if number % 2:
+                idle.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert b"cachesvc_fills" in scraped(port)
+        wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before[0])
+    wait_until(lambda: len(os.listdir(f"/proc/{pid}/task")) <= before[1])

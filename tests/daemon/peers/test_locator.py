@@ -1,4 +1,4 @@
-"""Each question about an extent is answered, whatever its owner does."""
+"""Each question about an extent is answered, whatever its owner does, and by a stand-in whatever it does itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting,
 from cachesvc.daemon.peers.agent import hidden_from
 from cachesvc.daemon.peers.locator import Locator
 from cachesvc.daemon.peers.members import SETTLE_S, Members
-from cachesvc.daemon.peers.owned_extents import OwnedExtents
+from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
@@ -97,3 +97,43 @@ def test_a_loopback_address_is_hidden_from_other_machines_only(host: str) -> Non
     assert hidden_from(mine, [mine, "127.0.0.2:7070"]) == ""
     assert hidden_from(mine, [mine, there]) == there
     assert hidden_from(there, ["192.0.2.2:7070"]) == ""
+
+
+FRESH, INTERRUPTED = Question(EXTENTS[0]), Question(EXTENTS[0], ("owner",))
+
+
+@pytest.fixture
+def owned() -> OwnedExtents:
+    """The stand-in fills all that it is asked for."""
+    return OwnedExtents(ME, lambda extents, later: set(extents))
+
+
+def asked(owned: OwnedExtents, asker: str, question: Question) -> str:
+    (answer,) = owned.find(asker, [question])
+    return answer.node
+
+
+def test_an_interrupted_fill_is_not_sent_to_what_may_read_from_it(owned: OwnedExtents) -> None:
+    owned.located(EXTENTS[0], "follower")  # and the follower reads from the first node
+    assert asked(owned, "new", FRESH) == ME
+    assert asked(owned, "first", INTERRUPTED) == SOURCE
+    assert asked(owned, "second", INTERRUPTED) == "first"
+
+
+def test_an_interrupted_fill_follows_a_stand_in_that_reads_the_source(owned: OwnedExtents) -> None:
+    owned.located(EXTENTS[0], SOURCE)
+    assert asked(owned, "first", INTERRUPTED) == ME
+
+
+def test_a_stand_in_that_asked_itself_is_followed(owned: OwnedExtents) -> None:
+    assert asked(owned, "first", INTERRUPTED) == ME
+    owned.report("first", EXTENTS[:1], [], [], anew=False)
+    assert asked(owned, ME, INTERRUPTED) == "first"
+    owned.located(EXTENTS[0], "first")
+    assert asked(owned, "second", INTERRUPTED) in (ME, "first")
+
+
+def test_once_the_fill_has_ended_it_is_followed_again(owned: OwnedExtents) -> None:
+    owned.located(EXTENTS[0], "follower")
+    owned.report(ME, EXTENTS[:1], [], [], anew=False)
+    assert asked(owned, "first", INTERRUPTED) == ME
