@@ -10,6 +10,8 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +25,7 @@ from cachesvc.client.control import Control, DatasetInfo
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import EVERY_S, stop_polling
 from cachesvc.client.protocol import Granted
-from cachesvc.core.errors import CacheError, DaemonUnavailable, NotAllowed, NotFound, OutOfSpace
-from cachesvc.core.model import DatasetId
+from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.processes import held_memory
@@ -114,20 +115,14 @@ def test_sixteen_readers_of_one_cold_extent_cost_one_get_a_range(
     info = opened(daemon, uri)
     proxy.reset()
     start = threading.Barrier(16)
-    found: list[bytes] = []
 
-    def reader() -> None:
-        grants = DaemonGrants(daemon.socket_dir, info.id)
-        start.wait()
-        found.append(read_extent(grants, 3, 30.0))
-        grants.close()
+    def read(_: int) -> bytes:
+        with closing(DaemonGrants(daemon.socket_dir, info.id)) as grants:
+            start.wait()
+            return read_extent(grants, 3, 30.0)
 
-    threads = [threading.Thread(target=reader) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [data[3 * EXTENT : 4 * EXTENT]] * 16
+    with ThreadPoolExecutor(16) as readers:
+        assert set(readers.map(read, range(16))) == {data[3 * EXTENT : 4 * EXTENT]}
     counted = gets(proxy)
     assert set(counted.values()) == {1}, counted
     assert proxy.counts.bytes == EXTENT
@@ -179,20 +174,6 @@ def test_an_object_overwritten_after_opening_is_never_served(
         grants.acquire([0], 30.0)
     assert caught.value.code == 6
     grants.close()
-
-
-def test_sources_outside_the_allowlist_are_refused(daemon: Daemon, allowed: str) -> None:
-    bucket = allowed.removesuffix("/data/")
-    for uri in (f"{bucket}/other/", f"{bucket}/data/../other/", "file:///etc/", "s3://elsewhere/"):
-        with Control(daemon.socket_dir) as control, pytest.raises((NotAllowed, ValueError)):
-            control.open_dataset([uri], RECORDS)
-
-
-def test_unknown_datasets_are_not_found(daemon: Daemon) -> None:
-    with pytest.raises(NotFound):
-        DaemonGrants(daemon.socket_dir, DatasetId("0" * 32)).acquire([0], 5.0)
-    with Control(daemon.socket_dir) as control, pytest.raises(NotFound):
-        control.pin(DatasetId("../" * 10 + "ab"), True)
 
 
 def test_health_and_reflection_are_served(daemon: Daemon) -> None:

@@ -97,14 +97,6 @@ def test_retention_trades_places_under_faults_with_every_invariant_intact(seed: 
     assert {command.tier for command in later if command.from_tier is None} == {"ram", "nvme0"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("f", FRACTIONS)
-@pytest.mark.parametrize("policy", ["lru", "random", "belady"])
-def test_controls_match_their_formulas_at_full_size(policy: PolicyName, f: float) -> None:
-    found = simulate(policy, spec_of(FULL, f), FULL)
-    assert abs(found.hit_rate - EXPECTED[policy](f)) <= 0.01
-
-
 @pytest.mark.parametrize("f", [0.35, pytest.param(0.8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["lru", "random", "belady"])
 def test_controls_match_their_formulas(policy: PolicyName, f: float) -> None:

@@ -49,19 +49,6 @@ class Bench:
         return self.windows.window_to_free(self.orders[-1], SIZE)
 
 
-def test_of_too_many_orders_only_those_that_moved_lately_fetch_ahead() -> None:
-    bench = Bench(Room(2), 3)
-    first, second, third = bench.orders
-    bench.context.now = IDLE_S + 1.5
-    assert bench.windows.active() == {third}
-    assert bench.windows.room_bytes(bench.orders[-1]) == 2 * SIZE
-    assert bench.window_to_free() is first, "longest at rest"
-    first.ahead.copies.clear()
-    assert bench.window_to_free() is second, "the other one has nothing to give"
-    second.ahead.copies.clear()
-    assert bench.window_to_free() is None
-
-
 def test_where_all_orders_are_idle_all_fetch_ahead() -> None:
     bench = Bench(Room(2), 3)
     bench.context.now = 2 * IDLE_S

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cachesvc.core.commands import Evict, Recall, Refuse, StartFill
+from cachesvc.core.commands import Evict, Recall, StartFill
 from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.events import (
     CommitFailed,
     Committed,
     Corrupt,
-    DatasetDeclared,
     Demanded,
     Event,
     EvictAsked,
@@ -20,19 +19,16 @@ from cachesvc.core.events import (
     JobEnded,
     Pinned,
     Prefetched,
-    ReaderGone,
     Recovered,
     Released,
     Resized,
-    Tick,
     TierBack,
     TierLost,
 )
-from cachesvc.core.limits import FILL_RETRY_CAP_S
-from cachesvc.core.model import RAM, ReaderId
+from cachesvc.core.model import RAM
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
-from tests.support.core.names import DATASET, NVME, NVME1, ONE, OTHER, SIZE, TWO, A, B, C, D, E, F
+from tests.support.core.names import DATASET, NVME, NVME1, ONE, OTHER, SIZE, A, B, C, D, E, F
 from tests.support.core.node import declare, fill, node_of, plan, tell
 
 
@@ -78,23 +74,6 @@ def test_a_prefetch_goes_on_until_its_last_job_ends_and_lasts_when_it_is_done() 
     assert tell(node, Corrupt(A, RAM), Evicted(A, RAM)) == [Evict(A, RAM), StartFill(A, RAM)]
 
 
-def test_prefetches_that_displace_each_other_come_to_an_end() -> None:
-    node = node_of(ram=4)
-    todo = tell(node, declare(A, B, C), Prefetched(1, DATASET))
-    todo += tell(node, declare(C, D, E, F, job=2, dataset=OTHER), Prefetched(2, OTHER))
-    commands = 0
-    while todo:
-        command = todo.pop(0)
-        commands += 1
-        assert commands < 50
-        if isinstance(command, StartFill):
-            todo += fill(node, command.extent)
-        elif isinstance(command, Evict):
-            todo += tell(node, Evicted(command.extent, command.tier))
-    assert node.progress(1).finished
-    assert node.progress(2).finished
-
-
 def test_a_prefetch_fills_into_nvme_what_is_evicted_as_ram_shrinks() -> None:
     node = node_of(ram=2, nvme=3, max_fills=1)
     assert tell(node, declare(A, B), Prefetched(1, DATASET)) == [StartFill(A, RAM)]
@@ -133,16 +112,6 @@ def test_a_prefetch_reports_extents_that_no_other_tier_has_room_for_as_ram_shrin
     tell(node, Evicted(A, RAM), Evicted(B, RAM))
     fill(node, A, tier=NVME)
     assert (node.progress(1).finished, node.progress(1).stuck_extents) == (True, 1)
-
-
-def test_a_prefetch_gives_up_an_extent_that_a_full_tier_refused_to_a_reader() -> None:
-    node = Node([TierSpec(RAM, 10)], NodeSettings())
-    node.handle(DatasetDeclared(1, DATASET, ((A, 10),)), 0.0)
-    assert node.handle(Demanded(ReaderId(1), 1, A), 0.0) == [StartFill(A, RAM)]
-    node.handle(Prefetched(1, DATASET), 1.0)
-    answers = node.handle(FillFailed(A, RAM, 8, "the disk is full"), 2.0)
-    assert answers == [Refuse(ReaderId(1), 1, A)]
-    assert node.progress(1).stuck_extents == 1, "else the prefetch would never end"
 
 
 @pytest.mark.parametrize("loss", [Corrupt(A, NVME), TierLost(NVME)], ids=["corrupt", "lost"])
@@ -186,15 +155,3 @@ def test_a_prefetch_is_not_done_while_another_tier_takes_what_a_lost_one_had_not
     assert (node.progress(1).finished, node.progress(1).failed) == (False, {})
     fill(node, A, tier=NVME1)
     assert (node.progress(1).finished, node.progress(1).failed) == (True, {})
-
-
-def test_a_prefetch_retries_a_fill_whose_only_waiter_left() -> None:
-    node = node_of(ram=4, max_fills=1)
-    assert tell(node, declare(A, B), Demanded(ONE, 1, A), Prefetched(1, DATASET)) == [StartFill(A, RAM)]
-    failed = FillFailed(A, RAM, SourceUnavailable.code, "busy", retry=True)
-    assert tell(node, failed, Demanded(TWO, 2, B)) == [StartFill(B, RAM)]
-    assert tell(node, Tick(), now=FILL_RETRY_CAP_S) == [], "the only slot is taken"
-    tell(node, ReaderGone(ONE), now=FILL_RETRY_CAP_S)
-    assert StartFill(A, RAM) in tell(node, Filled(B, RAM), now=FILL_RETRY_CAP_S)
-    tell(node, Filled(A, RAM), now=FILL_RETRY_CAP_S)
-    assert node.progress(1).finished

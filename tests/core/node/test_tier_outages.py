@@ -14,7 +14,6 @@ from cachesvc.core.events import (
     Evicted,
     Filled,
     FillFailed,
-    HoldReported,
     Passed,
     Pinned,
     Prefetched,
@@ -39,14 +38,6 @@ def test_a_full_tier_sends_the_fill_to_another_one_and_is_tried_again_later() ->
     tell(node, Filled(A, NVME))
     assert tell(node, Demanded(ONE, 2, B)) == [Refuse(ONE, 2, B)]
     assert tell(node, Demanded(ONE, 3, C), now=60.0) == [StartFill(C, RAM)]
-
-
-def test_a_tier_that_was_full_never_takes_more_than_it_was_given() -> None:
-    node = node_of(ram=2)
-    tell(node, declare(A, B, C), Demanded(ONE, 1, A), HoldReported(TWO, E, 5 * SIZE))
-    tell(node, FillFailed(A, RAM, OutOfSpace.code, "no memory"))
-    tell(node, ReaderGone(TWO), Prefetched(1, DATASET))
-    assert node.status().tiers[0].budget_bytes <= 2 * SIZE
 
 
 def test_a_full_disk_refuses_more_extents_and_keeps_those_it_has() -> None:

@@ -13,19 +13,13 @@ import pytest
 
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
-from cachesvc.core import commands as cmd
-from cachesvc.core import events as ev
 from cachesvc.core.errors import CacheError, InvalidInput, TierFailed
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId
-from cachesvc.core.node.node import Node as Core
-from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
 from cachesvc.tiers.probe import Room
 from testbed.node import open_files
-from tests.support.core.invariants import check
 from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, flip, lost, mounted, node, sample, stored
 from tests.support.nvme import NAME, extent, files, put
 from tests.support.waiting import wait_until
@@ -238,41 +232,6 @@ def test_the_watch_finds_another_directory_and_logs_once_why_its_tier_stays_lost
     assert found is not None
     found.tier.close()
     probes.close(5.0)
-
-
-# The core.
-
-A, B = ExtentId(b"a" * 16), ExtentId(b"b" * 16)
-READER, DATASET = ReaderId(1), DatasetId("d")
-
-
-def test_extents_of_the_old_directory_are_gone_with_their_leases() -> None:
-    core = Core([TierSpec(NAME, 100)])
-    core.handle(ev.Recovered(NAME, {A: 10, B: 20}), 0.0)
-    core.handle(ev.DatasetDeclared(READER, DATASET, ((A, 10), (B, 20))), 0.0)
-    assert core.handle(ev.Demanded(READER, 1, A), 1.0) == [cmd.Grant(READER, 1, A, NAME)]
-    core.handle(ev.TierLost(NAME), 2.0)
-    core.handle(ev.Renewed(NAME, {B: 20}), 3.0)
-    check(core)
-    core.handle(ev.TierBack(NAME), 3.0)
-    check(core)
-    assert core.where(A) is None
-    assert core.where(B) == NAME
-    assert core.handle(ev.Released(READER, A), 4.0) == []
-    assert core.handle(ev.Demanded(READER, 2, A), 5.0) == [cmd.StartFill(A, NAME)]
-    assert core.handle(ev.Filled(A, NAME), 6.0) == [cmd.Grant(READER, 2, A, NAME)]
-    check(core)
-
-
-def test_an_eviction_in_the_old_directory_frees_its_bytes_once() -> None:
-    core = Core([TierSpec(NAME, 100)])
-    core.handle(ev.Recovered(NAME, {A: 60}), 0.0)
-    assert core.handle(ev.EvictAsked(DATASET, (A,)), 1.0) == [cmd.Evict(A, NAME)]
-    core.handle(ev.TierLost(NAME), 2.0)
-    core.handle(ev.Renewed(NAME, {}), 3.0)
-    core.handle(ev.TierBack(NAME), 3.0)
-    check(core)
-    assert core.status().tiers[0].used_bytes == 0
 
 
 # The daemon.

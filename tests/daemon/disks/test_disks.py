@@ -86,21 +86,6 @@ def test_the_scrub_finds_every_flipped_bit_before_a_reader_does(tmp_path: Path, 
         assert found.tier().scrubbed_bytes > 0
 
 
-def test_after_a_restart_no_flipped_bit_is_read(tmp_path: Path, data: bytes) -> None:
-    nvme = tmp_path / "nvme"
-    nvme.mkdir()
-    chance = random.Random(2)
-    with node(tmp_path, data, f"{nvme}=32MiB", more=("--scrub-rate", "0")) as found:
-        found.fill()
-        wait_until(lambda: len(stored(nvme)) == EXTENTS)
-        found.daemon.kill()
-        for path in chance.sample(stored(nvme), 5):
-            flip(path, chance.randrange(path.stat().st_size))  # its footer too
-        found.daemon.start()
-        assert found.read() == EXTENTS
-        assert found.tier().corrupt_extents == 5
-
-
 def test_a_directory_that_disappears_is_lost_and_the_other_one_is_not(tmp_path: Path, data: bytes) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
@@ -111,20 +96,6 @@ def test_a_directory_that_disappears_is_lost_and_the_other_one_is_not(tmp_path: 
         wait_until(lambda: found.tier("nvme0").lost)
         assert found.read() == EXTENTS
         assert not found.tier("nvme1").lost
-
-
-@pytest.mark.slow
-def test_a_directory_that_comes_back_is_used_again_with_its_extents(tmp_path: Path, data: bytes) -> None:
-    nvme = tmp_path / "nvme"
-    nvme.mkdir()
-    with node(tmp_path, data, f"{nvme}=32MiB") as found:
-        found.fill()
-        nvme.rename(tmp_path / "gone")
-        wait_until(lambda: found.tier().lost)
-        assert found.read() == 0
-        (tmp_path / "gone").rename(nvme)
-        wait_until(lambda: not found.tier().lost)
-        assert found.read() == EXTENTS
 
 
 @pytest.mark.parametrize("ends", [False, pytest.param(True, marks=pytest.mark.slow)])
