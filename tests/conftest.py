@@ -142,6 +142,13 @@ def proxy(s3_server: SeaweedFS) -> Iterator[Proxy]:
 
 
 @pytest.fixture
+def direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process reads without a daemon, and keeps its catalogs in a folder of its own."""
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
 def target(tmp_path: Path) -> Iterator[int]:
     with open(tmp_path / "extent", "w+b") as file:
         yield file.fileno()

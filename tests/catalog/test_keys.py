@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from pyarrow import feather
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from tests.support.catalog_reader import compiled
-from tests.support.datasets import tar_bytes, write_files
+from tests.support.datasets import tar_bytes, tar_of, write_files
 
 pytestmark = pytest.mark.pure
 
@@ -94,18 +92,9 @@ def test_below_several_uris_keys_begin_in_their_common_folder(tmp_path: Path) ->
     assert keys_of(catalog) == ["a/part-0.csv:0", "b/part-0.csv:0"]
 
 
-def members(*named: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, body in (pair for each in named for pair in each.items()):
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
-
-
 def test_members_of_one_name_have_the_key_of_their_archive(tmp_path: Path) -> None:
     """Archives may each number their members from 0, and one archive may hold a sample twice."""
-    zero, one = {"0.txt": b"x"}, {"1.txt": b"y"}
-    write_files(tmp_path, {"a.tar": members(zero, one, zero), "b.tar": members(zero, {"2.txt": b"z"})})
+    zero = ("0.txt", b"x")
+    twice, other = tar_of(zero, ("1.txt", b"y"), zero), tar_of(zero, ("2.txt", b"z"))
+    write_files(tmp_path, {"a.tar": twice, "b.tar": other})
     assert keys_of(compiled(tmp_path)) == ["a.tar/0:0", "1", "a.tar/0:2", "b.tar/0", "2"]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import os
 import struct
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -56,6 +54,7 @@ from cachesvc.sources.parquet.parquet import Footer, decoding
 from cachesvc.sources.parquet.recipe import recipe_of
 from cachesvc.sources.uri import allowlist, canonical, expand
 from cachesvc.v1 import cachesvc_pb2 as pb
+from tests.support.datasets import tar_of
 from tests.support.formats.tfrecords import framed
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -347,13 +346,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 def small_tar() -> bytes:
     """Return a tar of two samples, a long name and a pax header."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as made:
-        for name in ("a.jpg", "a.cls", "b.jpg", "n" * 150 + ".txt", "ü.json"):
-            info = tarfile.TarInfo(name)
-            info.size = 3
-            made.addfile(info, io.BytesIO(b"1.5"))
-    return buffer.getvalue()[:8192]
+    names = ("a.jpg", "a.cls", "b.jpg", "n" * 150 + ".txt", "ü.json")
+    return tar_of(*((name, b"1.5") for name in names))[:8192]
 
 
 def megatron_index(sequences: int = 2, documents: int = 2, lengths: Sequence[int] = (1024, 1024)) -> bytes:

@@ -99,3 +99,39 @@ class Caged(Daemon):
                 stderr=log,
                 preexec_fn=self._cage.enter,
             )
+
+
+HOG = """
+import sys
+held = []
+for line in sys.stdin:
+    held.append(b"x" * int(line))
+    print("held", flush=True)
+"""
+
+
+class Hog:
+    """A process in a cage that takes as much memory as the test says."""
+
+    def __init__(self, cage: Cage) -> None:
+        command = [sys.executable, "-c", HOG]
+        self._process = subprocess.Popen(
+            command, preexec_fn=cage.enter, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.size_bytes = 0
+
+    def __enter__(self) -> Hog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def grow(self, size_bytes: int) -> bool:
+        """Take memory; tell whether the process has it, or was killed for it."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(b"%d\n" % size_bytes)
+        self._process.stdin.flush()
+        self.size_bytes += size_bytes
+        return self._process.stdout.readline() == b"held\n"

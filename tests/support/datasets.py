@@ -56,16 +56,21 @@ def labelled_table(root: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> 
         writer.writerows(rows)
 
 
-def tar_bytes(samples: Mapping[str, Sample], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """One WebDataset shard of `samples`: key -> extension -> body."""
+def tar_of(*members: tuple[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """A tar of (name, body) in this order."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for key, fields in samples.items():
-            for extension, body in fields.items():
-                info = tarfile.TarInfo(f"{key}.{extension}")
-                info.size = len(body)
-                archive.addfile(info, io.BytesIO(body))
+        for name, body in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            archive.addfile(info, io.BytesIO(body))
     return buffer.getvalue()
+
+
+def tar_bytes(samples: Mapping[str, Sample], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """One WebDataset shard of `samples`: key -> extension -> body."""
+    named = ((f"{key}.{ext}", body) for key, fields in samples.items() for ext, body in fields.items())
+    return tar_of(*named, form=form)
 
 
 def tar_shards(root: Path, shards: int, per_shard: int, size_bytes: int, seed: int = 0) -> dict[str, Sample]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cachesvc.config import NvmeSpec, Settings
-from cachesvc.core.model import TierName
+from cachesvc.core.model import RAM, TierName
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.fork_server import Child, ForkServer
@@ -49,9 +49,8 @@ class Pool:
         self.inside.write_bytes(BYTES)
         passing = StreamedChecksums(len(BYTES))
         passing.add(0, memoryview(BYTES))
-        fd = os.open(self.inside, os.O_RDONLY)
-        self._digests = passing.checksums(fd).digests
-        os.close(fd)
+        self.memory = os.open(self.inside, os.O_RDWR)
+        self._digests = passing.checksums(self.memory).digests
 
     def verify(self, name: object, fd: int, *tiers: TierName) -> None:
         job = jobs.VerifyJob(len(BYTES), self._digests)
@@ -66,6 +65,12 @@ class Pool:
         self.loop.run_until(lambda: name in self.answers)
         (done,) = self.answers[name]
         return done
+
+    def works(self) -> bool:
+        """Give the fillers a job in memory; tell whether it was done."""
+        name = object()
+        self.verify(name, self.memory, RAM)
+        return self.of(name).code == 0
 
     def _answered(self, name: object, answer: jobs.Answer) -> None:
         assert isinstance(answer, jobs.JobDone)
@@ -97,10 +102,12 @@ def a_pool(root: Path, count: int, nvme: tuple[NvmeSpec, ...] = ()) -> Iterator[
     settings = Settings(0, nvme, (), str(root), str(root), fillers=count)
     fillers = FillerPool(settings, (), loop.watch, loop.unwatch)
     fillers.start()
+    found = Pool(root, loop, fillers)
     try:
-        yield Pool(root, loop, fillers)
+        yield found
     finally:
         fillers.stop()
+        os.close(found.memory)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from cachesvc.system.memory import allowed_bytes, oom_kills
 from loader import open_dataset
 from testbed.servers import Fault, Proxy, SeaweedFS
 from tests.support import datasets
-from tests.support.cages import Cage, Caged, caged
+from tests.support.cages import Cage, Caged, Hog, caged
 from tests.support.meminfo import MEMINFO
 from tests.support.waiting import wait_until
 
@@ -141,42 +141,6 @@ def test_a_cold_fill_of_more_than_ram_kills_nothing_and_its_memory_is_given_back
             assert ("the RAM tier shrinks" in daemon.log) == (given != "named")
             wait_until(lambda: cage.own_bytes() <= DAEMON_BYTES + fillers * FILLER_BYTES)
             reader.close()
-
-
-HOG = """
-import sys
-held = []
-for line in sys.stdin:
-    held.append(b"x" * int(line))
-    print("held", flush=True)
-"""
-
-
-class Hog:
-    """A process in a cage that takes as much memory as the test says."""
-
-    def __init__(self, cage: Cage) -> None:
-        command = [sys.executable, "-c", HOG]
-        self._process = subprocess.Popen(
-            command, preexec_fn=cage.enter, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.size_bytes = 0
-
-    def __enter__(self) -> Hog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def grow(self, size_bytes: int) -> None:
-        """Take memory; return when the process has it or was killed for it."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(b"%d\n" % size_bytes)
-        self._process.stdin.flush()
-        self._process.stdout.readline()
-        self.size_bytes += size_bytes
 
 
 def _grandchildren(cage: Cage, daemon: int) -> list[int]:

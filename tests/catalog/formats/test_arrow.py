@@ -19,10 +19,7 @@ from loader import DataLoader, open_dataset
 from tests.support.catalog_reader import Folder, compiled
 from tests.support.datasets import write_files
 
-
-@pytest.fixture(autouse=True)
-def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
+pytestmark = pytest.mark.usefixtures("direct")
 
 
 def stream(table: pa.Table, rows: int = 1000, **options: Any) -> bytes:

@@ -13,6 +13,7 @@ from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from tests.support.datasets import mds_shards, tar_bytes, write_files
 
+pytestmark = pytest.mark.usefixtures("direct")
 WHOLE = {
     f"{shard}.tar": tar_bytes(
         {f"{shard}{n}": {"jpg": b"%d%d" % (shard, n) * 700, "cls": b"%d" % n} for n in range(4)}
@@ -29,12 +30,6 @@ DAMAGED = {
     "7.tar.gz": gzip.compress(WHOLE["7.tar"])[:-40],
 }
 KEPT = (0, 2, 4)
-
-
-@pytest.fixture(autouse=True)
-def _direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,20 +10,10 @@ import pytest
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.core.errors import CorruptData, InvalidInput
 from tests.support.catalog_reader import samples_of
+from tests.support.datasets import tar_of
 from tests.support.folders import opened
 
 pytestmark = pytest.mark.pure
-
-
-def tar(*members: tuple[str, bytes]) -> bytes:
-    """Write members in this order."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, body in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return buffer.getvalue()
 
 
 def one_kind_after_another(count: int, size: int = 5) -> list[tuple[str, bytes]]:
@@ -45,7 +33,7 @@ def fields(catalog: Catalog) -> list[dict[str, bytes | None]]:
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
 def test_members_of_one_key_are_joined_in_the_order_of_the_first(tmp_path: Path, name: str) -> None:
     members = one_kind_after_another(20)
-    body = tar(*members[:20], *reversed(members[20:40]), *members[40:])
+    body = tar_of(*members[:20], *reversed(members[20:40]), *members[40:])
     catalog = opened(tmp_path / "d", {name: gzip.compress(body) if name.endswith("gz") else body})
     assert [catalog.key(sample) for sample in range(20)] == [str(n) for n in range(20)]
     expected = [{"cls": b"%d" % n, "jpg": (b"%d" % n).ljust(5, b"."), "txt": b"t%d" % n} for n in range(20)]
@@ -58,10 +46,10 @@ def test_members_of_one_key_are_joined_in_the_order_of_the_first(tmp_path: Path,
 
 
 def test_members_in_the_next_extent_are_joined_and_others_refused(tmp_path: Path) -> None:
-    body = tar(*one_kind_after_another(3, 600))
+    body = tar_of(*one_kind_after_another(3, 600))
     assert len(opened(tmp_path / "near", {"a.tar": body}, extent_bytes=8192).extent_sizes) > 1
     assert len(fields(opened(tmp_path / "near", {}, extent_bytes=8192))) == 3
-    far = tar(*one_kind_after_another(3, 9000))
+    far = tar_of(*one_kind_after_another(3, 9000))
     with pytest.raises(InvalidInput, match=r"a\.tar: '2\.jpg' at offset .* tar --sort=name"):
         opened(tmp_path / "far", {"a.tar": far}, extent_bytes=8192)
     spread = opened(tmp_path / "far", {"a.tar": far}, extent_bytes=32768)
@@ -77,7 +65,9 @@ def test_a_sample_that_is_repeated_stays_another_sample(tmp_path: Path) -> None:
         ("a.cls", b"3"),
         ("b.cls", b"2"),
     ]
-    catalog = opened(tmp_path / "d", {"x.tar": tar(*members), "y.tar": tar(("b.jpg", b"4"), ("b.cls", b"4"))})
+    catalog = opened(
+        tmp_path / "d", {"x.tar": tar_of(*members), "y.tar": tar_of(("b.jpg", b"4"), ("b.cls", b"4"))}
+    )
     assert [(catalog.key(at), *row.values()) for at, row in enumerate(fields(catalog))] == [
         ("x.tar/a:0", b"1", b"1"),
         ("x.tar/b", b"2", b"2"),
@@ -85,11 +75,11 @@ def test_a_sample_that_is_repeated_stays_another_sample(tmp_path: Path) -> None:
         ("y.tar/b", b"4", b"4"),
     ]
     with pytest.raises(CorruptData, match=r"'a\.jpg' at offset 1024 is the second \.jpg"):
-        opened(tmp_path / "twice", {"x.tar": tar(("a.jpg", b"1"), ("a.jpg", b"2"))})
+        opened(tmp_path / "twice", {"x.tar": tar_of(("a.jpg", b"1"), ("a.jpg", b"2"))})
 
 
 def test_a_damaged_archive_leaves_no_note_on_its_samples(tmp_path: Path) -> None:
-    whole = tar(("k.jpg", b"1"), ("k.cls", b"1"))
-    damaged = tar(*one_kind_after_another(4))[:-12000]
+    whole = tar_of(("k.jpg", b"1"), ("k.cls", b"1"))
+    damaged = tar_of(*one_kind_after_another(4))[:-12000]
     catalog = opened(tmp_path / "d", {"a.tar": damaged, "b.tar": whole}, on_error="skip")
     assert (catalog.samples, [note for note in catalog.notes if "lie apart" in note]) == (1, [])

@@ -15,14 +15,9 @@ from tests.support.catalog_reader import samples_of
 from tests.support.datasets import write_files
 from tests.support.folders import opened, refusal
 
+pytestmark = pytest.mark.usefixtures("direct")
 SEQ = 64
 TOKENS = np.random.default_rng(0).integers(0, 50_000, 6400)
-
-
-@pytest.fixture(autouse=True)
-def _direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def tokens_of(root: Path, files: dict[str, bytes], **options: Any) -> tuple[list[int], tuple[str, ...]]:

@@ -16,16 +16,11 @@ from testbed.node import Daemon
 from tests.support.catalog_reader import compiled
 from tests.support.datasets import tar_bytes, write_files
 
+pytestmark = pytest.mark.usefixtures("direct")
 FILES = {f"{n}.jpg": bytes([n]) * 9 for n in range(4)}
 BREEDS = ["husky", "beagle", "husky", "akita"]
 ODD = "photo,breed,weight\n" + "".join(f"{n},{breed},{n}.5\n" for n, breed in enumerate(BREEDS))
 WORDS = {"file": "photo", "target": "breed"}
-
-
-@pytest.fixture(autouse=True)
-def _direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def labelled(data: Any) -> dict[str, str]:

@@ -210,11 +210,7 @@ def _first_byte(sample: tuple[bytes, float]) -> tuple[int, float]:
     return sample[0][0], sample[1]
 
 
-def test_targets_keep_their_place_in_subsets_and_are_not_classes(
-    regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_targets_keep_their_place_in_subsets_and_are_not_classes(regression: Path, direct: None) -> None:
     dataset = open_dataset(regression, fields=("label", "dat"), decode=None)
     low = dataset.where("label < 0")
     assert sorted(low[n][0] for n in range(len(low))) == [-3.0, -2.5, -2.0, -1.5, -1.0, -0.5]

@@ -77,11 +77,7 @@ def test_byte_order_marks_quotes_and_line_separators_in_json_are_read(tmp_path: 
 
 
 @pytest.mark.parametrize("named", ["{root}/{file}", "file://{root}/{file}", "./{file}", "{stem}"])
-def test_files_are_named_by_path_uri_or_stem(
-    tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_files_are_named_by_path_uri_or_stem(tmp_path: Path, named: str, direct: None) -> None:
     root = tmp_path / "d"
     lines = [
         f"{named.format(root=root, file=file, stem=file[:-4])},{kind}\n"
@@ -159,10 +155,8 @@ def test_a_table_alone_is_not_a_dataset(tmp_path: Path) -> None:
 
 
 def test_files_without_a_row_and_rows_without_a_file_are_noted_at_each_opening(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, direct: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     table = "file,label\n0.dat,cat\n1.dat,dog\n2.dat,\n8.dat,dog\n9.dat,dog\n"
     write_files(tmp_path / "d", FILES | {"labels.csv": table.encode()})
     for _ in range(2):  # once compiled, once found compiled

@@ -18,14 +18,9 @@ from cachesvc.core.errors import InvalidInput
 from loader import DataLoader, open_dataset
 from tests.support.datasets import write_files
 
+pytestmark = pytest.mark.usefixtures("direct")
 FILES = {f"{n}.jpg": bytes([n]) * 9 for n in range(3)}
 LISTS = st.lists(st.none() | st.lists(st.text("abcé", max_size=3), max_size=4), max_size=6)
-
-
-@pytest.fixture(autouse=True)
-def _direct(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def opened(root: Path, name: str, table: str, labels: Any = "") -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from cachesvc.daemon.disks.budgets import CALM_S, RamBudget
 from cachesvc.system.memory import MEMORY_SPARE, Memory, memories
 from loader import DataLoader, open_dataset
 from tests.support import datasets
-from tests.support.cages import Cage, Caged, caged
+from tests.support.cages import Cage, Caged, Hog, caged
 from tests.support.meminfo import MEMINFO
 from tests.support.waiting import wait_until
 
@@ -90,15 +89,6 @@ def test_a_budget_is_the_memory_that_was_free_all_the_time(
 
 
 STEP, STEPS = 25 * MIB, 8
-HOG = """
-import sys, time
-held = []
-for _ in range(int(sys.argv[2])):
-    held.append(b"x" * int(sys.argv[1]))
-    time.sleep(float(sys.argv[3]))
-print("held", flush=True)
-time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -138,21 +128,12 @@ def test_a_trainer_that_grows_is_not_killed(
         assert before == filled.resident_bytes == 400 * MIB
         for batch in DataLoader(reader, batch_size=1024) if mapped else ():
             assert batch.numpy()[0].tobytes() == body[:4096]
-        hog = subprocess.Popen(
-            [sys.executable, "-c", HOG, str(STEP), str(STEPS), str(pause_s)],
-            preexec_fn=cage.enter,
-            stdout=subprocess.PIPE,
-        )
-        try:
-            assert hog.stdout
-            assert hog.stdout.readline() == b"held\n"
+        with Hog(cage) as hog:
+            for _ in range(STEPS):
+                assert hog.grow(STEP)
+                time.sleep(pause_s)
             assert ram("used_bytes") <= before - STEP * STEPS // 2
             assert "the RAM tier shrinks" in daemon.log
-        finally:
-            hog.kill()
-            hog.wait()
-            if hog.stdout:
-                hog.stdout.close()
         assert daemon.process
         assert daemon.process.poll() is None
         grants = DaemonGrants(daemon.socket_dir, dataset)

@@ -55,14 +55,8 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
 ) -> None:
     body, uri = os.urandom(EXTENTS * EXTENT), f"s3://{bucket}/d/0.bin"
     s3_server.client().put_object(Bucket=bucket, Key="d/0.bin", Body=body)
-    options = [
-        "--extent-bytes",
-        str(EXTENT),
-        "--allow",
-        f"s3://{bucket}/",
-        "--ram",
-        str(EXTENTS // 2 * EXTENT),
-    ]
+    options = ["--extent-bytes", str(EXTENT), "--allow", f"s3://{bucket}/"]
+    options += ["--ram", str(EXTENTS // 2 * EXTENT)]
     with Proxy(s3_server.endpoint, LATENCY_S) as proxy, FaultyDisk(tmp_path) as disk:
         credentials = {**s3_env, "AWS_ENDPOINT_URL": proxy.endpoint}
         options += ["--nvme", f"{disk.path}={EXTENTS * EXTENT}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -147,11 +148,8 @@ def test_long_builds_of_one_user_do_not_delay_other_users(
                 with Control(here) as control:
                     control.open_dataset(["s3://bucket/"], Options(extent_bytes=4096 * (number + 1)))
 
-            threads = [threading.Thread(target=open_one, args=(number,)) for number in range(HOARDED)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(HOARDED) as openers:
+                list(openers.map(open_one, range(HOARDED)))
             return "done"
 
         def open_mine() -> str:

@@ -85,22 +85,30 @@ LONG = SHORT_ROWS + 1
 Numbers = list[int]
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    root = tmp_path_factory.mktemp("plans")
+def served(root: Path, ram: str) -> Daemon:
+    """A daemon over a file of 16 extents."""
     (root / "data").mkdir()
     (root / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
-    options = ["--ram", str(8 * EXTENT), "--extent-bytes", str(EXTENT), "--fillers", "1"]
-    with Daemon(root / "node", [*options, "--allow", f"{root}/data"]) as found:
+    options = ["--ram", ram, "--extent-bytes", str(EXTENT), "--fillers", "1"]
+    return Daemon(root / "node", [*options, "--allow", f"{root}/data"])
+
+
+def opened(daemon: Daemon) -> DatasetId:
+    with Control(daemon.socket_dir) as control:
+        wanted = Options(format="records", record_bytes=1024)
+        return control.open_dataset([str(daemon.root.parent / "data")], wanted).id
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with served(tmp_path_factory.mktemp("plans"), str(8 * EXTENT)) as found:
         yield found
         assert "Traceback" not in found.log
 
 
 @pytest.fixture(scope="module")
 def dataset(daemon: Daemon) -> DatasetId:
-    with Control(daemon.socket_dir) as control:
-        wanted = Options(format="records", record_bytes=1024)
-        return control.open_dataset([str(daemon.root.parent / "data")], wanted).id
+    return opened(daemon)
 
 
 def columns(extents: Numbers, firsts: Numbers, lasts: Numbers, following: Numbers) -> bytes:
@@ -212,12 +220,9 @@ def test_messages_after_a_plan_are_handled_after_it(daemon: Daemon, dataset: Dat
 
 
 def test_jobs_one_after_the_other_on_a_pinned_dataset_have_epochs_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
-    options = ["--ram", "1MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", f"{tmp_path}/"]
     steps = np.arange(EXTENTS)
-    with Daemon(tmp_path / "node", options) as node, Control(node.socket_dir) as control:
-        wanted = control.open_dataset([f"{tmp_path}/data"], Options(format="records", record_bytes=1024)).id
+    with served(tmp_path, "1MiB") as node, Control(node.socket_dir) as control:
+        wanted = opened(node)
         control.pin(wanted, True)
 
         def told() -> list[tuple[int, int]]:
@@ -247,24 +252,8 @@ def test_a_reader_that_ends_while_its_plan_is_read_leaves_nothing(daemon: Daemon
 
 
 def test_a_plan_is_sent_again_to_a_restarted_daemon(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
-    options = [
-        "--ram",
-        "1MiB",
-        "--extent-bytes",
-        str(EXTENT),
-        "--fillers",
-        "1",
-        "--allow",
-        f"{tmp_path}/data",
-    ]
-    with Daemon(tmp_path / "node", options) as node:
-        with Control(node.socket_dir) as control:
-            opened = control.open_dataset(
-                [f"{tmp_path}/data"], Options(format="records", record_bytes=1024)
-            ).id
-        grants = DaemonGrants(node.socket_dir, opened)
+    with served(tmp_path, "1MiB") as node:
+        grants = DaemonGrants(node.socket_dir, opened(node))
         node.kill()
         steps = np.arange(EXTENTS)
         grants.submit(Plan(steps, steps, steps))  # no daemon runs

@@ -29,7 +29,7 @@ from cachesvc.daemon.parent.messages import (
 from cachesvc.daemon.processes.datagrams import send
 from testbed import WAIT_S
 from tests.support.processes import held_memory
-from tests.support.takeover import EXTENTS, LOADING, epochs, opened, read, taken_over
+from tests.support.takeover import EXTENTS, LOADING, epochs, opened, read, reading, taken_over
 from tests.support.training.jobs import Node, Records, Trainer, fetched
 from tests.support.users import as_user
 from tests.support.waiting import wait_until
@@ -46,13 +46,11 @@ def crashed(node: Node) -> None:
 
 
 def test_what_is_in_ram_survives_a_killed_daemon(node: Node, records: Records) -> None:
-    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
-    read(grants, records.rows)
-    crashed(node)
-    assert node.ram().used_bytes == records.rows.nbytes
-    assert read(grants, records.rows) == {"ram"}
-    assert fetched(node) == records.rows.nbytes
-    grants.close()
+    with reading(node, records) as grants:
+        crashed(node)
+        assert node.ram().used_bytes == records.rows.nbytes
+        assert read(grants, records.rows) == {"ram"}
+        assert fetched(node) == records.rows.nbytes
 
 
 def test_jobs_read_on_while_the_daemon_is_killed_again_and_again(
@@ -113,18 +111,16 @@ def refused(node: Node, *more: str) -> str:
 def test_a_release_that_does_not_start_leaves_the_one_before(
     tmp_path: Path, node: Node, records: Records
 ) -> None:
-    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
-    read(grants, records.rows)
-    before = node.daemon.pid
-    assert "cannot hold one extent" in refused(node, "--ram", "64KiB")
-    assert node.daemon.pid == before, "found before the old daemon left"
-    assert "is no directory" in refused(node, "--nvme", f"{tmp_path / 'none'}=50%")
-    wait_until(node.daemon.ready)
-    assert read(grants, records.rows) == {"ram"}
-    taken_over(node)
-    assert read(grants, records.rows) == {"ram"}
-    assert fetched(node) == records.rows.nbytes
-    grants.close()
+    with reading(node, records) as grants:
+        before = node.daemon.pid
+        assert "cannot hold one extent" in refused(node, "--ram", "64KiB")
+        assert node.daemon.pid == before, "found before the old daemon left"
+        assert "is no directory" in refused(node, "--nvme", f"{tmp_path / 'none'}=50%")
+        wait_until(node.daemon.ready)
+        assert read(grants, records.rows) == {"ram"}
+        taken_over(node)
+        assert read(grants, records.rows) == {"ram"}
+        assert fetched(node) == records.rows.nbytes
 
 
 def asked(node: Node, protocol: int, release: Release) -> tuple[int, str]:

@@ -28,6 +28,7 @@ from tests.support.takeover import (
     epochs,
     opened,
     read,
+    reading,
     serving,
     stored,
     taken_over,
@@ -129,9 +130,8 @@ def test_pins_go_on(own: Node) -> None:
 @pytest.mark.slow
 def test_a_smaller_budget_gives_up_what_it_cannot_hold(own: Node) -> None:
     node, records = own, stored(own)
-    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
-    read(grants, records.rows)
-    grants.close()
+    with reading(node, records):
+        pass
     taken_over(node, "--ram", "4MiB")
     ram = node.ram()
     assert ram.used_bytes == 4 * EXTENT == ram.budget_bytes
@@ -187,9 +187,8 @@ def test_without_a_service_a_new_one_starts_as_usual(own: Node) -> None:
     node.daemon.process = node.daemon.spawn("--takeover")
     node.daemon.wait_ready()
     assert "there is no service to upgrade" in node.daemon.log
-    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
-    read(grants, records.rows)
-    grants.close()
+    with reading(node, records):
+        pass
 
 
 def test_a_service_that_is_ending_is_waited_for(own: Node) -> None:
@@ -222,11 +221,9 @@ def killed_in_an_upgrade(daemon: Daemon, victim: str, after_s: float) -> None:
 def test_a_daemon_killed_at_any_moment_of_an_upgrade_costs_nothing_in_ram(
     node: Node, records: Records, victim: str
 ) -> None:
-    grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
-    read(grants, records.rows)
-    for number in range(KILLS):
-        killed_in_an_upgrade(node.daemon, victim, number / KILLS * START_S)
-        wait_until(node.daemon.ready)
-        assert read(grants, records.rows) == {"ram"}
-    assert fetched(node) == records.rows.nbytes
-    grants.close()
+    with reading(node, records) as grants:
+        for number in range(KILLS):
+            killed_in_an_upgrade(node.daemon, victim, number / KILLS * START_S)
+            wait_until(node.daemon.ready)
+            assert read(grants, records.rows) == {"ram"}
+        assert fetched(node) == records.rows.nbytes

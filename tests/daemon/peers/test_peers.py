@@ -6,8 +6,8 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -72,6 +72,15 @@ def states(daemon: Daemon) -> dict[str, str]:
 def meet(*daemons: Daemon) -> None:
     """Wait until each node sees all others."""
     wait_until(lambda: all(list(states(each).values()) == ["present"] * len(daemons) for each in daemons))
+
+
+@contextmanager
+def pair(nodes: Nodes, *more: str) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two nodes that see each other, of which the first has all the data."""
+    with nodes.node("a", *more) as other, nodes.node("b", *more) as node:
+        meet(other, node)
+        assert fill(other, nodes.data)[1].resident_extents == EXTENTS
+        yield other, node
 
 
 def fill(daemon: Daemon, data: Path) -> tuple[DatasetId, pb.PrefetchReply]:
@@ -168,18 +177,14 @@ def test_a_dataset_of_some_users_is_shared_between_members(tmp_path: Path) -> No
     """Which users may read it is for each node to enforce."""
     nodes = Nodes(tmp_path)
     rule = ["--allow", f"{nodes.data}/=uid:64001"]
-    with nodes.node("a", *rule) as other, nodes.node("b", *rule) as node:
-        meet(other, node)
-        assert fill(other, nodes.data)[1].resident_extents == EXTENTS
+    with pair(nodes, *rule) as (_, node):
         _, here = fill(node, nodes.data)
     assert (here.peer_bytes, here.source_bytes) == (nodes.size, 0)
 
 
 def test_a_node_that_dies_loses_no_byte(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
-    with nodes.node("a") as other, nodes.node("b") as node:
-        meet(other, node)
-        fill(other, nodes.data)
+    with pair(nodes) as (other, node):
         other.kill()
         found, _ = read(node, nodes.data)
         _, here = fill(node, nodes.data)
@@ -243,9 +248,7 @@ def test_one_certificate_serves_all_nodes(tmp_path: Path) -> None:
         "--tls-name",
         "cachesvc.example",
     ]
-    with nodes.node("a", *one) as other, nodes.node("b", *one) as node:
-        meet(other, node)
-        fill(other, nodes.data)
+    with pair(nodes, *one) as (_, node):
         _, here = fill(node, nodes.data)
     assert (here.peer_bytes, here.source_bytes) == (nodes.size, 0)
 
@@ -348,9 +351,7 @@ def test_an_invalid_request_is_a_typed_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_takeover_and_a_restart_go_on_sharing(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
-    with nodes.node("a") as other, nodes.node("b") as node:
-        meet(other, node)
-        fill(other, nodes.data)
+    with pair(nodes) as (other, node):
         first = agent_of(other)
         other.take_over()
         wait_until(lambda: agent_of(other) not in (0, first))
