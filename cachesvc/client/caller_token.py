@@ -44,7 +44,7 @@ class CallerIdentity:
             self._channel = None
 
     def is_alive(self) -> bool:
-        """True while a daemon holds the other end of the connection. That may be one that took over from the first."""
+        """True while the daemon holds the other end of the connection."""
         if self._channel is None:
             return False
         gone = select.poll()

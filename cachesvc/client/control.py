@@ -183,7 +183,8 @@ class Control:
         return self._retried(call)
 
     def _retried(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Retry a call that breaks off while another daemon replaces this one, or is refused as Busy."""
+        """Retry a call that is refused by a daemon that lives, as Busy or since its connection has too many streams, and one
+        that breaks off while another daemon replaces this one."""
         deadline: Deadline | None = None
         again = True
         while True:
@@ -192,7 +193,7 @@ class Control:
                     yield from call()
                 return
             except DaemonUnavailable as error:
-                waits = isinstance(error, Busy) or is_upgrading(self.directory)
+                waits = isinstance(error, Busy) or self._identity.is_alive() or is_upgrading(self.directory)
                 worth_it, again = waits or (again and is_back(self.directory)), waits
                 deadline = deadline or Deadline(CONTROL_RETRY_S)
                 # Until the other daemon binds its socket, or another call ends.

@@ -110,7 +110,7 @@ def serve(settings: Settings, parent: ParentLink, replaces: bool) -> int:
         log.warning(
             "this process ends when the disks that it waits for answer; it releases its sockets and memory now"
         )
-        _exit_at_once(fillers)
+        _exit_at_once(fillers, settings.socket_dir)
     return 0
 
 
@@ -137,20 +137,20 @@ def _running_fillers(settings: Settings, roots: tuple[str, ...], loop: Loop) -> 
         fillers.stop()
 
 
-def _exit_at_once(fillers: FillerPool) -> None:
+def _exit_at_once(fillers: FillerPool, socket_dir: str) -> None:
     """End this process without an orderly close, which would wait for the disks."""
     fillers.stop(wait=False)
     logging.shutdown()
-    _release_resources()
+    _release_resources(f"{os.path.realpath(socket_dir)}/lock")
     os._exit(0)
 
 
-def _release_resources() -> None:
-    """Close all sockets and the RAM tier's memory. A process that hangs in a disk ends only when the disk answers, and
-    would keep ports and memory until then."""
+def _release_resources(lock: str) -> None:
+    """Close all sockets, the RAM tier's memory and the service's lock. A process that hangs in a disk ends only when the disk
+    answers, and would keep them until then."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:")):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:", lock)):
                 os.close(int(name))
 
 

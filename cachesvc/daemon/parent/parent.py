@@ -226,7 +226,7 @@ class Parent:
         elif self._stopping or not self._served or (code == 0 and not daemon.leaves):
             # Where it ended in order, somebody stopped the daemon itself.
             self._failure = None if self._served else daemon.failure
-            if self._stopping and code == -signal.SIGTERM:  # it was starting, and had no handler yet
+            if self._stopping and code in (-signal.SIGTERM, -signal.SIGKILL):  # it was starting, or hangs in a disk
                 code = 0
             self._code = code if code >= 0 else 128 - code
             self._loop.stop()

@@ -130,21 +130,21 @@ def test_a_daemon_that_hangs_in_a_disk_as_it_ends_does_not_block_the_next_one(
 ) -> None:
     more = ("--metrics", f"127.0.0.1:{free_ports(1)[0]}")
     with FaultyDisk(tmp_path) as disk, beside(tmp_path, data, disk.path, more) as found:
-        old = found.daemon.process
+        old, hung = found.daemon.process, found.daemon.pid
         assert old is not None
         disk.behave("hang")
         try:
             wait_until(lambda: not given_up or found.tier("nvme1").lost, LOST_S)
-            wait_until(lambda: threads_in_fuse(old.pid), LOST_S)
+            wait_until(lambda: threads_in_fuse(hung), LOST_S)
             old.terminate()
             wait_until(lambda: found.daemon.log.endswith(" sockets and memory now\n"), CLOSE_S + STOP_S + 5.0)
+            assert old.wait(LOST_S) == 0
             restarted(found)
             assert tiers_lost(found) == [False, False, True]
-            assert old.poll() is None, "it waits for the disk, without sockets and locks"
+            assert threads_in_fuse(hung), "it waits for the disk, without sockets and locks"
             assert found.read() == EXTENTS
         finally:
             disk.behave("")
-        assert old.wait(LOST_S) == 0
         wait_until(lambda: tiers_lost(found) == [False] * 3, BACK_S)
 
 
