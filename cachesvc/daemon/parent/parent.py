@@ -223,10 +223,13 @@ class Parent:
         self._daemon = None
         if self._upgrade is not None and self._upgrade.daemon.asks and not self._stopping:
             self._become(self._upgrade)
-        elif self._stopping or not self._served or (code == 0 and not daemon.leaves):
-            # Where it ended in order, somebody stopped the daemon itself.
+        elif self._stopping or (code >= 0 and not self._served) or (code == 0 and not daemon.leaves):
+            # It could not start at all; or somebody stopped the daemon itself, where it ended in order.
             self._failure = None if self._served else daemon.failure
-            if self._stopping and code in (-signal.SIGTERM, -signal.SIGKILL):  # it was starting, or hangs in a disk
+            if self._stopping and code in (
+                -signal.SIGTERM,
+                -signal.SIGKILL,
+            ):  # it was starting, or hangs in a disk
                 code = 0
             self._code = code if code >= 0 else 128 - code
             self._loop.stop()

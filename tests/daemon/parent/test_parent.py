@@ -73,6 +73,14 @@ def test_jobs_read_on_while_the_daemon_is_killed_again_and_again(
     assert fetched(node) == records.rows.nbytes
 
 
+def test_a_daemon_that_is_killed_as_it_starts_is_started_again(own: Node) -> None:
+    assert own.daemon.stop() == 0
+    own.daemon.launch()
+    wait_until(own.daemon.children)
+    own.daemon.crash()
+    own.daemon.wait_ready()
+
+
 def test_a_daemon_that_is_told_to_end_ends_the_service(own: Node) -> None:
     os.kill(own.daemon.pid, signal.SIGTERM)
     assert own.daemon.process is not None
