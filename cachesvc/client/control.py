@@ -183,8 +183,8 @@ class Control:
         return self._retried(call)
 
     def _retried(self, call: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Retry a call that is refused by a daemon that lives, as Busy or since its connection has too many streams, and one
-        that breaks off while another daemon replaces this one."""
+        """Retry a call that a living daemon refuses, as Busy or since its connection has too many streams, and one that
+        breaks off while another daemon replaces this one."""
         deadline: Deadline | None = None
         again = True
         while True:

@@ -146,8 +146,8 @@ def _exit_at_once(fillers: FillerPool, socket_dir: str) -> None:
 
 
 def _release_resources(lock: str) -> None:
-    """Close all sockets, the RAM tier's memory and the service's lock. A process that hangs in a disk ends only when the disk
-    answers, and would keep them until then."""
+    """Close all sockets, the RAM tier's memory and the service's lock. A process that hangs in a disk ends only when the
+    disk answers, and would keep them until then."""
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:cachesvc:", lock)):
