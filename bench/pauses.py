@@ -36,7 +36,7 @@ RECORD = 4096
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one kind of event did to the reader."""
+    """The reader's pause and fetches under one kind of event."""
 
     extents: int
     extent_bytes: int

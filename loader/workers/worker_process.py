@@ -40,7 +40,7 @@ HEAD = struct.Struct("=Q")
 
 
 class WorkerJob(NamedTuple):
-    """What a worker gets when it starts. A spawned one unpickles it in this order."""
+    """The start arguments of a worker. A spawned one unpickles it in this order."""
 
     tie: EndsWithTrainer | None
     maker: BatchMaker

@@ -1,4 +1,4 @@
-"""What tests beside other projects share: reads are direct, and nothing of a user's is read or written."""
+"""Fixtures that tests beside other projects share: reads are direct, and nothing of a user's is read or written."""
 
 from __future__ import annotations
 

@@ -36,8 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class FillParts:
-    """What fills need of the daemon. `locate` finds a node to fill from, and `wrong_copy` is told of a node that sent
-    wrong bytes; None without a cluster."""
+    """The parts of the daemon that fills use.
+
+    `locate` finds a node to fill from, and `wrong_copy` is told of a node that sent wrong bytes; None without a cluster.
+    """
 
     tiers: Mapping[TierName, Tier]
     lanes: Mapping[TierName, Lane]
@@ -317,7 +319,8 @@ class Fill:
         return CopyHoles(done.holes, done.hole_code, done.message)
 
     def _committing(self, holes: CopyHoles) -> Callable[[ExtentId, Checksums], None]:
-        """What makes the copy permanent. One with holes ends with this daemon: the next one fetches it again."""
+        """Return the call that makes the copy permanent. A copy with holes ends with this daemon: the next one fetches it
+        again."""
         return self._tier.hold if holes.ranges else self._tier.commit
 
     def _seal(self, checksums: Checksums, holes: CopyHoles) -> Steps[None]:

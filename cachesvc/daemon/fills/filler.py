@@ -328,8 +328,8 @@ def _report(ended: Future[None]) -> None:
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What the fork server of the fillers is given: settings, the real paths that files must lie under, and the descriptor
-    of the paces of requests."""
+    """The start arguments of the fillers' fork server: settings, the real paths that files must lie under, and the
+    descriptor of the paces of requests."""
 
     settings: Settings
     roots: tuple[str, ...]

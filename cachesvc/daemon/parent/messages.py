@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.processes.datagrams import MAX_DESCRIPTORS, Receiver
 
@@ -88,9 +89,15 @@ class UpgradeAnswer(msgspec.Struct, frozen=True, tag=True):
     code: int = 0
     message: str = ""
 
+    @classmethod
+    def of(cls, error: CacheError) -> UpgradeAnswer:
+        """Return the answer of an upgrade that failed."""
+        return cls(error.code, str(error))
+
 
 class Given(msgspec.Struct, frozen=True):
-    """What the daemon's process is given: its settings, the pid of its parent, and whether it replaces another daemon."""
+    """The start arguments of the daemon's process: its settings, the pid of its parent, and whether it replaces another
+    daemon."""
 
     settings: msgspec.Raw
     parent: int

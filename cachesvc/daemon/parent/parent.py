@@ -45,7 +45,7 @@ from cachesvc.daemon.parent.messages import (
     receive_from_daemon,
     receive_upgrade,
 )
-from cachesvc.daemon.parent.parent_state import ParentState, become
+from cachesvc.daemon.parent.parent_state import ParentState, adopted, become
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.unix_sockets import peer_process
@@ -105,9 +105,9 @@ class Parent:
             os.set_inheritable(fd, False)
             self._copies.hold(copy, fd)
         pid, channel = state.daemon
-        self._daemon = self._watched(pid, _adopted(channel))
+        self._daemon = self._watched(pid, adopted(channel))
         self._daemon.asks = self._served = True
-        self._asked_by = _adopted(state.asked_by)
+        self._asked_by = adopted(state.asked_by)
         self._start_at = math.inf
         self._give(self._daemon)
 
@@ -239,7 +239,7 @@ class Parent:
                 "the new daemon does not start; the release before is run", extra={"error": str(failure)}
             )
             del self._releases[0]
-            self._answer(_refusal(failure))
+            self._answer(UpgradeAnswer.of(failure))
             self._start()
         else:
             extra = {"code": code, "extents": len(self._copies)}
@@ -335,18 +335,18 @@ class Parent:
             connection.close()
         elif request.protocol != PROTOCOL:
             why = f"the running service speaks protocol {PROTOCOL} of upgrades, not {request.protocol}; restart it"
-            _reply(connection, _refusal(InvalidInput(why)))
+            _reply(connection, UpgradeAnswer.of(InvalidInput(why)))
         elif (
             self._upgrade is not None or self._asked_by is not None or self._daemon is None or self._stopping
         ):
             why = "the service is starting, stopping or being upgraded; try again"
-            _reply(connection, _refusal(DaemonUnavailable(why)))
+            _reply(connection, UpgradeAnswer.of(DaemonUnavailable(why)))
         else:
             try:
                 daemon = self._launched(request.release, replaces=True)
             except OSError as error:
                 why = f"{request.release.program.executable} cannot be started ({error.strerror})"
-                _reply(connection, _refusal(InvalidInput(why)))
+                _reply(connection, UpgradeAnswer.of(InvalidInput(why)))
             else:
                 log.info("a new daemon prepares to serve", extra={"pid": daemon.pid})
                 self._upgrade = _Upgrade(request.release, daemon, connection)
@@ -362,7 +362,7 @@ class Parent:
         """Go on with the old daemon."""
         assert self._upgrade is not None, "no upgrade"
         log.error("the new daemon does not start; the old one goes on", extra={"error": str(error)})
-        _reply(self._upgrade.connection, _refusal(error))
+        _reply(self._upgrade.connection, UpgradeAnswer.of(error))
         self._upgrade = None
 
     def _answer(self, answer: UpgradeAnswer) -> None:
@@ -388,15 +388,6 @@ class Parent:
         self._daemon, self._asked_by, self._upgrade = upgrade.daemon, upgrade.connection, None
         self._releases = state.releases
         self._give(self._daemon)
-
-
-def _adopted(fd: int) -> socket.socket:
-    os.set_inheritable(fd, False)
-    return socket.socket(fileno=fd)
-
-
-def _refusal(error: CacheError) -> UpgradeAnswer:
-    return UpgradeAnswer(error.code, str(error))
 
 
 def _reply(connection: socket.socket, answer: UpgradeAnswer) -> None:

@@ -1,9 +1,10 @@
-"""What a parent leaves to itself when it becomes another program."""
+"""The state that a parent keeps when it becomes another program."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from cachesvc.daemon.parent.messages import CopyHeld, Release
 
 
 class ParentState(msgspec.Struct, frozen=True):
-    """What a parent leaves to itself when it becomes another program. Numbers of descriptors stay valid."""
+    """The state that a parent keeps when it becomes another program. Numbers of descriptors stay valid."""
 
     releases: list[Release]
     """The new release, and the one before it."""
@@ -52,3 +53,9 @@ def left_state(memory: int) -> ParentState:
     with os.fdopen(memory, "rb") as body:
         body.seek(0)
         return msgspec.msgpack.decode(body.read(), type=ParentState)
+
+
+def adopted(fd: int) -> socket.socket:
+    """Return the socket of a descriptor that `become` left; processes that this one starts do not inherit it."""
+    os.set_inheritable(fd, False)
+    return socket.socket(fileno=fd)

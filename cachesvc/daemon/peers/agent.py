@@ -230,7 +230,7 @@ def _is_loopback(address: str) -> bool:
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What the process is given."""
+    """The start arguments of the process."""
 
     cluster: ClusterSettings
     weight_bytes: int

@@ -23,7 +23,7 @@ from loader.reading.reader import ExtentReader, Ints
 
 @dataclass(frozen=True, slots=True)
 class RecordForm:
-    """What a device needs to know of records. They lie at multiples of `stride_bytes`, and are arrays of `stored` and
+    """The layout of records, for a device. They lie at multiples of `stride_bytes`, and are arrays of `stored` and
     `shape`. `out` is the type of batches, None where it is `stored`."""
 
     record_bytes: int
