@@ -244,7 +244,8 @@ def _translate(error: Any, directory: str) -> CacheError:
         if key == CODE_KEY:
             return from_code(int(value), error.details())
     name = error.code().name
-    if name == "UNAVAILABLE":
+    # A server that stops answers calls that it has not begun with CANCELLED (grpc/grpc 41785). Clients cancel none.
+    if name in ("UNAVAILABLE", "CANCELLED"):
         return _unavailable(f"{directory}/{CONTROL_SOCKET}")
     if name == "DEADLINE_EXCEEDED":
         return DeadlineExceeded(f"the daemon in {directory} did not answer in {CONTROL_CALL_S:.0f} s")
