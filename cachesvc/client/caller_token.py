@@ -7,8 +7,10 @@ answers with a token, which identifies the caller while that connection lasts. S
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+from collections.abc import Mapping
 
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
@@ -17,6 +19,19 @@ from cachesvc.core.limits import CONTROL_CALL_S
 from cachesvc.core.wire import Op
 
 TOKEN_KEY = "cachesvc-token"
+JOB_KEY = "cachesvc-job"
+JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+JOB_CHARACTERS = 64
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """Return the name that the launcher gave this process's job, in printable ASCII; "" without one."""
+    given = next(filter(None, map(environ.get, JOB_VARIABLES)), "")
+    return (
+        ""
+        if given == "none"
+        else "".join(c for c in given if c.isascii() and c.isprintable())[:JOB_CHARACTERS]
+    )
 
 
 class CallerIdentity:
@@ -35,7 +50,10 @@ class CallerIdentity:
             self.close()
         if self._channel is None:
             self._connect()
-        return ((TOKEN_KEY, str(self._token)),) if self._channel is not None else ()
+        if self._channel is None:
+            return ()
+        job = job_name(os.environ)
+        return ((TOKEN_KEY, str(self._token)), *([(JOB_KEY, job)] if job else []))
 
     def close(self) -> None:
         """End the connection and invalidate the token."""

@@ -148,6 +148,18 @@ class Control:
         reply: pb.NodesReply = self._ask(self._stub.Nodes, self._pb.NodesRequest())
         return reply
 
+    def events(self, since: float, follow: bool) -> Iterator[pb.Event]:
+        """The events that the daemon keeps, from `since` (Unix time) on; with `follow` then each new one, until the daemon
+        ends. Closing the iterator ends the call."""
+        answers = self._stub.Events(
+            self._pb.EventsRequest(since=since, follow=follow), metadata=self._identity.metadata()
+        )
+        try:
+            with _typed(self.directory):
+                yield from answers
+        finally:
+            answers.cancel()
+
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
         reply: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())

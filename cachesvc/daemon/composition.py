@@ -33,6 +33,7 @@ from cachesvc.daemon.disks.reactions import DiskReactions
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.disks.watch import DiskWatch
+from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.build_queue import BuildQueue
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
@@ -69,8 +70,8 @@ POLL_S = 0.02
 
 
 class Composition:
-    """Call `access`, `datasets`, `tiers`, `fills`, `readers` and `control` in this order. `ending` collects the steps that
-    undo them at the end or after a failed start. No part is given this object."""
+    """Call `access`, `events`, `datasets`, `tiers`, `fills`, `readers` and `control` in this order. `ending` collects the
+    steps that undo them at the end or after a failed start. No part is given this object."""
 
     def __init__(
         self, settings: Settings, loop: Loop, fillers: FillerPool, open_files: int, ending: ExitStack
@@ -85,6 +86,12 @@ class Composition:
         self._allowed, self._lookups = allowed, lookups
         self._quotas = Quotas(self._settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
         self._tenants = Tenants(allowed, self._settings.rules)
+
+    def events(self) -> None:
+        """Keep events from here on. No other daemon writes the journal."""
+        self._journal = Journal(self._state_dir)
+        self._ending.callback(self._journal.close)
+        self._journal.start()
 
     def datasets(self) -> None:
         """Build what knows the datasets. No other daemon runs from here on."""
@@ -213,6 +220,7 @@ class Composition:
             BuildQueue(self._fillers.build),
             self._checks,
             self._threads,
+            self._journal,
             settings.extent_bytes,
         )
         control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
+import cachesvc
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import (
@@ -30,6 +31,7 @@ from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tls import read_tls
 from cachesvc.daemon.composition import Composition
 from cachesvc.daemon.control.server import NO_THREAD
+from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.own_directories import make_state_dir
@@ -48,8 +50,8 @@ SWITCH_INTERVAL_S = 0.0002
 """The longest that a gRPC thread may keep the event loop, and so a grant, waiting; Python's default is 5 ms."""
 
 
-def serve(settings: Settings, parent: ParentLink, replaces: bool) -> int:
-    """Run the daemon until SIGTERM; return the exit code. `replaces`: readers wait until it serves.
+def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
+    """Run the daemon until SIGTERM; return the exit code.
 
     Raises CacheError where it cannot start: invalid settings, addresses in use, budgets that hold no extent, or an unusable
     cache directory.
@@ -88,7 +90,9 @@ def serve(settings: Settings, parent: ParentLink, replaces: bool) -> int:
         daemon = Composition(settings, loop, fillers, open_files, ending)
         daemon.access(allowed, lookups)
         held = list(parent.copies())  # from here on no other daemon runs
-        wait_for_addresses(settings, REPLACES_S if replaces else FREE_S)
+        daemon.events()
+        _record_start(given)
+        wait_for_addresses(settings, REPLACES_S if given.replaces else FREE_S)
         daemon.datasets()
         daemon.tiers(parent, held)
         daemon.fills()
@@ -100,18 +104,25 @@ def serve(settings: Settings, parent: ParentLink, replaces: bool) -> int:
         if open_files < wanted:
             limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
             log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
-        log.info(
-            "serving", extra={"socket": settings.socket_dir, "allow": settings.allow, "pid": os.getpid()}
-        )
+        allow = " ".join(settings.allow) or "all that this user may read"
+        record(Event("started", pid=os.getpid(), why=f"at {settings.socket_dir}: {allow}"))
         parent.serves()
         daemon.run()
-        log.info("stopping")
+        record(Event("stopped", pid=os.getpid()))
     if daemon.hangs:
         log.warning(
             "this process ends when the disks that it waits for answer; it releases its sockets and memory now"
         )
         _exit_at_once(fillers, settings.socket_dir)
     return 0
+
+
+def _record_start(given: Given) -> None:
+    """Record why this daemon is started, where it is not the service's first."""
+    if given.crash:
+        record(Event("crashed", why=given.crash))
+    elif given.replaces:
+        record(Event("upgraded", pid=os.getpid(), why=f"release {cachesvc.__version__}"))
 
 
 @contextmanager
@@ -170,7 +181,7 @@ def run_daemon(given: Given, channel: socket.socket) -> int:
     configure_logging(settings.log_format)
     parent = ParentLink(channel)
     try:
-        return serve(settings, parent, given.replaces)
+        return serve(settings, parent, given)
     except CacheError as error:
         parent.failed(error)
         return error.code

@@ -130,6 +130,48 @@ class ExtentFailure(_message.Message):
     code: int
     def __init__(self, extent: _Optional[str] = ..., message: _Optional[str] = ..., code: _Optional[int] = ...) -> None: ...
 
+class EventsRequest(_message.Message):
+    __slots__ = ("since", "follow")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    since: float
+    follow: bool
+    def __init__(self, since: _Optional[float] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("kind", "time", "uid", "pid", "job", "uri", "dataset", "extent", "tier", "node", "size_bytes", "extents", "error", "why", "left_out")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    time: float
+    uid: int
+    pid: int
+    job: str
+    uri: str
+    dataset: str
+    extent: str
+    tier: str
+    node: str
+    size_bytes: int
+    extents: int
+    error: str
+    why: str
+    left_out: int
+    def __init__(self, kind: _Optional[str] = ..., time: _Optional[float] = ..., uid: _Optional[int] = ..., pid: _Optional[int] = ..., job: _Optional[str] = ..., uri: _Optional[str] = ..., dataset: _Optional[str] = ..., extent: _Optional[str] = ..., tier: _Optional[str] = ..., node: _Optional[str] = ..., size_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., left_out: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

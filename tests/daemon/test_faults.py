@@ -228,7 +228,7 @@ def test_without_descriptors_readers_are_turned_away_and_nothing_is_dropped(
             channel.close()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
         reads_right(daemon, dataset, data)
-        assert "cannot be accepted" in daemon.log
+        assert "a request is refused" in daemon.log
         assert "corrupt" not in daemon.log
 
 

@@ -18,7 +18,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cachesvc.client.caller_token import TOKEN_KEY
 from cachesvc.config import Rule
@@ -43,22 +43,29 @@ class Peer:
 
     uid: int
     gids: frozenset[int]
+    pid: int = field(default=0, compare=False)
+    """0 for a process of another PID namespace."""
 
 
 def peer_of(channel: socket.socket) -> Peer:
     """Return the user of a connected Unix socket, as the kernel states it."""
-    _, uid, gid = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, gid = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     groups = array.array("I")
     try:
         groups.frombytes(channel.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES))
     except OSError as error:  # the user is in more groups: only the primary group counts
         log.warning("a peer's groups cannot be read", extra={"peer_uid": uid, "error": error.strerror})
-    return Peer(uid, frozenset((gid, *groups)))
+    return Peer(uid, frozenset((gid, *groups)), pid)
+
+
+def is_own_user(peer: Peer | None) -> bool:
+    """Tell whether the peer is the daemon's own user, its operator."""
+    return peer is not None and peer.uid == os.geteuid()
 
 
 def admits(rules: Iterable[Rule], peer: Peer | None) -> bool:
     """Tell whether every rule admits the peer. None is an unknown caller, who is admitted only where there is no rule."""
-    if peer is not None and peer.uid == os.geteuid():
+    if is_own_user(peer):
         return True
     return all(peer is not None and (peer.uid in r.uids or not peer.gids.isdisjoint(r.gids)) for r in rules)
 

@@ -15,8 +15,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cachesvc.core.errors import Busy, InvalidInput
-from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, token_of
+from cachesvc.daemon.access.tenants import ANONYMOUS, NO_USER, Peer, token_of
 from cachesvc.daemon.access.user_cap import UserCap
+from cachesvc.daemon.events.event import failed, record
 from cachesvc.daemon.statuses import abort
 
 CALLS = 256
@@ -52,9 +53,9 @@ class CallCap(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 def _refuse(uid: int, _requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
     callers = "callers without a token hold" if uid == ANONYMOUS else f"user {uid} holds"
-    abort(
-        context, Busy(f"{callers} a full share of the daemon's control calls; try again when some have ended")
-    )
+    error = Busy(f"{callers} a full share of the daemon's control calls; try again when some have ended")
+    record(failed("refused", error, uid=uid if uid != ANONYMOUS else NO_USER))
+    abort(context, error)
 
 
 def _counted(method: Any, ended: Callable[[], None]) -> grpc.RpcMethodHandler[Any, Any]:

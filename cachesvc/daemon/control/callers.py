@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import grpc
 
-from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.client.caller_token import JOB_CHARACTERS, JOB_KEY
+from cachesvc.core.errors import Busy, CacheError, InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tenants import ANONYMOUS, Peer, Tenants, admits, token_of
 from cachesvc.daemon.datasets import Datasets, ServedDataset, unknown
+from cachesvc.daemon.events.event import SOURCE_ERRORS, Event, failed, record
+from cachesvc.daemon.statuses import errors_as_statuses
 from cachesvc.sources.near_names import allowed_hint
 
 MAX_URIS = 100_000
+REFUSALS = (NotAllowed, OutOfSpace, Busy)
+"""Errors that are this daemon's answer to one caller: its allowlist, quotas and caps, and the source's permissions."""
 
 
 class Callers:
@@ -32,6 +38,33 @@ class Callers:
         """Return the caller's uid, or ANONYMOUS."""
         caller = self.of(context)
         return caller.uid if caller else ANONYMOUS
+
+    @contextmanager
+    def answering(self, context: grpc.ServicerContext, wanted: str = "") -> Iterator[None]:
+        """End the call with a status where the body raises a typed error. Record a refusal, and where the caller `wanted` a
+        URI an error of its source."""
+        with errors_as_statuses(context):
+            try:
+                yield
+            except CacheError as error:
+                uri, dataset = (wanted, "") if "/" in wanted else ("", wanted)
+                about = {**self._who(context), "uri": uri, "dataset": dataset}
+                if isinstance(error, REFUSALS):
+                    record(failed("refused", error, **about))
+                elif uri and isinstance(error, SOURCE_ERRORS):
+                    record(failed("source_failed", error, **about))
+                raise
+
+    def record(self, context: grpc.ServicerContext, kind: str, dataset: ServedDataset, **about: Any) -> None:
+        """Record what this caller did with a dataset."""
+        record(Event(kind, **self._who(context), uri=dataset.catalog.uri, dataset=dataset.id, **about))
+
+    def _who(self, context: grpc.ServicerContext) -> dict[str, Any]:
+        caller = self.of(context)
+        if caller is None:
+            return {}
+        job = str(dict(context.invocation_metadata()).get(JOB_KEY, ""))[:JOB_CHARACTERS]
+        return {"uid": caller.uid, "pid": caller.pid, "job": job}
 
     def prefixes(self, context: grpc.ServicerContext) -> list[str]:
         """Return the allowed prefixes that the caller may use."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,12 +14,14 @@ from cachesvc.core import errors, events
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.event_stream import EventStream
 from cachesvc.daemon.control.messages import dataset_message, options_of, stale_text
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.disks.tier_threads import TierThreads
+from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest
 from cachesvc.daemon.fills.checks import CheckResult, Checks
 from cachesvc.daemon.loop.loop import Loop
@@ -28,10 +29,8 @@ from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.residency import out_of_reach, resident
 from cachesvc.daemon.runner import Runner
-from cachesvc.daemon.statuses import errors_as_statuses
 from cachesvc.v1 import cachesvc_pb2 as pb
 
-log = logging.getLogger(__name__)
 FREED_S = 10.0
 """How long an eviction waits for disks: before it for commits, since a committing extent is not evicted, and after it
 until the bytes are free, since the next fill is placed by free bytes."""
@@ -39,6 +38,7 @@ CHECKS_UNAVAILABLE = (
     "nothing can be checked now: open files (LimitNOFILE=, ulimit -Hn), memory or processes are short, or a mount hangs;"
     " the daemon's log says which"
 )
+STALE = errors.SourceUnavailable.__name__
 MAX_NOTES = 1000
 """Notes of one dataset in a reply: the CLI prints 8, and a message has its limit."""
 
@@ -59,6 +59,7 @@ class Service:
         builds: BuildQueue,
         checks: Checks,
         threads: TierThreads,
+        journal: Journal,
         extent_bytes: int,
     ) -> None:
         """`extent_bytes`: the size of extents where a caller gives none."""
@@ -66,12 +67,13 @@ class Service:
         self._datasets, self._claims, self._callers = datasets, claims, callers
         self._pins, self._prefetches, self._reports = pins, prefetches, reports
         self._builds, self._checks, self._threads = builds, checks, threads
+        self._events = EventStream(journal, self._waiting)
         self._extent_bytes = extent_bytes
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.OpenDatasetReply]:
-        with errors_as_statuses(context):
+        with self._callers.answering(context, next(iter(request.uris), "")):
             uris = self._callers.canonical(request.uris, context)
             options = options_of(request.options, self._extent_bytes)
             answers: queue.Queue[jobs.Answer] = queue.Queue()
@@ -98,8 +100,14 @@ class Service:
             dataset = self._dataset(answer.dataset, context)
             self._loop.call(partial(self._datasets.note_opening, dataset.id, answer.listed_at))
             stale = stale_text(dataset, answer.listed_at, answer.message) if answer.listed_at else ""
-            if stale:
-                log.warning("%s", stale)
+            self._callers.record(
+                context,
+                "opened",
+                dataset,
+                size_bytes=dataset.size_bytes,
+                error=STALE if stale else "",
+                why=stale,
+            )
             self._loop.call(lambda: self._claims.refill_holes(dataset))
             yield pb.OpenDatasetReply(
                 dataset=dataset_message(dataset),
@@ -111,27 +119,41 @@ class Service:
     def Prefetch(
         self, request: pb.PrefetchRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.PrefetchReply]:
-        with errors_as_statuses(context):
+        with self._callers.answering(context, request.dataset):
             dataset = self._dataset(request.dataset, context)
             user = self._callers.uid(context)
-            yield from self._prefetches.run(dataset, user, request.dry_run, context)
+            reply = pb.PrefetchReply()
+            try:
+                for reply in self._prefetches.run(dataset, user, request.dry_run, context):
+                    yield reply
+            finally:
+                if not request.dry_run:
+                    why = f"{reply.unfit_bytes:,} bytes have no room" if reply.unfit_bytes else ""
+                    why = why if reply.done else "it was ended early"
+                    self._callers.record(
+                        context, "prefetched", dataset, size_bytes=reply.resident_bytes, why=why
+                    )
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        with errors_as_statuses(context):
+        with self._callers.answering(context):
             reply = self._reports.daemon()
             reply.allow.extend(self._callers.prefixes(context))
             reply.datasets.extend(self._reports.datasets(self._callers.of(context)))
             return reply
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
-        with errors_as_statuses(context):
+        with self._callers.answering(context):
             return pb.ListReply(datasets=self._reports.datasets(self._callers.of(context)))
 
     def Nodes(self, request: pb.NodesRequest, context: grpc.ServicerContext) -> pb.NodesReply:
         return self._reports.nodes()
 
+    def Events(self, request: pb.EventsRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        with self._callers.answering(context):
+            yield from self._events.run(request, self._callers.of(context), context)
+
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
-        with errors_as_statuses(context):
+        with self._callers.answering(context, request.dataset):
             dataset = self._dataset(request.dataset, context)
             pinned: queue.Queue[None] = queue.Queue()
             user = self._callers.uid(context)
@@ -139,10 +161,12 @@ class Service:
                 self._loop.call(lambda: self._claims.check_share(dataset, user))
             self._pins.pin(dataset, request.pinned, user, partial(pinned.put, None))
             self._waiting.next(pinned, context)
+            kind = "pinned" if request.pinned else "unpinned"
+            self._callers.record(context, kind, dataset, size_bytes=dataset.size_bytes)
             return pb.PinReply()
 
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
-        with errors_as_statuses(context):
+        with self._callers.answering(context, request.dataset):
             dataset, node = self._dataset(request.dataset, context), self._runner.node
             self._after_tiers(context)
             before = {extent for extent, _ in resident(node, dataset)}
@@ -153,14 +177,16 @@ class Service:
             self._after_tiers(context)
             stayed = (extent for extent, _ in resident(node, dataset) if extent in before)
             busy_bytes = dataset.bytes_of(stayed)
+            evicted_bytes = dataset.bytes_of(before) - busy_bytes
+            self._callers.record(context, "evicted", dataset, size_bytes=evicted_bytes)
             return pb.EvictReply(
-                evicted_bytes=dataset.bytes_of(before) - busy_bytes,
+                evicted_bytes=evicted_bytes,
                 busy_bytes=busy_bytes,
                 lost_bytes=dataset.bytes_of(out_of_reach(node, dataset)),
             )
 
     def Verify(self, request: pb.VerifyRequest, context: grpc.ServicerContext) -> Iterator[pb.VerifyReply]:
-        with errors_as_statuses(context):
+        with self._callers.answering(context, request.dataset):
             dataset = self._dataset(request.dataset, context)
             found = resident(self._runner.node, dataset)
             corrupt = 0

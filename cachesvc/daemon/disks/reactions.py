@@ -9,6 +9,7 @@ from cachesvc.core.model import TierName
 from cachesvc.daemon.disks.budgets import Budgets
 from cachesvc.daemon.disks.renewal import Successor
 from cachesvc.daemon.disks.tier_threads import TierThreads
+from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
@@ -53,7 +54,7 @@ class DiskReactions:
 
     def lost(self, name: TierName, why: str) -> None:
         """Answer all that wait for the tier; its threads abort calls that finish later."""
-        log.error("a tier is lost", extra={"tier": name, "why": why})
+        record(Event("tier_lost", tier=name, why=why))
         self._handle(events.TierLost(name))
         self._fills.tier_lost(name, why)
         self._granting.tier_lost(name)
@@ -64,7 +65,7 @@ class DiskReactions:
         successor = self._threads.disks[name].take()
         if successor is not None:
             self._renew(name, successor)
-        log.info("a tier works again", extra={"tier": name})
+        record(Event("tier_back", tier=name))
         self._checks.tier_back(name)
         self._handle(events.TierBack(name))
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cachesvc.core import commands, events
-from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed
+from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.limits import VERIFY_TRIES
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.daemon.access.tenants import NO_USER
+from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.processes import jobs
@@ -28,6 +29,8 @@ OnOpened = Callable[[int, "Checksums | None"], None]
 CHECKS_AT_ONCE = 4
 """Running checks of a tier: enough to keep a disk busy, and fillers keep threads for fills. The other checks wait here,
 not in front of the next fill."""
+MAX_DAMAGED = 100_000
+"""Dropped extents whose repair is recorded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,8 @@ class Checks:
         """Copies that may have changed since the last check: from before the daemon's start or the disk's trouble."""
         self.committing: dict[tuple[ExtentId, TierName], Checksums] = {}
         """Checksums of copies that `Fills` is committing to a disk; their files hold none until then."""
+        self._damaged: set[ExtentId] = set()
+        """Extents that were dropped, until they are filled again."""
         self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
         self._queues = {tier: _CheckQueue() for tier in node.policy.tiers}
 
@@ -190,9 +195,17 @@ class Checks:
             self._suspect_tier(tier)
             if self._lost(tier):
                 return
-        what = "an unreadable extent" if code == TierFailed.code else "a corrupt extent"
-        log.error(f"{what} is dropped", extra={"extent": extent.hex(), "tier": tier})
+        kind = "unreadable" if code == TierFailed.code else "corrupt"
+        record(Event(kind, tier=tier, extent=extent.hex(), error=type(from_code(code, "")).__name__))
+        if len(self._damaged) < MAX_DAMAGED:
+            self._damaged.add(extent)
         self._handle(events.Corrupt(extent, tier))
+
+    def repaired(self, extent: ExtentId) -> bool:
+        """Tell whether the last copy of an extent that is filled now was dropped as damaged; forget it."""
+        damaged = extent in self._damaged
+        self._damaged.discard(extent)
+        return damaged
 
     def _lost(self, tier: TierName) -> bool:
         return self._node.policy.tiers[tier].lost

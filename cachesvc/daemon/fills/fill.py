@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from cachesvc.catalog.survey import provisional_id
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed, from_code
 from cachesvc.core.model import DatasetId, ExtentId, TierName
 from cachesvc.daemon.datasets import Datasets, ServedDataset
+from cachesvc.daemon.events.event import SOURCE_ERRORS, Event, failed, record
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
@@ -132,7 +134,7 @@ class Fill:
             )
         except CacheError as error:
             self._parts.checks.suspect(self._tier_name, error)
-            log.error("a tier refuses a fill", extra={"tier": self._tier_name, "error": str(error)})
+            self._record_failure(error, dataset)
             yield self._tell_failed(error, retry=False)
             return
         try:
@@ -146,17 +148,38 @@ class Fill:
                 if shared is not None:
                     shared.whole = not holes.ranges
         except FillError as error:
-            log.warning("a fill failed", extra={"extent": self._extent.hex(), "error": str(error)})
+            self._record_failure(error.failure, dataset)
             yield self.abort()
             yield self._tell_failed(error.failure, error.retry)
             return
         self.filled = True
+        self._record_filled(dataset, holes)
         filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
         if isinstance(self._tier, PersistentTier):
             # NVMe: a copy may be granted once it is verified, before it is durable.
             yield from self._commit(filled, checksums, self._committing(holes))
         else:
             yield self._tell(filled)
+
+    def _record_failure(self, error: CacheError, dataset: ServedDataset) -> None:
+        kind = "source_failed" if isinstance(error, SOURCE_ERRORS) else "fill_failed"
+        record(failed(kind, error, **self._about(dataset)))
+
+    def _about(self, dataset: ServedDataset) -> dict[str, Any]:
+        return {
+            "uri": dataset.catalog.uri,
+            "dataset": dataset.id,
+            "extent": self._extent.hex(),
+            "tier": self._tier_name,
+            "size_bytes": dataset.sizes[dataset.index_of[self._extent]],
+        }
+
+    def _record_filled(self, dataset: ServedDataset, holes: CopyHoles) -> None:
+        """Record that the fill repairs a damaged copy, or leaves out objects."""
+        if holes.ranges:
+            self._record_failure(from_code(holes.code, holes.message), dataset)
+        elif self._parts.checks.repaired(self._extent):
+            record(Event("repaired", **self._about(dataset)))
 
     def abort(self) -> Step[None]:
         """Free the room, after the calls under way. Errors are dropped: the tier finds what is left at its next start."""
@@ -313,9 +336,6 @@ class Fill:
         """The holes that the fill reports, or those of the copy that it was filled from."""
         if self.command.from_tier is not None:
             return self._parts.hole_records.of(self._extent, self.command.from_tier)
-        if done.holes:
-            extra = {"extent": self._extent.hex(), "error": done.message}
-            log.warning("an extent was filled without some of its objects", extra=extra)
         return CopyHoles(done.holes, done.hole_code, done.message)
 
     def _committing(self, holes: CopyHoles) -> Callable[[ExtentId, Checksums], None]:

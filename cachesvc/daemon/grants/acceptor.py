@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.wire import Op
 from cachesvc.daemon.access.tenants import Peer, peer_of
 from cachesvc.daemon.access.user_cap import UserCap
+from cachesvc.daemon.events.event import failed, record
 from cachesvc.daemon.unix_sockets import bind, identity, remove
 from cachesvc.system import datagrams
 
-log = logging.getLogger(__name__)
 SEND_BUFFER_BYTES = 1 << 18
 """The queue of answers to one reader, as far as the kernel allows (`wmem_max`, 208 KiB by default): 333 answers of 1.25
 KiB, which is what the kernel counts for one, twice over. The kernel's own default holds half."""
@@ -63,17 +62,15 @@ class Acceptor:
             channel, _ = self.listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:
-            self._refuse_with_spare(error)
+        except OSError:
+            self._refuse_with_spare()
             return
         peer = peer_of(channel)
         if self._cap.count >= self._max_connections:
-            log.warning("too many readers", extra={"limit": self._max_connections})
             limit = f"{self._max_connections} readers, as many as its limit of open files allows"
-            _refuse(channel, f"the daemon has {limit}")
+            _refuse(channel, f"the daemon has {limit}", peer)
         elif not self._cap.take(peer.uid):
-            log.warning("one user has half of all connections", extra={"peer_uid": peer.uid})
-            _refuse(channel, "this user has half of all connections to the daemon")
+            _refuse(channel, "this user has half of all connections to the daemon", peer)
         else:
             channel.setblocking(False)
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -83,20 +80,20 @@ class Acceptor:
         """Stop counting a connection that has ended."""
         self._cap.give_back(peer.uid)
 
-    def _refuse_with_spare(self, error: OSError) -> None:
+    def _refuse_with_spare(self) -> None:
         """No descriptor is left. Without an answer the client would retry, and the listener stay readable, for ever:
         close the spare descriptor to accept the connection and refuse it."""
-        log.error("a reader cannot be accepted", extra={"error": error.strerror})
         os.close(self._spare)
         with suppress(OSError):
             channel, _ = self.listener.accept()
-            _refuse(channel, "the daemon has as many files open as its limit allows")
+            _refuse(channel, "the daemon has as many files open as its limit allows", peer_of(channel))
         self._spare = _spare_descriptor()
 
 
-def _refuse(channel: socket.socket, reason: str) -> None:
+def _refuse(channel: socket.socket, reason: str, peer: Peer) -> None:
     """Close a new connection; its client raises the error that is sent."""
     text = f"{reason}; close readers, or raise the limit (LimitNOFILE=, ulimit -Hn)"
+    record(failed("refused", DaemonUnavailable(reason), uid=peer.uid, pid=peer.pid))
     channel.setblocking(False)
     with suppress(OSError):
         channel.send(wire.encode(Op.FAILED, 0, 0, DaemonUnavailable.code, text=text))

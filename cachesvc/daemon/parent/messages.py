@@ -96,12 +96,13 @@ class UpgradeAnswer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Given(msgspec.Struct, frozen=True):
-    """The start arguments of the daemon's process: its settings, the pid of its parent, and whether it replaces another
-    daemon."""
+    """The start arguments of the daemon's process: its settings, the pid of its parent, whether it replaces another
+    daemon, and why that daemon ended if it was not to; "" otherwise."""
 
     settings: msgspec.Raw
     parent: int
     replaces: bool = False
+    crash: str = ""
 
 
 LEAVE = signal.SIGRTMIN

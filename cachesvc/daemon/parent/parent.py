@@ -96,7 +96,7 @@ class Parent:
         self._code = 0
         self._failure: CacheError | None = None
         self._look_at = 0.0
-        self._said = ""
+        self._said = self._crash = ""
         self._connections: dict[int, socket.socket] = {}
 
     def resume(self, state: ParentState) -> None:
@@ -141,7 +141,7 @@ class Parent:
             self._start_later()
 
     def _launched(self, release: Release, replaces: bool = False) -> DaemonProcess:
-        given = Given(msgspec.Raw(release.settings), os.getpid(), replaces)
+        given = Given(msgspec.Raw(release.settings), os.getpid(), replaces, self._crash)
         pid, channel = self._launch(release.program, given, self._sockets.lock)
         return self._watched(pid, channel)
 
@@ -183,7 +183,7 @@ class Parent:
                 self._start_at = math.inf
                 self._become(self._upgrade)
         elif isinstance(message, DaemonServes):
-            daemon.served_at, self._served = time.monotonic(), True
+            daemon.served_at, self._served, self._crash = time.monotonic(), True, ""
             del self._releases[1:]
             self._sockets.end_announcement()
             self._answer(UpgradeAnswer())
@@ -235,14 +235,14 @@ class Parent:
             self._loop.stop()
         elif len(self._releases) > 1:
             failure = daemon.failure or DaemonUnavailable(f"the new daemon ended (exit code {code})")
-            log.error(
-                "the new daemon does not start; the release before is run", extra={"error": str(failure)}
-            )
+            self._crash = f"another release does not start, and this one is run again: {failure}"
+            log.error("%s", self._crash)
             del self._releases[0]
             self._answer(UpgradeAnswer.of(failure))
             self._start()
         else:
-            extra = {"code": code, "extents": len(self._copies)}
+            self._crash = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+            extra = {"why": self._crash, "extents": len(self._copies)}
             log.error("the daemon ended unexpectedly and is started again", extra=extra)
             if time.monotonic() - daemon.served_at >= CALM_S:
                 self._pause_s = FIRST_PAUSE_S

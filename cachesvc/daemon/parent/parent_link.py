@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from cachesvc.core import events
 from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.model import ExtentId
+from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.parent.messages import (
     CopiesHeld,
     CopyHeld,
@@ -113,5 +114,5 @@ def adopt_copies(tier: RamTier, budget_bytes: int, held: Iterable[tuple[CopyHeld
         os.close(fd)
         tier.give_up(copy.extent)
     if fitting:
-        log.info("adopted copies in RAM", extra={"extents": len(fitting), "bytes": sum(fitting.values())})
+        record(Event("adopted", tier=tier.name, extents=len(fitting), size_bytes=sum(fitting.values())))
     return events.Recovered(tier.name, dict(reversed(fitting.items())))  # the core expects the oldest first

@@ -25,6 +25,7 @@ from cachesvc.core import events
 from cachesvc.core.limits import LOCATE_S
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.view import Member, View
+from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers import messages
@@ -98,6 +99,8 @@ class ClusterLink:
         self.report = messages.ClusterReport(me=cluster.node_name)
         """The cluster as the agent told it last."""
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
+        self._present: frozenset[str] | None = None
+        """The names of the present members; None before the first list."""
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
 
     def start(self) -> None:
@@ -286,9 +289,21 @@ class ClusterLink:
 
     def _changed(self, report: messages.ClusterReport) -> None:
         self.report = report
-        if report.settled and (view := report.view()) != self._view:
+        if not report.settled:
+            return
+        view = report.view()
+        self._record_members(view)
+        if view != self._view:
             self._view = view
             self._runner.handle(events.ViewChanged(view))
+
+    def _record_members(self, view: View) -> None:
+        """Record the nodes that came and went; those of the first list were there before."""
+        present = frozenset(member.name for member in view.members) - view.away
+        if self._present is not None:
+            for name in sorted(present ^ self._present):
+                record(Event("member_present" if name in present else "member_away", node=name))
+        self._present = present
 
     def _keep(self, wanted: messages.KeepExtents) -> None:
         node = self._node

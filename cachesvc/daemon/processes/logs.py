@@ -13,10 +13,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
+from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.safe_text import printable, redacted
+from cachesvc.daemon.events.event import EVENT_OBJECT
 
 log = logging.getLogger(__name__)
 FLOOD_LINES = 20
@@ -38,7 +40,9 @@ def configure_logging(kind: str) -> None:
         raise InvalidInput(f"CACHESVC_LOG={level} is no level; set it to DEBUG, INFO or WARNING")
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Flood())
-    as_json = _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setLevel(level)  # events reach the journal at every level
+    hidden = [*RESERVED_ATTRS, EVENT_OBJECT]
+    as_json = _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
     handler.setFormatter(as_json if kind == "json" else _TextFormatter())
     # Libraries log only warnings: at DEBUG those of the sources log keys, signatures and whole requests.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -114,7 +118,7 @@ def _without_secrets(value: object, beside: str) -> object:
 class _TextFormatter(logging.Formatter):
     """Formats `12:00:01 INFO serving socket=/run/cachesvc`: extras as key=value, without secrets."""
 
-    _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+    _plain = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", EVENT_OBJECT}
 
     def format(self, record: logging.LogRecord) -> str:
         extras = " ".join(f"{k}={v}" for k, v in vars(record).items() if k not in self._plain)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from cachesvc.core import commands, events
-from cachesvc.core.errors import CorruptData, SourceUnavailable
+from cachesvc.core.errors import CorruptData, OutOfSpace, SourceUnavailable
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
@@ -155,6 +155,18 @@ def test_bytes_that_come_late_are_counted(tmp_path: Path) -> None:
         bench.fills.tier_lost(DISK, "it hangs")
         bench.end_calls()
         assert bench.fills.counts.source_bytes(bench.dataset.id) == GOOD.source_bytes
+
+
+def test_a_fill_that_this_node_cannot_make_is_an_event_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = jobs.JobDone(OutOfSpace.code, "no memory", retry=True)
+    with closing(Bench(tmp_path, RAM, False, [full, DAMAGED])) as bench:
+        for _ in range(2):
+            bench.start()
+            bench.end_calls()
+    found = [(each.__dict__["event"], each.__dict__["error"]) for each in caplog.records]
+    assert found == [("fill_failed", "OutOfSpace"), ("source_failed", "CorruptData")]
 
 
 @contextmanager

@@ -1,0 +1,92 @@
+"""An event, and the one call that records it: in the log, and in the journal where this process has one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from cachesvc.core.errors import (
+    CacheError,
+    CorruptData,
+    NotAllowed,
+    NotFound,
+    SourceChanged,
+    SourceUnavailable,
+)
+
+EVENTS = "cachesvc.events"
+"""The logger of events."""
+EVENT_OBJECT = "recorded"
+"""The attribute of a log record that holds its event."""
+KINDS = {
+    "started": "serving",
+    "stopped": "stopping",
+    "upgraded": "another release serves",
+    "crashed": "the daemon before this one ended unexpectedly",
+    "adopted": "adopted copies in RAM",
+    "opened": "a dataset is opened",
+    "prefetched": "a prefetch ended",
+    "pinned": "a dataset is pinned",
+    "unpinned": "a dataset is not pinned any more",
+    "evicted": "a dataset is evicted by hand",
+    "refused": "a request is refused",
+    "source_failed": "a source failed",
+    "fill_failed": "a fill failed",
+    "tier_lost": "a tier is lost",
+    "tier_back": "a tier works again",
+    "corrupt": "a corrupt extent is dropped",
+    "unreadable": "an unreadable extent is dropped",
+    "repaired": "a dropped extent is filled again",
+    "member_present": "a node is present",
+    "member_away": "a node is away",
+}
+"""Each kind of event, and its log line."""
+SOURCE_ERRORS = (NotAllowed, NotFound, CorruptData, SourceChanged, SourceUnavailable)
+_ERRORS = {"crashed", "tier_lost", "corrupt", "unreadable"}
+_log = logging.getLogger(EVENTS)
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event. Fields that do not apply have their defaults, and are absent in JSON.
+
+    `time`: seconds of Unix time. `uid`, `pid` and `job`: the process that asked, as the kernel states it, and the job that
+    it says it belongs to. `size_bytes`: how much. `error`: the name of a type in `core/errors.py`. `left_out`: events of
+    the same cause that were not kept since the last one.
+    """
+
+    kind: str
+    time: float = msgspec.field(default_factory=time.time)
+    uid: int = -1
+    pid: int = 0
+    job: str = ""
+    uri: str = ""
+    dataset: str = ""
+    extent: str = ""
+    tier: str = ""
+    node: str = ""
+    size_bytes: int = 0
+    extents: int = 0
+    error: str = ""
+    why: str = ""
+    left_out: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that apply, without kind and time."""
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in given.items() if name not in ("kind", "time")}
+
+
+def record(event: Event) -> None:
+    """Log an event, and keep it in the journal. Safe from any thread; waits for no disk."""
+    level = logging.WARNING if event.error else logging.INFO
+    if event.kind in _ERRORS:
+        level = logging.ERROR
+    _log.log(level, KINDS[event.kind], extra={"event": event.kind, **event.fields(), EVENT_OBJECT: event})
+
+
+def failed(kind: str, error: CacheError, **about: Any) -> Event:
+    """Return the event of an error."""
+    return Event(kind, error=type(error).__name__, why=str(error), **about)
