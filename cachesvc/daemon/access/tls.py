@@ -116,6 +116,35 @@ class TlsContexts:
         return context
 
 
+_OF_THE_OTHER = {
+    9: "its certificate is not valid yet; compare the clocks of both nodes",
+    10: "its certificate has expired; renew it",
+    62: "its certificate is for another name; compare --tls-name and --advertise",
+    64: "its certificate is for another address; compare --tls-name and --advertise",
+}
+"""Meanings of OpenSSL's X509_V_ERR_* codes. The others mean that no trusted authority signed the certificate."""
+_OF_THIS_NODE = {
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it refuses this node's certificate, which has expired or is not valid yet there",
+    "TLSV1_ALERT_UNKNOWN_CA": "it refuses this node's certificate, which is of another authority than its --tls-ca",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses this node's certificate",
+    "TLSV1_ALERT_DECRYPT_ERROR": "it refuses this node's certificate, whose signature does not match its --tls-ca",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it demands a certificate, and this node shows none",
+}
+"""Meanings of the alerts with which the other side ends a handshake."""
+
+
+def certificate_trouble(error: OSError) -> str:
+    """Return what is wrong with a certificate, of "it", the other side, or of "this node"; "" for another error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        foreign = "its certificate is of another authority than this node's --tls-ca"
+        return _OF_THE_OTHER.get(error.verify_code, foreign)
+    if not isinstance(error, ssl.SSLError):
+        return ""
+    if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate"
+    return _OF_THIS_NODE.get(error.reason or "", "")
+
+
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
     """Return credentials that require a client certificate and are checked for renewal at each connection. Raises as
     `read_tls`."""

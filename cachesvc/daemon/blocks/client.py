@@ -19,7 +19,7 @@ from cachesvc.core.errors import CorruptData, OutOfSpace
 from cachesvc.core.limits import PEER_BLOCK_S as WAIT_S
 from cachesvc.core.limits import PEER_SILENT_S as SILENT_S
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.access.tls import TlsContexts
+from cachesvc.daemon.access.tls import TlsContexts, certificate_trouble
 from cachesvc.daemon.blocks.wire import (
     FRAME_BLOCKS,
     MAX_RANGES,
@@ -163,12 +163,13 @@ class BlockClient:
                 isinstance(error, OSError) and error.errno == errno.EFAULT
             ):  # of the memory that is received into
                 raise OutOfSpace("no memory left for the extent; lower the budget") from error
-            raise PeerFailed(f"peer {reading.address}: {error}") from error
+            why = isinstance(error, OSError) and certificate_trouble(error)
+            raise PeerFailed(f"peer {reading.address}: {why or error}") from error
 
     def _exchange(self, made: _Connection, reading: _Reading, message: bytes) -> bytes:
         keep = False
         try:
-            made.connection.sendall(message)
+            _send(made.connection, message)
             root = reading.receive(made.connection)
             keep = True
             return root
@@ -190,6 +191,17 @@ class BlockClient:
         except BaseException:
             connection.close()
             raise
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    """Send a request. Raises OSError: where the other side has ended the handshake, the alert that says why."""
+    try:
+        connection.sendall(message)
+    except TimeoutError:
+        raise
+    except OSError:
+        connection.recv(1)  # raises the alert
+        raise
 
 
 class _Reading:

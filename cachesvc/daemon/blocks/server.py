@@ -1,5 +1,7 @@
 """Serves blocks of extents to other nodes (`wire.py`): a thread for each connection, a bounded number of them.
 
+Only connections that have finished TLS count as those of members; others have a pool of their own (`handshakes.py`).
+
 It runs in the peer agent, which has no credentials, at the lowest priority, so that the node's own readers go first.
 """
 
@@ -18,7 +20,8 @@ from math import inf
 from cachesvc.config import Tls
 from cachesvc.core.errors import Busy, CacheError, NotFound
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.access.tls import TlsContexts
+from cachesvc.daemon.access.tls import TlsContexts, certificate_trouble
+from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S, HANDSHAKES, Handshakes
 from cachesvc.daemon.blocks.replies import BlockReplies, Lent, SendRate
 from cachesvc.daemon.blocks.wire import (
     ConnectionEnded,
@@ -37,8 +40,7 @@ BUSY."""
 MAX_REFUSALS = 16
 """Connections that are being answered BUSY; others are closed unanswered."""
 IDLE_S = 30.0
-"""A connection is closed when its reader sends no request, takes no byte, or does not go on with the handshake for this
-time."""
+"""A connection is closed when its reader sends no request or takes no byte for this time."""
 REQUEST_S = 5.0
 """The rest of a request must come within this time of its beginning."""
 PARTING_S = 1.0
@@ -49,16 +51,18 @@ BIND_S = 0.2
 """The pause between tries to bind, while a daemon that is taken over keeps the address, and to accept, while descriptors
 or threads are short."""
 BACKLOG = 128
+END_S = 5.0
+"""How long `close` waits for the threads of connections."""
 
 Lend = Callable[[ExtentId], AbstractContextManager[Lent]]
 
 
 class _Connection:
-    """An accepted connection, and the time since which it is idle: infinite before the first request was served, and while
-    one is served."""
+    """An accepted connection from `host`, and the time since which it is idle: infinite before the first request was
+    served, and while one is served."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
+    def __init__(self, accepted: socket.socket, host: str) -> None:
+        self.socket, self.host = accepted, host
         self.idle_since = inf
 
     def end(self) -> None:
@@ -88,9 +92,19 @@ class BlockServer:
         self._rate = SendRate(bytes_per_s)
         self._on_sent, self._max_connections = on_sent, max_connections
         self._lock = threading.Lock()
+        self._forgotten = threading.Condition(self._lock)
         self._open: set[_Connection] = set()
+        """All connections."""
+        self._members: set[_Connection] = set()
+        """Those that have finished TLS."""
+        self._handshakes: Handshakes[_Connection] = Handshakes(_Connection.end)
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
+
+    @property
+    def refused(self) -> int:
+        """Connections that were refused before they proved to be a member's."""
+        return self._handshakes.refused
 
     def listen(self, address: str) -> int:
         """Listen at HOST:PORT as soon as it is free; return the port. Raises OSError where it can never be bound."""
@@ -114,15 +128,15 @@ class BlockServer:
         assert self._listener is not None, "not listening"
         while not self._closing.is_set():
             try:
-                accepted, _ = self._listener.accept()
-                self._start(accepted)
+                accepted, (host, *_) = self._listener.accept()
+                self._start(_Connection(accepted, host))
             except (OSError, RuntimeError) as error:
                 if not self._closing.is_set():
                     log.warning("a peer's connection is not accepted", extra={"error": str(error)})
                     self._closing.wait(BIND_S)
 
     def close(self) -> None:
-        """End `serve` and all connections; their threads end soon after."""
+        """End `serve` and all connections, and wait up to `END_S` for their threads, which use what was lent to them."""
         self._closing.set()
         if self._listener is not None:
             with suppress(OSError):
@@ -132,24 +146,36 @@ class BlockServer:
             connections = list(self._open)
         for each in connections:
             each.end()
+        with self._forgotten:
+            self._forgotten.wait_for(lambda: not self._open, END_S)
 
-    def _start(self, accepted: socket.socket) -> None:
-        connection = _Connection(accepted)
+    def _start(self, connection: _Connection) -> None:
         with self._lock:
-            busy = len(self._open) >= self._max_connections and not self._end_idle()
-            if len(self._open) >= self._max_connections + MAX_REFUSALS:
-                accepted.close()
+            if len(self._open) >= self._max_connections + MAX_REFUSALS + 2 * HANDSHAKES:
+                connection.socket.close()
                 return
             self._open.add(connection)
+        if self._tls is not None:
+            self._handshakes.began(connection, connection.host)
         try:
-            threading.Thread(target=self._run, args=(connection, busy), name="peer", daemon=True).start()
+            threading.Thread(target=self._run, args=(connection,), name="peer", daemon=True).start()
         except RuntimeError:
             self._forget(connection)
             raise
 
+    def _admit(self, connection: _Connection) -> bool:
+        """Count a connection as a member's; return whether there are too many. Raises ConnectionEnded where even refusals
+        are."""
+        with self._lock:
+            busy = len(self._members) >= self._max_connections and not self._end_idle()
+            if len(self._members) >= self._max_connections + MAX_REFUSALS:
+                raise ConnectionEnded(0)
+            self._members.add(connection)
+            return busy
+
     def _end_idle(self) -> bool:
         """End the connection that is idle for the longest time; return whether there is one."""
-        longest = min(self._open, key=lambda each: each.idle_since, default=None)
+        longest = min(self._members, key=lambda each: each.idle_since, default=None)
         if longest is None or longest.idle_since == inf:
             return False
         longest.idle_since = inf
@@ -157,23 +183,40 @@ class BlockServer:
         return True
 
     def _forget(self, connection: _Connection) -> None:
-        with self._lock:
-            self._open.discard(connection)
+        self._handshakes.finished(connection)
         connection.socket.close()
+        with self._forgotten:
+            self._open.discard(connection)
+            self._members.discard(connection)
+            self._forgotten.notify_all()
 
-    def _run(self, connection: _Connection, busy: bool) -> None:
+    def _run(self, connection: _Connection) -> None:
         """Serve one connection. It may end at any time, which is no error."""
         try:
-            set_timeout(connection.socket, REQUEST_S if busy else IDLE_S, self._tls is not None)
             if self._tls is not None:
-                connection.socket = self._tls.accept(connection.socket)
-                connection.socket.do_handshake()
+                self._shake_hands(connection, self._tls)
+            busy = self._admit(connection)
+            set_timeout(connection.socket, REQUEST_S if busy else IDLE_S, self._tls is not None)
             replies = BlockReplies(connection.socket, self._rate, self._closing)
             self._serve_requests(connection, replies, busy)
         except (OSError, ConnectionEnded) as error:
             log.debug("a peer's connection ended", extra={"error": str(error)})
         finally:
             self._forget(connection)
+
+    def _shake_hands(self, connection: _Connection, tls: TlsContexts) -> None:
+        """Make the TLS handshake, in `HANDSHAKE_S` at most. Raises OSError, ConnectionEnded where a crowd ended it."""
+        set_timeout(connection.socket, HANDSHAKE_S, tls=True)
+        try:
+            connection.socket = accepted = tls.accept(connection.socket)
+            accepted.do_handshake()
+        except OSError as error:
+            left = isinstance(error, (ConnectionError, ssl.SSLEOFError))  # as probes of the port do
+            if self._handshakes.finished(connection) and not left:  # else it is counted already
+                self._handshakes.failed(connection.host, _why_refused(error))
+            raise
+        if not self._handshakes.finished(connection):
+            raise ConnectionEnded(0)
 
     def _serve_requests(self, connection: _Connection, replies: BlockReplies, busy: bool) -> None:
         try:
@@ -200,6 +243,12 @@ class BlockServer:
         except RequestRefused as refused:
             replies.say(Frame(refused.answer))
             _part(connection.socket)
+
+
+def _why_refused(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it did not finish the TLS handshake in {HANDSHAKE_S:g} s"
+    return certificate_trouble(error) or "it made no TLS handshake"
 
 
 def _part(connection: socket.socket) -> None:

@@ -145,6 +145,7 @@ class MetricsCollector:
             "lookups": ("Questions where an extent is that this node answered.", report.lookups),
             "redirects": ("Answers that named a node and not the source.", report.redirects),
             "failures": ("Nodes that failed to give an extent.", counts.peer_failures),
+            "refused_connections": ("Connections that did not prove to be a member's.", report.refused),
         }
         return [
             nodes,

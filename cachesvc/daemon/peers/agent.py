@@ -30,6 +30,7 @@ from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import server_credentials
+from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S
 from cachesvc.daemon.blocks.server import BlockServer
 from cachesvc.daemon.blocks.wire import host_and_port
 from cachesvc.daemon.peers import messages
@@ -180,6 +181,7 @@ class Agent:
             away=view.away,
             rows=self._members.rows(),
             sent_bytes=self._sent_bytes,
+            refused=self._blocks.refused,
             lookups=self._owned.lookups,
             redirects=self._owned.redirects,
         )
@@ -188,7 +190,9 @@ class Agent:
 def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.Server:
     """Serve the calls of other nodes at `address`, HOST:PORT, as soon as it is free; return the server."""
     server = grpc.server(
-        ThreadPool(CALLS, "peer"), options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=8 * CALLS
+        ThreadPool(CALLS, "peer"),
+        options=[("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000))],
+        maximum_concurrent_rpcs=8 * CALLS,
     )
     services.add_to_server(server, "Peers", servicer)
     checks = health.HealthServicer()

@@ -111,7 +111,8 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """The cluster as the agent sees it. `rows` are all members, present or not."""
+    """The cluster as the agent sees it. `rows` are all members, present or not. `refused`: connections that did not prove
+    to be a member's."""
 
     me: str = ""
     settled: bool = False
@@ -120,6 +121,7 @@ class ClusterReport:
     away: frozenset[str] = frozenset()
     rows: tuple[NodeRow, ...] = ()
     sent_bytes: int = 0
+    refused: int = 0
     lookups: int = 0
     redirects: int = 0
 

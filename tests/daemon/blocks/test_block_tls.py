@@ -6,7 +6,8 @@ import fcntl
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,18 @@ NAME = "peers.cachesvc.internal"
 DIGESTS = digests_of(DATA)
 
 
-def certified(folder: Path, node: str, ca: trustme.CA, name: str = "127.0.0.1") -> Tls:
+DAYS = {"foreign": (-1, 1), "expired": (-2, -1), "early": (1, 2)}
+"""The days from now on which a certificate begins and ends."""
+
+
+def certified(
+    folder: Path, node: str, ca: trustme.CA, name: str = "127.0.0.1", days: tuple[int, int] = (-1, 1)
+) -> Tls:
     """The files of a node whose certificate is for `name`; an existing node gets new ones."""
+    begin, end = (datetime.now(timezone.utc) + timedelta(days=each) for each in days)
     (folder / node).mkdir(exist_ok=True)
     found = Tls(*(str(folder / node / file) for file in ("cert.pem", "key.pem", "ca.pem")))
-    issued = ca.issue_cert(name)
+    issued = ca.issue_cert(name, not_before=begin, not_after=end)
     ca.cert_pem.write_to_path(found.ca)
     issued.private_key_pem.write_to_path(found.key)
     issued.cert_chain_pems[0].write_to_path(found.certificate)
@@ -135,3 +143,76 @@ def test_a_peer_that_makes_no_handshake_is_given_up(tmp_path: Path, ca: trustme.
         pytest.raises(PeerSilent),
     ):
         copy.read_from(peers, f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+STRANGERS = 300
+
+
+def half_open(address: str, stack: ExitStack, count: int = STRANGERS) -> list[socket.socket]:
+    """Connect from another host of loopback and say nothing."""
+    host, port = address.split(":")
+    made = []
+    for _ in range(count):
+        stranger = socket.create_connection((host, int(port)), WAIT_S, source_address=("127.0.0.2", 0))
+        made.append(stack.enter_context(stranger))
+    return made
+
+
+def test_half_open_connections_of_a_stranger_stop_no_member(
+    tmp_path: Path, ca: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = certified(tmp_path, "node", ca)
+    with (
+        resident() as lend,
+        serving(lend, tls, max_connections=8) as address,
+        client(tls) as peers,
+        ExitStack() as stack,
+    ):
+        strangers = half_open(address, stack)
+        for _ in range(20):
+            with Copy() as copy:
+                assert copy.read_from(peers, address) == DIGESTS
+            peers.close()  # so that each read makes a handshake
+        assert strangers[0].recv(1) == b"", "the oldest of the crowd is ended"
+        strangers[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            strangers[-1].recv(1)
+    (line,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert vars(line)["host"] == "127.0.0.2"
+    assert "does not finish their TLS handshakes" in vars(line)["why"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said_by_the_server", "said_by_the_reader"),
+    [
+        (
+            "foreign",
+            "is of another authority",
+            "it refuses this node's certificate, which is of another authority",
+        ),
+        ("expired", "has expired; renew it", "it refuses this node's certificate, which has expired"),
+        ("early", "is not valid yet; compare the clocks", "it refuses this node's certificate"),
+    ],
+)
+def test_both_sides_say_what_is_wrong_with_a_certificate(
+    tmp_path: Path,
+    ca: trustme.CA,
+    caplog: pytest.LogCaptureFixture,
+    theirs: str,
+    said_by_the_server: str,
+    said_by_the_reader: str,
+) -> None:
+    good = certified(tmp_path, "good", ca)
+    bad = certified(tmp_path, "bad", trustme.CA() if theirs == "foreign" else ca, days=DAYS[theirs])
+    reader = Tls(bad.certificate, bad.key, good.ca)
+    with (
+        shared(good) as address,
+        client(reader) as peers,
+        Copy() as copy,
+        pytest.raises(PeerFailed, match=said_by_the_reader),
+    ):
+        copy.read_from(peers, address)
+    wait_until(lambda: any(said_by_the_server in vars(each).get("why", "") for each in caplog.records))
+    with shared(bad) as address, client(good) as peers, Copy() as copy, pytest.raises(PeerFailed) as refused:
+        copy.read_from(peers, address)
+    assert said_by_the_server in str(refused.value)
