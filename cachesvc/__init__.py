@@ -1,10 +1,21 @@
 """cachesvc: the data service for training clusters."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from os import PathLike
+
+    def path(uri: str | PathLike[str]) -> AbstractContextManager[str]:
+        """Give a read-only path of one object. See `cachesvc.gateway.paths.path`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Read `__version__` when it is asked for: the import of `importlib.metadata` takes 20 ms, in every process."""
+    """Import `path` and read `__version__` when they are asked for: every process of the daemon imports this package, and
+    `importlib.metadata` alone takes 20 ms."""
+    if name == "path":
+        return import_module("cachesvc.gateway.paths").path
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from cachesvc.cli import (
+    copy,
     datasets,
     doctor,
     estimate,
@@ -78,6 +79,8 @@ for _verb in (
     datasets.unpin,
     datasets.evict,
     verify.verify,
+    copy.cat,
+    copy.cp,
     estimate.estimate,
     simulate.simulate,
     run.run,

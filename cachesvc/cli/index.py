@@ -98,7 +98,7 @@ def _copy_file(path: str, into: str) -> None:
     except OSError as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        raise _unwritable(into, error) from None
+        raise unwritable(into, error) from None
 
 
 def _put_s3(path: str, into: str) -> None:
@@ -133,14 +133,14 @@ def _put_fsspec(path: str, into: str) -> None:
     except (ImportError, NotImplementedError, ValueError) as error:
         raise InvalidInput(f"{into} cannot be written: {error}; use --output FILE") from None
     except OSError as error:
-        raise _unwritable(into, error) from None
+        raise unwritable(into, error) from None
 
 
-def _unwritable(into: str, error: OSError) -> CacheError:
+def unwritable(into: str, error: OSError) -> CacheError:
     if isinstance(error, PermissionError):
-        return NotAllowed(f"{into} may not be written by this user; use --output FILE")
+        return NotAllowed(f"{into} may not be written by this user; name another place")
     if isinstance(error, FileNotFoundError):
         return NotFound(f"{into} cannot be written: no such directory")
-    if isinstance(error, IsADirectoryError | NotADirectoryError):
+    if isinstance(error, IsADirectoryError | NotADirectoryError | FileExistsError):
         return InvalidInput(f"{into} cannot be written ({error.strerror}); name a file")
     return OutOfSpace(f"{into} cannot be written: {error.strerror or error}")

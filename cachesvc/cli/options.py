@@ -127,8 +127,8 @@ dataset = _together(
     click.option(
         "--format",
         default="",
-        help="files, objects, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, documents, "
-        "tfrecord, records or tokens; inferred unless given.",
+        help="files, objects, whole, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, "
+        "documents, tfrecord, records or tokens; inferred unless given.",
     ),
     click.option("--dtype", default="", help="numpy dtype of tokens or record elements."),
     click.option("--seq-len", type=click.IntRange(0), default=0, help="Tokens of one sample (tokens)."),

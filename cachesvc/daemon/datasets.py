@@ -76,8 +76,8 @@ class ServedDataset:
 
     @property
     def is_one_file(self) -> bool:
-        """True for a file that a program opened by its name (`cachesvc://`), of which there may be thousands."""
-        return self.catalog.format == "objects" and self.catalog.objects == 1
+        """True for a file that a program opened by its name (`gateway/`), of which there may be thousands."""
+        return self.catalog.format in ("objects", "whole") and self.catalog.objects == 1
 
     @property
     def sample_bytes(self) -> int:

@@ -1,5 +1,5 @@
-"""The cache for programs that read files by fsspec: pandas, polars, pyarrow, Hugging Face datasets, zarr, xarray.
+"""The cache for programs that read files by fsspec (pandas, pyarrow, zarr and others), or open and map them by a path.
 
-In: URLs `cachesvc://...`. Out: listings and bytes of files. It owns the snapshots that it has open, and the leases of
-the extents that it reads.
+In: URLs `cachesvc://...`, URIs of objects. Out: listings, bytes and paths of files. It owns the snapshots that it has open,
+and the leases of the extents that it reads.
 """

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from fsspec import AbstractFileSystem
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged
-from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.snapshots import Snapshot, SnapshotFile, Snapshots
 from cachesvc.gateway.urls import PROTOCOL, path_of, stripped, uri_of
 from cachesvc.sources.uri import local_path
@@ -165,10 +164,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def file(self, path: str) -> tuple[Snapshot, SnapshotFile]:
         """Return a file and the snapshot that it lies in. Raises NotFound, IsADirectoryError, and what opening a dataset
         raises."""
-        snapshot, below = self._snapshots.of(self._uri(path))
-        if below not in snapshot.files:
-            raise IsADirectoryError(redacted(f"{path} is a folder"))
-        return snapshot, snapshot.files[below]
+        return self._snapshots.file(self._uri(path))
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """List a folder, or the one file of this name where no folder has it, too. Everything below the folder is listed

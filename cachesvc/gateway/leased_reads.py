@@ -149,10 +149,16 @@ class LeasedReads:
         Raises DaemonUnavailable, DeadlineExceeded, OutOfSpace, TierFailed where a tier cannot be read, and the errors of
         fills.
         """
+        with self._in_use():
+            self._read_parts(address, into, wait)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the connection while the block runs."""
         with self._lock:
             self._reading, self._idle_polls = self._reading + 1, 0
         try:
-            self._read_parts(address, into, wait)
+            yield
         finally:
             with self._lock:
                 self._reading -= 1
@@ -175,10 +181,19 @@ class LeasedReads:
             address, into = address + len(part), into[len(part) :]
 
     def _read_part(self, extent: int, last: int, wait: bool, offset: int, into: memoryview) -> None:
-        with self._lease(extent, last, wait) as leased:
+        with self._lease(extent, last, wait, self._timeout_s) as leased:
             if leased.holes is not None:
                 leased.holes.check(offset, len(into))
             self._read(leased, leased.offset + offset, into)
+
+    @contextmanager
+    def lease(self, address: int, wait: bool) -> Iterator[LeasedExtent]:
+        """Lease the extent that begins at `address` while the block runs. A large one may take longer than a read: the
+        time limit of a read counts for each GiB of it. Raises as `read_into`."""
+        extent = int(np.searchsorted(self.catalog.extent_starts, address, "right")) - 1
+        limit_s = self._timeout_s * max(1, int(self.catalog.extent_sizes[extent]) >> 30)
+        with self._in_use(), self._lease(extent, extent, wait, limit_s) as leased:
+            yield leased
 
     def poll(self) -> None:
         """Release extents that the daemon recalls or that no read needed since the last poll. See `Polled`."""
@@ -229,7 +244,7 @@ class LeasedReads:
             return self._connected
 
     @contextmanager
-    def _lease(self, extent: int, last: int, wait: bool) -> Iterator[LeasedExtent]:
+    def _lease(self, extent: int, last: int, wait: bool, limit_s: float) -> Iterator[LeasedExtent]:
         with self._lock:
             leased = self._leased.get(extent)
             if leased is not None and leased.ends:
@@ -239,7 +254,7 @@ class LeasedReads:
                 leased.users, leased.read = leased.users + 1, True
         if leased is None:
             self._fetch_ahead(extent, last)
-            leased = self._acquire(extent, wait)
+            leased = self._acquire(extent, wait, limit_s)
         try:
             yield leased
         finally:
@@ -260,7 +275,7 @@ class LeasedReads:
                 daemon.submit(Plan(rows, rows, rows))
             daemon.passed(extent)
 
-    def _acquire(self, extent: int, wait: bool) -> LeasedExtent:
+    def _acquire(self, extent: int, wait: bool, limit_s: float) -> LeasedExtent:
         """Lease an extent; another thread may lease it meanwhile, too. Raises OutOfSpace where there is no room."""
         connected = self._connect()
         grants: Grants = connected.waiting if wait else connected.at_once
@@ -268,14 +283,14 @@ class LeasedReads:
         made: list[LeasedExtent] = []
 
         def leased() -> bool:
-            [answer] = grants.acquire([extent], self._timeout_s)
+            [answer] = grants.acquire([extent], limit_s)
             if isinstance(answer, Granted):
                 made.append(self._add(answer, grants))
             else:
                 self._make_room(0, 0)
             return bool(made)
 
-        RoomWait(self._timeout_s if wait else 0.0).until(
+        RoomWait(limit_s if wait else 0.0).until(
             leased,
             f"the daemon has no room for an extent of {self.catalog.uri}; give it more --ram or --nvme",
         )

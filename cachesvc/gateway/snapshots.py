@@ -28,7 +28,7 @@ from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, No
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.leased_reads import LeasedReads
-from cachesvc.gateway.urls import opens_by_name
+from cachesvc.gateway.urls import opens_by_name, path_of
 from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.source import Source
@@ -65,7 +65,7 @@ class Snapshot:
     ) -> None:
         """`leased`: the reads through the daemon. `direct`: the source may be read while the daemon is gone or has no
         room."""
-        self.root, self.files, self._sources, self.leased, self._direct = root, files, sources, leased, direct
+        self.root, self.files, self._sources, self.leased, self.direct = root, files, sources, leased, direct
         self.seen_at = time.time()
         self.folders = _folders(files)
         """The names directly below each folder, by its path below the root."""
@@ -93,9 +93,9 @@ class Snapshot:
         while len(into):
             if self.leased is not None:
                 try:
-                    return self.leased.read_into(file.address + offset, into, wait=not self._direct)
+                    return self.leased.read_into(file.address + offset, into, wait=not self.direct)
                 except (DaemonUnavailable, OutOfSpace, TierFailed) as error:
-                    if not self._direct:
+                    if not self.direct:
                         raise
                     _log.warning(
                         "%s: reading %s directly from the source", str(error), redacted(file.version.uri)
@@ -105,7 +105,7 @@ class Snapshot:
             except NotAllowed:
                 if self.leased is None:
                     raise
-                self._direct = False  # this process has no credentials: wait for the daemon
+                self.direct = False  # this process has no credentials: wait for the daemon
 
     def read(self, file: SnapshotFile, offset: int, size_bytes: int) -> bytes:
         """Return the bytes [offset, offset + size_bytes) of a file. Raises as `read_into`."""
@@ -175,9 +175,10 @@ class _Kept:
 class Snapshots:
     """The snapshots of a file system. Safe to share between threads; a forked child opens its own."""
 
-    def __init__(self, folder: str = "") -> None:
-        """`folder`: the URI of a folder whose files are read from one snapshot, listed or not; "" for none."""
-        self._folder = folder
+    def __init__(self, folder: str = "", options: Options = _OPTIONS) -> None:
+        """`folder`: the URI of a folder whose files are read from one snapshot, listed or not; "" for none. `options`: of
+        the datasets of all other files and folders, in whose format each file is a sample."""
+        self._folder, self._options = folder, options
         self._sources = Sources(SourceSettings())
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._refresh = False
@@ -208,6 +209,13 @@ class Snapshots:
         if not snapshot.has(path):
             raise NotFound(f"{uri} does not exist")
         return snapshot, path
+
+    def file(self, uri: str) -> tuple[Snapshot, SnapshotFile]:
+        """Return a file and a snapshot that it lies in. Raises as `of`, and IsADirectoryError."""
+        snapshot, below = self.of(uri)
+        if below not in snapshot.files:
+            raise IsADirectoryError(redacted(f"{path_of(uri)} is a folder"))
+        return snapshot, snapshot.files[below]
 
     def folder_of(self, uri: str) -> Snapshot | None:
         """Return the folder of the name of an object, in a bucket, which may have both; None without one."""
@@ -250,7 +258,7 @@ class Snapshots:
         """Open a snapshot and keep it. Threads open side by side, so two may open the same one."""
         before = self._kept.get(uri)
         warned = before is not None and before.stale
-        options = _TOGETHER if uri == self._folder else _OPTIONS
+        options = _TOGETHER if uri == self._folder else self._options
         opened = open_by_policy([uri], options, "", 1, self._refresh and before is None)
         stale = opened is not None and bool(opened.stale)
         if opened is not None and stale and not warned:

@@ -66,9 +66,9 @@ def open_dataset(
 ) -> Dataset:
     """Open a prefix, file, glob, brace range, or a list of them, as one pinned dataset version.
 
-    - `format`: "files" | "objects" | "webdataset" | "mds" | "litdata" | "parquet" | "arrow" | "jsonl" | "csv" | "text"
-      | "documents" | "tfrecord" | "records" | "tokens"; None detects it from the data, but never "objects", "text" and
-      "documents".
+    - `format`: "files" | "objects" | "whole" | "webdataset" | "mds" | "litdata" | "parquet" | "arrow" | "jsonl" | "csv"
+      | "text" | "documents" | "tfrecord" | "records" | "tokens"; None detects it from the data, but never "objects",
+      "whole", "text" and "documents".
     - `split`: "train", "validation", "test" or another split that the names of folders and files tell; "all" reads all
       of them as one dataset. Several splits are an error without it. `ds.split()` makes parts at random instead.
     - `fields`: names of the fields that make a sample, which is then a tuple of their values; or one name, and a sample

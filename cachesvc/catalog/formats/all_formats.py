@@ -43,6 +43,7 @@ def _named(extensions: Collection[str]) -> Callable[[Sequence[ListedObject]], li
 FORMATS = {
     "files": Format(list, files.compile_files, ("labels_from", "label_kind"), file_is_sample=True),
     "objects": Format(list, objects.compile_objects, file_is_sample=True),
+    "whole": Format(list, objects.compile_whole, file_is_sample=True),
     "images": Format(files.select_images, files.compile_images, file_is_sample=True),
     "webdataset": Format(
         webdataset.select, webdataset.compile_webdataset, ("labels_from", "label_kind", "on_error")

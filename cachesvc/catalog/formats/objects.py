@@ -8,15 +8,16 @@ was listed. Programs read files in the order of their names, which is the order 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from cachesvc.catalog.address_space import AddressSpace
+from cachesvc.catalog.address_space import AddressSpace, aligned
 from cachesvc.catalog.columns import Ints, TextColumn, ints
 from cachesvc.catalog.compiler import Draft, Inputs, names_of
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import NotFound
+from cachesvc.core.model import PAGE_BYTES
 
 CUT_BYTES = 8 << 20
 """Bytes of a large file that a read of one of them fetches: one request of a fill."""
@@ -26,13 +27,31 @@ MOST_EXTENTS = 1 << 17
 
 def compile_objects(inputs: Inputs) -> Draft:
     """Lay out the files. Raises NotFound where every file is empty."""
+    sizes = _sizes(inputs)
+    cut = _cut(sizes, min(inputs.options.extent_bytes, CUT_BYTES))
+    return _laid_out(inputs, sizes, cut, _runs(sizes.tolist(), cut))
+
+
+def compile_whole(inputs: Inputs) -> Draft:
+    """Lay out each file as one extent, of any size, so that a descriptor of the extent is a descriptor of the file. Raises
+    NotFound where every file is empty."""
+    sizes = _sizes(inputs)
+    alone = ([int(at)] for at in np.flatnonzero(sizes))
+    return _laid_out(inputs, sizes, aligned(int(sizes.max()), PAGE_BYTES), alone)
+
+
+def _sizes(inputs: Inputs) -> Ints:
     sizes = ints(entry.object.size_bytes for entry in inputs.entries)
     if not sizes.sum():
         raise NotFound(f"{inputs.uri} holds no data: every file is empty")
-    cut = _cut(sizes, min(inputs.options.extent_bytes, CUT_BYTES))
+    return sizes
+
+
+def _laid_out(inputs: Inputs, sizes: Ints, cut: int, runs: Iterable[Sequence[int]]) -> Draft:
+    """Return the draft of these runs of files: each run shares an extent, and one file alone is cut into extents."""
     space, firsts = AddressSpace([entry.object for entry in inputs.entries]), array("q")
     addresses = np.zeros(len(sizes), np.int64)
-    for files in _runs(sizes.tolist(), cut):
+    for files in runs:
         before, size = len(space), int(sizes[files[0]])
         if len(files) == 1:
             addresses[files] = space.add_run(files[0], 0, size, cut)

@@ -54,6 +54,19 @@ def test_large_files_are_cut_into_larger_parts_where_there_are_too_many(
     assert len(compiled(tmp_path, OPTIONS).extent_sizes) <= 10
 
 
+def test_whole_files_are_one_extent_each_alone_and_in_their_folder(tmp_path: Path) -> None:
+    files = {"a": bytes(9 << 20), "b": b"", "c": b"c" * 5000}
+    datasets.write_files(tmp_path / "data", files)
+    whole = Options(format="whole", extent_bytes=8192)
+    catalog = compiled(tmp_path / "data", whole)
+    assert [sample[0] for sample in samples_of(catalog)] == list(files.values())
+    assert catalog.extent_sizes.tolist() == [9 << 20, 5000]
+    assert set(compiled(tmp_path / "data" / "c", whole).extents()) == set(catalog.extents()[1:])
+    datasets.write_files(tmp_path / "none", {"a": b""})
+    with pytest.raises(NotFound, match="every file is empty"):
+        compiled(tmp_path / "none", whole)
+
+
 def test_empty_files_are_samples_and_nothing_else_is_not_found(tmp_path: Path) -> None:
     datasets.write_files(tmp_path / "some", {"a": b"", "b": b"b", "c": b""})
     catalog = compiled(tmp_path / "some", OPTIONS)

@@ -1,0 +1,142 @@
+"""`cachesvc cat` and `cachesvc cp`: objects on stdout or in a local folder, read through the node's cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cachesvc.cli import options, output, resolve
+from cachesvc.cli.index import unwritable
+from cachesvc.cli.progress_bar import ProgressBar
+from cachesvc.core.errors import CacheError, InvalidInput
+
+if TYPE_CHECKING:
+    from cachesvc.gateway.filesystem import CachedFileSystem
+
+THREADS = 4
+"""Files that are copied side by side, which hides the round trips of small ones."""
+STEP_BYTES = 1 << 20
+
+
+@click.command()
+@click.argument("uris", metavar="URI...", nargs=-1, required=True)
+@options.daemon
+def cat(uris: tuple[str, ...], socket: str | None, json: bool) -> int:
+    """Write objects to stdout.
+
+    They are read through the daemon, or without one from their source, as CACHESVC says.
+    """
+    with _file_system(socket) as files, output.written():
+        for uri in uris:
+            with _opened(files, resolve.absolute_uri(uri)) as file:
+                shutil.copyfileobj(file, sys.stdout.buffer, STEP_BYTES)
+    return 0
+
+
+@click.command()
+@click.argument("uri")
+@click.argument("folder", metavar="DIR")
+@options.daemon
+def cp(uri: str, folder: str, socket: str | None, json: bool) -> int:
+    """Copy an object, or all that lies below a prefix, into a folder.
+
+    They are read through the daemon, or without one from their source, as CACHESVC says. A file appears under its name once
+    it is whole, in place of one that is there. Hidden files below a prefix are left out.
+    """
+    if "://" in folder:
+        raise InvalidInput(f"{folder} is no local folder: cp only reads through the cache")
+    from cachesvc.gateway.urls import stripped
+
+    with _file_system(socket) as files:
+        root = stripped(resolve.absolute_uri(uri))
+        files.info(root)  # raises NotFound, which `find` does not
+        found: dict[str, Any] = files.find(root, detail=True)
+        named = _named(root, found)
+        total, done = sum(int(entry["size"]) for entry in found.values()), 0
+        with ProgressBar("copy", json) as progress, ThreadPoolExecutor(THREADS) as pool:
+            copies = [pool.submit(_copied, files, name, os.path.join(folder, named[name])) for name in named]
+            try:
+                for copy in as_completed(copies):
+                    done += copy.result()
+                    progress.update(done, total)
+            finally:
+                pool.shutdown(cancel_futures=True)
+    text = f"{uri}: {len(named):,} file{'s' * (len(named) != 1)}, {output.size(total)}; in {folder}"
+    output.report(
+        json,
+        text,
+        {"event": "copied", "uri": uri, "folder": folder, "files": len(named), "size_bytes": total},
+    )
+    return 0
+
+
+@contextmanager
+def _file_system(socket: str | None) -> Iterator[CachedFileSystem]:
+    """Yield the file system, which finds the daemon of `socket`, where one is given."""
+    from cachesvc.gateway.filesystem import CachedFileSystem
+
+    before = dict(os.environ)
+    if socket:
+        os.environ.update({"CACHESVC_SOCKET": socket, "CACHESVC": "require"})
+    try:
+        yield CachedFileSystem(skip_instance_cache=True)
+    finally:
+        for name in ("CACHESVC_SOCKET", "CACHESVC"):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _opened(files: CachedFileSystem, uri: str) -> Iterator[Any]:
+    try:
+        file = files.open(uri)
+    except IsADirectoryError:
+        raise InvalidInput(f"{uri} is a folder; copy it: cachesvc cp {uri} DIR") from None
+    with file:
+        yield file
+
+
+def _named(root: str, found: Iterable[str]) -> dict[str, str]:
+    """Return the path below the target of each file. Raises InvalidInput where two would be one, or a file would lie in
+    another or outside of the target."""
+    named = {name: name[len(root) :].strip("/") or os.path.basename(root) for name in found}
+    paths = set(named.values())
+    for name, path in named.items():
+        parts = path.split("/")
+        folders = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
+            raise InvalidInput(f"{name} has no place in a local folder: write it with cachesvc cat")
+        if folders & paths:
+            raise InvalidInput(f"{name} would be a file and a folder: write it with cachesvc cat")
+    if len(paths) < len(named):
+        raise InvalidInput(f"some objects below {root} would be one local file: write them with cachesvc cat")
+    return named
+
+
+def _copied(files: CachedFileSystem, name: str, target: str) -> int:
+    """Copy one file, and return its size in bytes. Raises OutOfSpace, NotAllowed, and what reading raises."""
+    parent, own = os.path.split(target)
+    part = f"{parent}/.{own}.{os.getpid()}.tmp"
+    try:
+        os.makedirs(parent, exist_ok=True)
+        with open(part, "wb") as into, files.open(name) as file:
+            shutil.copyfileobj(file, into, STEP_BYTES)
+            size_bytes = into.tell()
+        os.replace(part, target)
+    except CacheError:
+        raise
+    except OSError as error:
+        raise unwritable(target, error) from None
+    finally:
+        with suppress(OSError):
+            os.unlink(part)
+    return size_bytes
