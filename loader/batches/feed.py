@@ -129,6 +129,11 @@ class Feed(TorchDataset[Any]):
         return record_source(view, self._layout) if view is not None else None
 
     @property
+    def runs_python(self) -> bool:
+        """Whether samples are made one by one in Python, perhaps by the user's code."""
+        return self._gather is None
+
+    @property
     def encoded_images(self) -> bool:
         """Whether a device should decode the images of batches."""
         return any(each.decode == "cuda" for each in self._specs)

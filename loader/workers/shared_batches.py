@@ -47,27 +47,37 @@ class Arena:
     """The slots of all workers of one loader. The trainer makes it; a worker inherits it or unpickles it."""
 
     def __init__(self, workers: int, prefetch_factor: int) -> None:
-        self._each = prefetch_factor + EXTRA_SLOTS
+        self._workers, self._each = workers, prefetch_factor + EXTRA_SLOTS
         self._slots = workers * self._each
         self.token = next(_tokens)
         self._open(os.memfd_create("cachesvc-batches", os.MFD_CLOEXEC))
         _arenas[self.token] = self
 
-    def __getstate__(self) -> tuple[int, int, int, Any]:
-        return self._each, self._slots, self.token, DupFd(self._fd)
+    def __getstate__(self) -> tuple[int, int, int, int, Any]:
+        return self._workers, self._each, self._slots, self.token, DupFd(self._fd)
 
-    def __setstate__(self, state: tuple[int, int, int, Any]) -> None:
-        self._each, self._slots, self.token, fd = state
+    def __setstate__(self, state: tuple[int, int, int, int, Any]) -> None:
+        self._workers, self._each, self._slots, self.token, fd = state
         self._open(fd.detach())
 
     def _open(self, fd: int) -> None:
         self._fd = fd
         weakref.finalize(self, os.close, fd)
-        self._first = -(-self._slots // mmap.PAGESIZE) * mmap.PAGESIZE
+        turns_at = -(-self._slots // ALIGNED) * ALIGNED
+        self._first = -(-(turns_at + 8 * self._workers) // mmap.PAGESIZE) * mmap.PAGESIZE
         size = self._first + self._slots * SLOT_BYTES
         os.ftruncate(fd, size)
         self._memory = mmap.mmap(fd, size)
         self._states = np.frombuffer(self._memory, np.uint8, self._slots)
+        self._turns = np.frombuffer(self._memory, np.int64, self._workers, turns_at)
+
+    def begin(self, worker: int, turn: int) -> None:
+        """Note, in a worker, which turn it makes now."""
+        self._turns[worker] = turn
+
+    def maker_of(self, turn: int) -> int:
+        """Return the worker that makes a turn, or the one that began longest ago where none does yet."""
+        return int(np.argmin(np.where(self._turns == turn, -1, self._turns)))
 
     def slots_of(self, worker: int) -> range:
         """Return the slots of one worker."""
@@ -143,6 +153,11 @@ class SentBatch:
 
     tree: Any
     place: tuple[int, int, int] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes in a slot."""
+        return self.place[2] if self.place is not None else 0
 
     def open(self) -> Any:
         """Return the batch, in the trainer, once. Its tensors are views of the slot. Raises what unpickling it raises."""

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.permute import mix
 from cachesvc.system.group_signals import outlive_group_signals
 from loader.batches.feed import Feed
 from loader.batches.maker import BatchMaker, MadeBatch
@@ -49,6 +50,7 @@ class WorkerJob(NamedTuple):
     workers: int
     base_seed: int
     init: Callable[[int], None] | None
+    seeds_by_batch: bool
     requests: Connection
     answers: Connection
 
@@ -62,6 +64,7 @@ def run_worker(job: WorkerJob) -> None:
     answer, where = _answerer(job), f"in DataLoader worker process {job.number}"
     while request := os.read(job.requests.fileno(), REQUEST.size):
         run, epoch, turn = REQUEST.unpack(request)
+        job.arena.begin(job.number, turn)
         try:
             made: MadeBatch | CaughtError = answer(run, BatchKey(epoch, turn))
         except Exception as error:  # noqa: BLE001  raised again in the trainer
@@ -78,14 +81,20 @@ def _set_up_torch(job: WorkerJob) -> None:
     """Set up this process as torch sets up a worker: one thread, the same seeds, and what get_worker_info() returns."""
     torch.set_num_threads(1)
     seed = job.base_seed + job.number
-    random.seed(seed)
     torch.manual_seed(seed)
     words = [job.number, job.base_seed & 0xFFFFFFFF, job.base_seed >> 32, 0]
-    np.random.seed(np.random.SeedSequence(words).generate_state(4))
+    _seed(seed, np.random.SeedSequence(words).generate_state(4))
     # Users call torch's get_worker_info, which reads this variable. There is no public way to set it.
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=job.number, num_workers=job.workers, seed=seed, dataset=job.maker.feed.dataset
     )
+
+
+def _seed(seed: int, words: Any) -> None:
+    """Seed the generators of Python, torch and numpy, the last one with 32-bit words."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(words)
 
 
 def _answerer(job: WorkerJob) -> Callable[[int, BatchKey], MadeBatch | CaughtError]:
@@ -110,6 +119,7 @@ class _Answers:
 
     def __init__(self, job: WorkerJob) -> None:
         self._maker, self._arena, self._number = job.maker, job.arena, job.number
+        self._base_seed = job.base_seed if job.seeds_by_batch and job.maker.feed.runs_python else None
         self._run = 0
         self._passed_at = 0.0
 
@@ -120,6 +130,9 @@ class _Answers:
             self._arena.take_back(self._number)
         feed, slot = self._maker.feed, self._arena.free_slot(self._number)
         feed.empty = slot.empty if slot is not None else None
+        if self._base_seed is not None:
+            seed = mix(self._base_seed, *turn)
+            _seed(seed, [seed & 0xFFFFFFFF, seed >> 32])
         made = self._maker.make(turn)
         if made.report.failure is None:
             try:
