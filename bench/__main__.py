@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from bench import cold, cores, decoding, latency, pauses, transfer, warm
+from bench import cold, cores, decoding, latency, pauses, transfer, waits, warm
 from bench.storage import disk, fills, nvme
 from cachesvc.catalog.options import Options
 from testbed.node import Daemon
@@ -269,9 +269,17 @@ def _pauses(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
     return table, all(row.met for row in rows)
 
 
+def _waits(_: SeaweedFS, root: Path) -> tuple[Table, bool]:
+    rows = waits.measure(root / "waits")
+    table = Table("a slow sample in twenty, of the ideal", "ours", "torch's DataLoader", "asked", "met")
+    for row in rows:
+        table.add_row(*row.cells())
+    return table, all(row.met for row in rows)
+
+
 PARTS: dict[str, Callable[[SeaweedFS, Path], tuple[RenderableType, bool]]] = {
     **{"warm": _warm, "decode": _decode, "cold": _cold, "latency": _latency, "nvme": _nvme, "disk": _disk},
-    **{"fills": _fills, "transfer": _transfer, "pauses": _pauses},
+    **{"fills": _fills, "transfer": _transfer, "pauses": _pauses, "waits": _waits},
 }
 GOALS = {"disk"}
 """Parts whose limits are goals: a host of two cores does not reach all of them."""

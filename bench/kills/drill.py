@@ -120,7 +120,7 @@ class _Processes:
             env |= {"XDG_CACHE_HOME": str(root / f"cache{number}")} | (s3.env() if direct else {})
             name = f"run {number}"
             ledger, log = str(root / f"{number}.ledger"), str(root / f"{number}.log")
-            life = Life(uri, EXTENT, ledger, log, str(self._stop), 0, "none", False, env)
+            life = Life(uri, EXTENT, ledger, log, str(self._stop), 0, "none", env)
             audit = Audit(name, truth)
             self._runs.append(
                 Run(context, life, audit, self._node, self._clock, self._orphans, seed * RUNS + number)

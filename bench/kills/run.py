@@ -17,7 +17,7 @@ from bench.kills.clock import Clock
 from bench.kills.ledger import Reader
 from bench.kills.leftovers import Orphans
 from bench.kills.node import Node
-from bench.kills.trainer import NO_DAEMON, WORKER_LOST, Life, Workers, train
+from bench.kills.trainer import NO_DAEMON, Life, Workers, train
 
 PREFETCHED = 8
 """Batches that may arrive after a worker's death although they were made before it."""
@@ -54,7 +54,6 @@ class Run:
         self._reader = Reader(Path(life.ledger))
         self._process: BaseProcess | None = None
         self._awaited: _Awaited | None = None
-        self._worker_killed = False
         self.audit = audit
         self.faults: list[str] = []
         self.ended = False
@@ -63,10 +62,8 @@ class Run:
         """Start a new life without any clean-up, with a newly drawn kind of workers. `again`: the start it retries."""
         draw = self._draw
         (workers,) = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        self._life = replace(
-            self._life, workers=workers, forgiving=draw.random() < 0.5, seed=draw.randrange(1 << 30)
-        )
-        self._worker_killed, self._started_at = False, time.monotonic()
+        self._life = replace(self._life, workers=workers, seed=draw.randrange(1 << 30))
+        self._started_at = time.monotonic()
         since, daemons = (again.since, again.daemons) if again else (self._started_at, self._daemons_killed())
         self._awaited = _Awaited(self.kind, since, 1, daemons)
         process = self._context.Process(target=train, args=(self._life,))
@@ -104,8 +101,7 @@ class Run:
         if code == NO_DAEMON and self._awaited and self._node.was_away_since(self._started_at):
             self.start(again=self._awaited)
             return
-        if not (code == WORKER_LOST and self._worker_killed):
-            self.faults.append(f"{self.audit.run} ended by itself with code {code}: {self.log_end()}")
+        self.faults.append(f"{self.audit.run} ended by itself with code {code}: {self.log_end()}")
         self.start()
 
     def kill(self) -> None:
@@ -130,7 +126,6 @@ class Run:
             return False
         kind = f"worker, {self._life.workers}"
         self._clock.killed(kind, self.serving)
-        self._worker_killed = True
         self._awaited = _Awaited(kind, time.monotonic(), PREFETCHED + 1, self._daemons_killed())
         return True
 

@@ -19,8 +19,6 @@ RECORD = 4096
 BATCH = 16
 STEP_S = 0.02
 """Longest simulated training step, so that kills hit reads, hand-over and steps alike."""
-WORKER_LOST = 70
-"""Exit code when a worker was killed."""
 NO_DAEMON = 71
 """Exit code when the daemon was away for longer than `require` waits at the start."""
 _LOADING: dict[Workers, dict[str, Any]] = {
@@ -33,8 +31,7 @@ _LOADING: dict[Workers, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Settings of one trainer process. `forgiving`: it continues by itself after a worker's death. When the file
-    `stop` exists, the run ends after its epoch."""
+    """Settings of one trainer process. When the file `stop` exists, the run ends after its epoch."""
 
     uri: str
     extent_bytes: int
@@ -43,12 +40,11 @@ class Life:
     stop: str
     seed: int
     workers: Workers
-    forgiving: bool
     env: dict[str, str] = field(default_factory=dict)
 
 
 def train(life: Life) -> None:
-    """Train until the stop file exists. Exits with `WORKER_LOST`, `NO_DAEMON`, or with a traceback in the log."""
+    """Train until the stop file exists. Exits with `NO_DAEMON`, or with a traceback in the log."""
     log = os.open(life.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -66,13 +62,7 @@ def train(life: Life) -> None:
         latest = ledger.latest()
         if latest is not None:
             batches.load_state_dict(latest.state)
-        try:
-            _epoch(batches, ledger, draw, parent)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            if not life.forgiving:
-                sys.exit(WORKER_LOST)
+        _epoch(batches, ledger, draw, parent)
 
 
 def _loader(life: Life) -> Any:

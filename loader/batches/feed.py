@@ -108,6 +108,8 @@ class Feed(TorchDataset[Any]):
         self._layout = extent_layout(self.dataset, self.spec.shuffle)
         self.empty: Empty | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
+        self.begin_sample: Callable[[int], None] | None = None
+        """Is called with the index of each sample before it is made; None means that samples may be made together."""
         self.on_device: Callable[[EpochOrder, int], Any | None] | None = None
         """Returns the batch of a turn, made by a device, or None where the processor is to make it."""
         self._order: EpochOrder | RunOrder | None = None
@@ -127,6 +129,11 @@ class Feed(TorchDataset[Any]):
         """The places of this order's records, if batches are records that need no Python call per sample; else None."""
         view = self._view if self.collate is default_collate else None
         return record_source(view, self._layout) if view is not None else None
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether samples are made one by one in Python, perhaps by the user's code."""
+        return self._gather is None
 
     @property
     def encoded_images(self) -> bool:
@@ -304,7 +311,7 @@ class Feed(TorchDataset[Any]):
     def fetch(self, epoch: int, indices: Ints) -> Any:
         """Make a batch of these indices."""
         name = partial(self._name_in, indices)
-        if self._composite is not None and self.collate is default_collate:
+        if self._composite is not None and self.begin_sample is None and self.collate is default_collate:
             return self._composite.default_batch(indices, self.spec, epoch, name)
         if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
@@ -312,6 +319,8 @@ class Feed(TorchDataset[Any]):
                 reader, self._gather.locate(reader, self._view.ids_of(indices)), self.empty
             )
         samples = self._iter_samples(epoch, indices)
+        if self.begin_sample is not None:
+            return self.collated(list(samples))
         if self.collate is default_collate:
             return default_collate_into(self.empty, samples, len(indices), name)
         made = list(samples)
@@ -340,6 +349,16 @@ class Feed(TorchDataset[Any]):
 
     def _iter_samples(self, epoch: int, indices: Ints) -> Iterable[Any]:
         """Make samples one at a time, so that the memory of one is free for the next."""
+        if self.begin_sample is None:
+            return self._samples_in_one_pass(epoch, indices)
+        return self._samples_one_by_one(self.begin_sample, epoch, indices)
+
+    def _samples_one_by_one(self, begin: Callable[[int], None], epoch: int, indices: Ints) -> Iterable[Any]:
+        for row, index in enumerate(indices.tolist()):
+            begin(index)
+            yield from self._samples_in_one_pass(epoch, indices[row : row + 1])
+
+    def _samples_in_one_pass(self, epoch: int, indices: Ints) -> Iterable[Any]:
         if self._composite is not None:
             return self._composite.read(indices, self.spec, epoch)
         rng_key = (self.spec.seed, epoch)

@@ -145,7 +145,9 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
             opened.id, opened.directory, "", opened.direct, job, tuple(uris), options, opened.kept
         )
     if policy(world_size)[0] != "off" and any(local_path(uri) is None for uri in uris):
-        _log.warning("no daemon: reading straight from the source; start one: cachesvc serve")
+        _log.warning(
+            "no daemon: each process reads straight from the source; start one: cachesvc serve, or `cachesvc run`"
+        )
     found, path = compile_locally(uris, options, version)
     return DatasetLink(found, path=path, direct=True)
 

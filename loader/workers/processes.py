@@ -1,8 +1,12 @@
-"""Worker processes of the trainer. Each has a pipe of requests and a pipe of answers, and nothing that locks.
+"""Worker processes of the trainer. They read requests from a pipe, each answers by a pipe of its own, and nothing locks.
 
-A worker makes every W-th turn and answers in the order of its requests, so the trainer reads the pipe of the turn it waits
-for. While it waits it watches every worker: the rest of a message of one that dies would never come. A worker ends when the
-trainer closes its pipes, and is killed if that takes long.
+The workers share one pipe of requests, so that whichever is idle makes the next turn, and a slow batch holds up one worker
+alone. A request is shorter than PIPE_BUF, so that each goes to one worker whole. Where the user seeds workers themselves
+(`generator`, `worker_init_fn`), each has a pipe of requests, and makes every W-th turn, as in torch.
+
+While the trainer waits it watches every worker. One that dies is replaced, and what it made or owed is made again; the turn
+that it died of is made sample by sample, so that a sample of which another worker dies is known, and becomes that sample's
+error. A worker ends when the trainer closes its pipes, and is killed if that takes long.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
@@ -44,6 +50,12 @@ REAP_S = 2.0
 """How long to wait for the exit status of a dead worker."""
 TICK_S = 0.25
 """Interval at which a wait for a batch is compared with its limits."""
+AHEAD = 4
+"""Batches for each worker that are under way at least, while all of them take `AHEAD_BYTES` at most: one batch that takes
+as long as several others then delays no other."""
+AHEAD_BYTES = 256 << 20
+MAX_REPLACED = 3
+"""How many workers may die of one batch without a sample that is known, and how often each may die before one answers."""
 SILENT_S = 60.0
 """Longer than a batch usually takes, and shorter than the patience of collectives (10 minutes in torch)."""
 AFTER_FORK = (
@@ -64,7 +76,8 @@ class WorkerPool:
     ) -> None:
         """`silent_s`: seconds after which a worker that sends nothing is named. `told` is set once that has happened."""
         each = given.prefetch_factor or 1
-        self.arena = Arena(given.num_workers, each)
+        self._shared = seeds_by_batch(given)
+        self.arena = Arena(given.num_workers, 2 * max(each, AHEAD) if self._shared else each)
         self.processes: list[Any] = []
         self.busy = False
         """A thread waits in `fetch`. Its pool is never begun anew."""
@@ -72,74 +85,94 @@ class WorkerPool:
         """This process was forked after the workers started."""
         self._given, self._silent_s, self._told = given, silent_s, told
         self._count, self._ahead = given.num_workers, given.num_workers * each
+        self._least_ahead, self._made = self._ahead, dict[int, MadeBatch | CaughtError]()
         self._requests: list[Connection] = []
+        self._requested: list[Connection] = []
+        """The workers' ends of the pipes of requests, for workers that replace dead ones."""
         self._answers: list[Connection] = []
-        self.end = Finalize(self, _end, (self.processes, self._requests, self._answers), exitpriority=0)
+        ends = self._requests, self._requested, self._answers
+        self.end = Finalize(self, _end, (self.processes, *ends), exitpriority=0)
         abandon_in_children(self)
-        self._start_all(maker, base_seed)
-        self._by_sentinel = {process.sentinel: process for process in self.processes}
-        self._polls = [select.poll() for _ in self._answers]
-        for poll, pipe in zip(self._polls, self._answers, strict=True):
-            for fd in (*self._by_sentinel, pipe.fileno()):
-                poll.register(fd, select.POLLIN)
+        self._context = given.multiprocessing_context or multiprocessing.get_context()
+        self._maker, self._base_seed = maker, base_seed
+        for _ in range(1 if self._shared else self._count):
+            requested, requests = self._context.Pipe(duplex=False)
+            os.set_blocking(requests.fileno(), False)
+            self._requested.append(requested)
+            self._requests.append(requests)
+        self._start_workers(range(self._count))
         self._run = self._epoch = self._first = self._next = self._last = 0
+        self._died_of = Counter[int]()
+        """Turns of this run, by how many workers died of them."""
+        self._replaced = 0
+        """How often workers were replaced since the last answer."""
 
-    def _start_all(self, maker: BatchMaker, base_seed: int) -> None:
-        context = self._given.multiprocessing_context or multiprocessing.get_context()
-        method = context.get_start_method()
+    def _start_workers(self, numbers: Iterable[int]) -> None:
+        method = self._context.get_start_method()
         if method == "forkserver":
-            _start_fork_server(context)
+            _start_fork_server(self._context)
         with held_back(but_ctrl_c=method != "fork"), forks_workers():
-            for number in range(self._count):
-                self._start(context, maker, number, base_seed)
+            for number in numbers:
+                self._start(number)
+        self._by_sentinel = {process.sentinel: number for number, process in enumerate(self.processes)}
+        self._by_answers = {pipe.fileno(): number for number, pipe in enumerate(self._answers)}
+        self._poll = _poll((*self._by_sentinel, *self._by_answers))
+        self._polls = [_poll(each) for each in zip(self._by_sentinel, self._by_answers, strict=True)]
 
-    def _start(self, context: Any, maker: BatchMaker, number: int, base_seed: int) -> None:
-        requested, requests = context.Pipe(duplex=False)
-        answers, answered = context.Pipe(duplex=False)
-        os.set_blocking(requests.fileno(), False)
-        self._requests.append(requests)
-        self._answers.append(answers)
+    def _start(self, number: int) -> None:
+        """Start a worker, also in the place of a dead one."""
+        requested = Connection(
+            os.dup(self._requested[number % len(self._requested)].fileno()), writable=False
+        )
+        answers, answered = self._context.Pipe(duplex=False)
         job = WorkerJob(
             EndsWithTrainer(),
-            maker,
+            self._maker,
             self.arena,
             number,
             self._count,
-            base_seed,
+            self._base_seed,
             self._given.worker_init_fn,
+            self._shared,
             requested,
             answered,
         )
-        process = context.Process(target=run_worker, args=(job,), daemon=True)
+        process: Any = self._context.Process(target=run_worker, args=(job,), daemon=True)
         process.start()
         # SIGTERM does not end a worker.
         process.terminate = partial(type(process).kill, weakref.proxy(process))
-        self.processes.append(process)
+        self._answers[number : number + 1] = [answers]
+        self.processes[number : number + 1] = [process]
         requested.close()
         answered.close()
 
     def begin(self, epoch: int, first: int, last: int) -> None:
         """Request the first turns of [first, last). Answers to earlier requests are dropped from now on."""
-        self._run += 1
+        self._begin_run()
+        self._died_of.clear()
         self._epoch, self._first, self._next, self._last = epoch, first, first, last
         self._request_until(first + self._ahead)
+
+    def _begin_run(self) -> None:
+        """Drop all requests and answers. Workers free the slots of answers when they get the next request."""
+        self._run += 1
+        self.arena.begin_run(self._run)
+        self._made.clear()
 
     def fetch(self, turn: int) -> MadeBatch | CaughtError:
         """Return the batch of a turn, or the error of making it. Raises RuntimeError for a dead worker and a timeout."""
         self.busy = True
-        worker = (turn - self._first) % self._count
         self._next = max(self._next, turn)
-        while True:
+        for skipped in [each for each in self._made if each < turn]:
+            _opened(self._made.pop(skipped))  # its slot becomes free
+        began = time.monotonic()
+        while turn not in self._made:
             self._request_until(turn + self._ahead)
-            run, answered, made = pickle.loads(self._answer(worker))
-            if run != self._run:
-                continue  # the worker frees its slot itself
-            if answered == turn:
-                break
-            _opened(made)  # a skipped turn's slot becomes free
+            if not self._receive(turn, began):
+                began = time.monotonic()
         self._request_until(turn + 1 + self._ahead)
         self.busy = False
-        return _opened(made)
+        return _opened(self._made.pop(turn))
 
     def _request_until(self, end: int) -> None:
         """Request turns until the pipe of the next one is full: its worker then has hundreds of batches to make."""
@@ -147,54 +180,119 @@ class WorkerPool:
             self._next += 1
 
     def request(self, turn: int) -> bool:
-        """Request a turn of its worker. Never blocks. Returns False if the pipe is full."""
-        pipe = self._requests[(turn - self._first) % self._count]
+        """Request a turn. Never blocks. Returns False if the pipe is full."""
+        pipe = self._requests[(turn - self._first) % len(self._requests)]
         try:
-            return os.write(pipe.fileno(), REQUEST.pack(self._run, self._epoch, turn)) > 0
-        except (BlockingIOError, BrokenPipeError):  # the wait for a batch raises for a dead worker
+            return (
+                os.write(pipe.fileno(), REQUEST.pack(self._run, self._epoch, turn, turn in self._died_of)) > 0
+            )
+        except BlockingIOError:
             return False
 
-    def _answer(self, worker: int) -> bytearray:
-        (size,) = HEAD.unpack(self._read(worker, HEAD.size))
-        return self._read(worker, size)
+    def _receive(self, turn: int, began: float) -> bool:
+        """Keep the next answer of each worker that has one, and free those of turns before `turn`. Returns False if workers
+        died and were replaced, and all turns are to be requested again. Raises as `_replace`, and after the timeout."""
+        while not (ready := self._poll.poll(min(TICK_S, self._silent_s) * 1000)):
+            self._check(turn, time.monotonic() - began)
+        dead = {self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel}
+        for fd, _ in ready:
+            if fd in self._by_answers and (worker := self._by_answers[fd]) not in dead:
+                message = self._message(worker)
+                if message is None:
+                    dead.add(worker)
+                else:
+                    self._keep(turn, message)
+        if dead:
+            self._replace(sorted(dead), turn)
+        return not dead
 
-    def _read(self, worker: int, size: int) -> bytearray:
-        found = bytearray()
+    def _keep(self, turn: int, message: bytearray) -> None:
+        run, answered, made = pickle.loads(message)
+        self._replaced = 0
+        if run != self._run:
+            return
+        if answered < turn:
+            _opened(made)
+            return
+        self._made[answered] = made
+        if self._shared:
+            sent = made.batch if isinstance(made, MadeBatch) else None
+            size = max(len(message), sent.size_bytes if isinstance(sent, SentBatch) else 0)
+            self._ahead = max(self._least_ahead, min(AHEAD * self._count, AHEAD_BYTES // size))
+
+    def _message(self, worker: int) -> bytearray | None:
+        """Read a worker's answer; None if it dies before all of it has come."""
+        head = self._read(worker, HEAD.size)
+        return None if head is None else self._read(worker, *HEAD.unpack(head))
+
+    def _read(self, worker: int, size: int) -> bytearray | None:
+        found, pipe = bytearray(), self._answers[worker].fileno()
         while len(found) < size:
-            self._wait(worker)
-            part = os.read(self._answers[worker].fileno(), size - len(found))
+            ready = [fd for fd, _ in self._polls[worker].poll()]
+            part = os.read(pipe, size - len(found)) if pipe in ready else b""
             if not part:
-                raise RuntimeError(_exit_message([self.processes[worker]]))
+                return None
             found += part
         return found
 
-    def _wait(self, worker: int) -> None:
-        """Wait until a worker's pipe has data. Raises RuntimeError if any worker dies, and after the timeout."""
-        began = time.monotonic()
-        while not (ready := self._polls[worker].poll(min(TICK_S, self._silent_s) * 1000)):
-            self._check(worker, time.monotonic() - began)
-        if dead := [self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel]:
-            raise RuntimeError(_exit_message(dead))
+    def _replace(self, dead: Sequence[int], turn: int) -> None:
+        """Start workers in the place of dead ones, and begin again at `turn`. Raises RuntimeError, in torch's words, where
+        that cannot help: they die again and again, and of no sample that could be left out."""
+        message = _exit_message([self.processes[worker] for worker in dead])
+        hopeless = False
+        for worker in dead:
+            made, sample = self.arena.making(worker)
+            self.arena.end(worker)
+            if made is not None:
+                self._died_of[made] += 1
+                hopeless |= (
+                    self._died_of[made] > MAX_REPLACED
+                    if sample is None
+                    else not self.arena.add_deadly(sample)
+                )
+        self._replaced += 1
+        if hopeless or self._replaced > MAX_REPLACED * self._count:
+            raise RuntimeError(message)
+        _log.warning("%s; another takes its place and makes its batches again", message)
+        for worker in dead:
+            self._answers[worker].close()
+        self._start_workers(dead)
+        self._begin_run()
+        self._next = turn
 
-    def _check(self, worker: int, waited_s: float) -> None:
+    def _check(self, turn: int, waited_s: float) -> None:
         """Compare a wait with its limits. A deadlock looks like slow data, so a silent worker is named."""
         if self._given.timeout and waited_s >= self._given.timeout:
             raise RuntimeError(f"DataLoader timed out after {self._given.timeout} seconds")
         if waited_s >= self._silent_s and not self._told.is_set():
             self._told.set()
-            forked = isinstance(self.processes[worker], multiprocessing.context.ForkProcess)
+            worker = self.processes[self.arena.maker_of(turn)]
+            forked = isinstance(worker, multiprocessing.context.ForkProcess)
             _log.warning(
                 "a worker is alive and has sent no batch for %.0f s: pid %s. %s",
                 self._silent_s,
-                self.processes[worker].pid,
+                worker.pid,
                 AFTER_FORK if forked else OF_OTHERS,
             )
 
     def abandon(self) -> None:
         """Let go of the parent's workers, in a forked child or another worker."""
         self.of_parent = True
-        for each in (*self._requests, *self._answers):
+        for each in (*self._requests, *self._requested, *self._answers):
             each.close()
+
+
+def _poll(fds: Iterable[int]) -> select.poll:
+    found = select.poll()
+    for fd in fds:
+        found.register(fd, select.POLLIN)
+    return found
+
+
+def seeds_by_batch(given: WorkerSettings) -> bool:
+    """Tell whether the generators of torch, numpy and Python are seeded for each batch, so that it does not matter which
+    worker makes it; otherwise once, as the user or torch seeds them."""
+    return given.worker_init_fn is None and given.generator is None
 
 
 def _opened(made: MadeBatch | CaughtError) -> MadeBatch | CaughtError:
@@ -222,9 +320,9 @@ def _exit_message(dead: Sequence[Any]) -> str:
     return message
 
 
-def _end(processes: list[Any], requests: list[Connection], answers: list[Connection]) -> None:
+def _end(processes: list[Any], *pipes: list[Connection]) -> None:
     """End workers: at once between two batches, by SIGKILL in a batch that takes long."""
-    for each in (*requests, *answers):
+    for each in chain.from_iterable(pipes):
         each.close()
     deadline = time.monotonic() + END_S
     try:
@@ -302,8 +400,10 @@ class ProcessEngine:
                 pool.end()
 
     def _base_seed(self, epoch: int, first: int) -> int:
-        """Draw the seed of the workers' generators, as torch does."""
+        """Draw the seed of the workers' generators, as torch does, or return the seed of all batches of this rank."""
         feed, generator = self._maker.feed, self._given.generator
+        if seeds_by_batch(self._given):
+            return mix(feed.spec.seed, feed.share.low) >> 1
         if generator is None:
             generator = torch.Generator().manual_seed(mix(feed.spec.seed, feed.share.low, epoch, first))
         return int(torch.empty((), dtype=torch.int64).random_(generator=generator))

@@ -23,6 +23,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from loader.process.pickled import pickled, unpickled
@@ -38,6 +39,9 @@ INLINE_BYTES = 4096
 """What is pickled of a batch goes through the pipe up to this size, and through the slot beyond it: a worker that fills a
 pipe waits for the trainer."""
 FREE, SENT, HELD = 0, 1, 2
+IDLE, NOTHING = 1 << 62, -1
+MAX_DEADLY = 64
+"""Samples that may end workers. Data with more of them is not read."""
 
 _arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
 _tokens = count()
@@ -47,27 +51,76 @@ class Arena:
     """The slots of all workers of one loader. The trainer makes it; a worker inherits it or unpickles it."""
 
     def __init__(self, workers: int, prefetch_factor: int) -> None:
-        self._each = prefetch_factor + EXTRA_SLOTS
+        self._workers, self._each = workers, prefetch_factor + EXTRA_SLOTS
         self._slots = workers * self._each
         self.token = next(_tokens)
         self._open(os.memfd_create("cachesvc-batches", os.MFD_CLOEXEC))
+        self._turns[:], self._samples[:], self._deadly[:] = IDLE, NOTHING, NOTHING
         _arenas[self.token] = self
 
-    def __getstate__(self) -> tuple[int, int, int, Any]:
-        return self._each, self._slots, self.token, DupFd(self._fd)
+    def __getstate__(self) -> tuple[int, int, int, int, Any]:
+        return self._workers, self._each, self._slots, self.token, DupFd(self._fd)
 
-    def __setstate__(self, state: tuple[int, int, int, Any]) -> None:
-        self._each, self._slots, self.token, fd = state
+    def __setstate__(self, state: tuple[int, int, int, int, Any]) -> None:
+        self._workers, self._each, self._slots, self.token, fd = state
         self._open(fd.detach())
 
     def _open(self, fd: int) -> None:
         self._fd = fd
         weakref.finalize(self, os.close, fd)
-        self._first = -(-self._slots // mmap.PAGESIZE) * mmap.PAGESIZE
+        numbers_at, numbers = -(-self._slots // ALIGNED) * ALIGNED, 1 + 2 * self._workers + MAX_DEADLY
+        self._first = -(-(numbers_at + 8 * numbers) // mmap.PAGESIZE) * mmap.PAGESIZE
         size = self._first + self._slots * SLOT_BYTES
         os.ftruncate(fd, size)
         self._memory = mmap.mmap(fd, size)
         self._states = np.frombuffer(self._memory, np.uint8, self._slots)
+        found = np.frombuffer(self._memory, np.int64, numbers, numbers_at)
+        cuts = 1, 1 + self._workers, 1 + 2 * self._workers
+        self._runs, self._turns, self._samples, self._deadly = np.split(found, cuts)
+
+    def begin_run(self, run: int) -> None:
+        """Note, in the trainer, that requests of earlier runs are not to be answered."""
+        self._runs[0] = run
+
+    def runs(self, run: int) -> bool:
+        """Tell, in a worker, whether a request's run goes on."""
+        return bool(self._runs[0] == run)
+
+    def begin(self, worker: int, turn: int) -> None:
+        """Note, in a worker, which turn it makes now."""
+        self._samples[worker] = NOTHING
+        self._turns[worker] = turn
+
+    def begin_sample(self, worker: int, sample: int) -> None:
+        """Note, in a worker, which sample of its turn it makes now."""
+        self._samples[worker] = sample
+
+    def end(self, worker: int) -> None:
+        """Note, in a worker, that it makes nothing now."""
+        self._turns[worker] = IDLE
+
+    def maker_of(self, turn: int) -> int:
+        """Return the worker that makes a turn, or the one that began longest ago where none does yet."""
+        return int(np.argmin(np.where(self._turns == turn, -1, self._turns)))
+
+    def making(self, worker: int) -> tuple[int | None, int | None]:
+        """Return the turn that a worker makes, or made when it died, and the sample if that is known."""
+        turn, sample = int(self._turns[worker]), int(self._samples[worker])
+        if turn == IDLE:
+            return None, None
+        return turn, None if sample == NOTHING else sample
+
+    def deadly(self) -> npt.NDArray[np.int64]:
+        """Return the samples that end workers, [count]."""
+        return self._deadly[: np.count_nonzero(self._deadly != NOTHING)]
+
+    def add_deadly(self, sample: int) -> bool:
+        """Note, in the trainer, that a sample ends workers. Returns False where there is room for no more."""
+        known = len(self.deadly())
+        if known == MAX_DEADLY:
+            return False
+        self._deadly[known] = sample
+        return True
 
     def slots_of(self, worker: int) -> range:
         """Return the slots of one worker."""
@@ -143,6 +196,11 @@ class SentBatch:
 
     tree: Any
     place: tuple[int, int, int] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes in a slot."""
+        return self.place[2] if self.place is not None else 0
 
     def open(self) -> Any:
         """Return the batch, in the trainer, once. Its tensors are views of the slot. Raises what unpickling it raises."""

@@ -9,14 +9,17 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import CorruptData, InvalidInput
+from cachesvc.core.order.permute import mix
 from cachesvc.system.group_signals import outlive_group_signals
 from loader.batches.feed import Feed
 from loader.batches.maker import BatchMaker, MadeBatch
@@ -32,9 +35,10 @@ PLAIN_VALUES = (
     "return tensors, arrays, numbers and text from your transform or collate_fn (of an image: its pixels), or give"
     " worker_type='thread'"
 )
-REQUEST = struct.Struct("=3q")
-"""A request: the number of the trainer's iteration, the epoch, and the turn. Shorter than PIPE_BUF, so that a write is
-atomic."""
+DEADLY_ADVICE = "repair it, leave it out of the dataset, or give on_error='skip'"
+REQUEST = struct.Struct("=3q?")
+"""A request: the number of the trainer's iteration, the epoch, the turn, and whether to make its samples one by one, since
+a worker died of it. Shorter than PIPE_BUF, so that a write is atomic."""
 HEAD = struct.Struct("=Q")
 """The length before each answer, which is a pickled (iteration, turn, MadeBatch or CaughtError)."""
 
@@ -49,6 +53,7 @@ class WorkerJob(NamedTuple):
     workers: int
     base_seed: int
     init: Callable[[int], None] | None
+    seeds_by_batch: bool
     requests: Connection
     answers: Connection
 
@@ -61,9 +66,12 @@ def run_worker(job: WorkerJob) -> None:
     _set_up_torch(job)
     answer, where = _answerer(job), f"in DataLoader worker process {job.number}"
     while request := os.read(job.requests.fileno(), REQUEST.size):
-        run, epoch, turn = REQUEST.unpack(request)
+        run, epoch, turn, one_by_one = REQUEST.unpack(request)
+        if not job.arena.runs(run):
+            continue
+        job.arena.begin(job.number, turn)
         try:
-            made: MadeBatch | CaughtError = answer(run, BatchKey(epoch, turn))
+            made: MadeBatch | CaughtError = answer(run, BatchKey(epoch, turn), one_by_one)
         except Exception as error:  # noqa: BLE001  raised again in the trainer
             made = CaughtError.of(error, where)
         body = pickle.dumps((run, turn, made))
@@ -71,6 +79,7 @@ def run_worker(job: WorkerJob) -> None:
             _write(job.answers.fileno(), HEAD.pack(len(body)) + body)
         except BrokenPipeError:
             return
+        job.arena.end(job.number)
         del made, body
 
 
@@ -78,24 +87,30 @@ def _set_up_torch(job: WorkerJob) -> None:
     """Set up this process as torch sets up a worker: one thread, the same seeds, and what get_worker_info() returns."""
     torch.set_num_threads(1)
     seed = job.base_seed + job.number
-    random.seed(seed)
     torch.manual_seed(seed)
     words = [job.number, job.base_seed & 0xFFFFFFFF, job.base_seed >> 32, 0]
-    np.random.seed(np.random.SeedSequence(words).generate_state(4))
+    _seed(seed, np.random.SeedSequence(words).generate_state(4))
     # Users call torch's get_worker_info, which reads this variable. There is no public way to set it.
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=job.number, num_workers=job.workers, seed=seed, dataset=job.maker.feed.dataset
     )
 
 
-def _answerer(job: WorkerJob) -> Callable[[int, BatchKey], MadeBatch | CaughtError]:
+def _seed(seed: int, words: Any) -> None:
+    """Seed the generators of Python, torch and numpy, the last one with 32-bit words."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(words)
+
+
+def _answerer(job: WorkerJob) -> Callable[[int, BatchKey, bool], MadeBatch | CaughtError]:
     """Run the user's worker_init_fn. Returns the function that makes batches, or one that returns the error of it."""
     try:
         if job.init is not None:
             job.init(job.number)
     except Exception as error:  # noqa: BLE001  raised again in the trainer
         failed = CaughtError.of(error, f"in DataLoader worker process {job.number}")
-        return lambda run, turn: failed
+        return lambda run, turn, one_by_one: failed
     return _Answers(job).make
 
 
@@ -110,16 +125,23 @@ class _Answers:
 
     def __init__(self, job: WorkerJob) -> None:
         self._maker, self._arena, self._number = job.maker, job.arena, job.number
+        self._base_seed = job.base_seed if job.seeds_by_batch and job.maker.feed.runs_python else None
         self._run = 0
         self._passed_at = 0.0
 
-    def make(self, run: int, turn: BatchKey) -> MadeBatch:
+    def make(self, run: int, turn: BatchKey, one_by_one: bool) -> MadeBatch:
         """Return the batch of a turn, handed over to the trainer. Raises errors of making it that have no code."""
         if run != self._run:
             self._run = run
             self._arena.take_back(self._number)
         feed, slot = self._maker.feed, self._arena.free_slot(self._number)
         feed.empty = slot.empty if slot is not None else None
+        if self._base_seed is not None:
+            seed = mix(self._base_seed, *turn)
+            _seed(seed, [seed & 0xFFFFFFFF, seed >> 32])
+        deadly = self._arena.deadly()
+        one_by_one = one_by_one or (len(deadly) > 0 and bool(np.isin(feed.indices(*turn)[0], deadly).any()))
+        feed.begin_sample = partial(self._begin_sample, deadly) if one_by_one else None
         made = self._maker.make(turn)
         if made.report.failure is None:
             try:
@@ -131,6 +153,12 @@ class _Answers:
             self._passed_at = now + PASSED_EVERY_S
             feed.passed(turn.turn)
         return made
+
+    def _begin_sample(self, deadly: npt.NDArray[np.int64], sample: int) -> None:
+        if sample in deadly:
+            name = self._maker.feed.key_of(sample) or f"sample {sample}"
+            raise CorruptData(f"{name} ended the worker that made it, twice; {DEADLY_ADVICE}")
+        self._arena.begin_sample(self._number, sample)
 
 
 def failed_to_cross(made: MadeBatch, what: str, error: Exception) -> MadeBatch:
