@@ -212,7 +212,16 @@ class Composition:
         history = History(runner.node, counts, self._fillers)
         runner.timers.append(history)
         reports = Reports(
-            loop, runner.node, datasets, pins, self._grants, self._fills, self._fillers, cluster, history
+            loop,
+            runner.node,
+            datasets,
+            pins,
+            self._grants,
+            self._fills,
+            self._fillers,
+            cluster,
+            history,
+            self._journal,
         )
         service = Service(
             loop,

@@ -139,7 +139,7 @@ class EventsRequest(_message.Message):
     def __init__(self, since: _Optional[float] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "time", "uid", "pid", "job", "uri", "dataset", "extent", "tier", "node", "size_bytes", "extents", "error", "why", "left_out")
+    __slots__ = ("kind", "time", "uid", "pid", "job", "uri", "dataset", "extent", "tier", "node", "size_bytes", "extents", "error", "why", "left_out", "words")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class Event(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     time: float
     uid: int
@@ -170,7 +171,8 @@ class Event(_message.Message):
     error: str
     why: str
     left_out: int
-    def __init__(self, kind: _Optional[str] = ..., time: _Optional[float] = ..., uid: _Optional[int] = ..., pid: _Optional[int] = ..., job: _Optional[str] = ..., uri: _Optional[str] = ..., dataset: _Optional[str] = ..., extent: _Optional[str] = ..., tier: _Optional[str] = ..., node: _Optional[str] = ..., size_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., left_out: _Optional[int] = ...) -> None: ...
+    words: str
+    def __init__(self, kind: _Optional[str] = ..., time: _Optional[float] = ..., uid: _Optional[int] = ..., pid: _Optional[int] = ..., job: _Optional[str] = ..., uri: _Optional[str] = ..., dataset: _Optional[str] = ..., extent: _Optional[str] = ..., tier: _Optional[str] = ..., node: _Optional[str] = ..., size_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., left_out: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -269,7 +271,7 @@ class EpochStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., touched: _Optional[int] = ..., hits: _Optional[int] = ..., hit_rate: _Optional[float] = ..., bound: _Optional[float] = ..., of_bound: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources", "cluster", "now_s", "node", "throughput", "history", "jobs", "fills", "nodes", "others")
+    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources", "cluster", "now_s", "node", "throughput", "history", "jobs", "fills", "nodes", "events", "others")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +289,7 @@ class StatusReply(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     FILLS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
@@ -305,8 +308,9 @@ class StatusReply(_message.Message):
     jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
     fills: _containers.RepeatedCompositeFieldContainer[FillStatus]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
     others: OtherDatasets
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ..., now_s: _Optional[float] = ..., node: _Optional[str] = ..., throughput: _Optional[_Union[Throughput, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., fills: _Optional[_Iterable[_Union[FillStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., others: _Optional[_Union[OtherDatasets, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ..., now_s: _Optional[float] = ..., node: _Optional[str] = ..., throughput: _Optional[_Union[Throughput, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., fills: _Optional[_Iterable[_Union[FillStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., others: _Optional[_Union[OtherDatasets, _Mapping]] = ...) -> None: ...
 
 class Throughput(_message.Message):
     __slots__ = ("source", "peers", "ram", "nvme")

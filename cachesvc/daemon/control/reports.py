@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import cachesvc
 from cachesvc.core.node.node import Node
-from cachesvc.daemon.access.tenants import Peer, admits
+from cachesvc.daemon.access.tenants import NO_USER, Peer, admits
 from cachesvc.daemon.control.activity import fill_messages, job_messages
+from cachesvc.daemon.control.event_stream import may_see
 from cachesvc.daemon.control.history import History, hit_rate
 from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.datasets import Datasets, ServedDataset
+from cachesvc.daemon.events.event import Event, words
+from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
@@ -22,6 +26,9 @@ from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.residency import cells
 from cachesvc.v1 import cachesvc_pb2 as pb
+
+EVENTS = 20
+"""The latest events in a snapshot."""
 
 
 class Reports:
@@ -38,11 +45,12 @@ class Reports:
         fillers: FillerPool,
         cluster: ClusterLink | None,
         history: History,
+        journal: Journal,
     ) -> None:
         self._loop, self._node = loop, node
         self._datasets, self._pins, self._grants = datasets, pins, grants
         self._fills, self._counts, self._fillers = fills, fills.counts, fillers
-        self._cluster, self._history = cluster, history
+        self._cluster, self._history, self._journal = cluster, history, journal
         self._started = time.monotonic()
 
     def snapshot(self, caller: Peer | None, allow: Sequence[str] = ()) -> pb.StatusReply:
@@ -51,6 +59,7 @@ class Reports:
         reply.allow.extend(allow)
         reply.datasets.extend(self.datasets(caller))
         reply.nodes.extend(self.nodes().nodes)
+        reply.events.extend(self._events(lambda event: may_see(event, caller)))
         return reply
 
     def nodes(self) -> pb.NodesReply:
@@ -71,8 +80,13 @@ class Reports:
     def public(self) -> pb.StatusReply:
         """Return what any user of this machine may see: no user's number, and sums of the datasets with access rules."""
         reply = self.snapshot(None)
+        shown = {each.dataset.id for each in reply.datasets}
+        del reply.events[:]
+        reply.events.extend(self._events(lambda event: event.dataset in shown or may_see(event, None)))
         for job in reply.jobs:
             job.user = ""
+        for event in reply.events:
+            event.uid, event.pid, event.job = NO_USER, 0, ""
         restricted = [each for each in self._listed() if each.rules]
         if restricted:
             reply.others.CopyFrom(self._sums(restricted))
@@ -87,6 +101,10 @@ class Reports:
             sums.readers += status.readers
             sums.source_bytes += status.source_bytes
         return sums
+
+    def _events(self, visible: Callable[[Event], bool]) -> list[pb.Event]:
+        latest = islice(filter(visible, reversed(self._journal.since(0.0))), EVENTS)
+        return [message_of(pb.Event, event, words=words(event)) for event in latest][::-1]
 
     def _listed(self) -> list[ServedDataset]:
         return self._loop.call(lambda: self._datasets.listed(self._grants.readers()))

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 EXTENT = 64 << 10
 SIZES = {"all": 4 * EXTENT, "secret": 3 * EXTENT}
-OLDER = {"now_s", "uptime_s", "throughput", "history", "others"}
+OLDER = {"now_s", "uptime_s", "throughput", "history", "others", "events"}
 """Fields that differ between two snapshots, and the one that only the page has."""
 
 
@@ -106,6 +106,20 @@ def test_datasets_with_access_rules_are_shown_as_sums(
     assert page["jobs"] == []
     assert ids["secret"] not in json.dumps(page)
     assert "secret" not in json.dumps(page)
+
+
+def test_events_of_data_for_all_are_shown_in_words_and_without_their_user(
+    served: tuple[Daemon, int, dict[str, DatasetId]],
+) -> None:
+    daemon, port, ids = served
+    with Control(daemon.socket_dir) as control:
+        own = [(each.kind, each.uid, each.dataset) for each in control.status().events]
+    events = shown(port)["events"]
+    assert ("opened", os.getuid(), ids["secret"]) in own
+    (opened,) = (each for each in events if each["kind"] == "opened")
+    assert opened["words"].startswith("a dataset is opened: ")
+    assert (opened["dataset"], opened["uid"], opened["pid"]) == (ids["all"], -1, 0)
+    assert {"started", "opened", "prefetched"} <= {each["kind"] for each in events}
 
 
 def test_jobs_are_shown_without_their_user(served: tuple[Daemon, int, dict[str, DatasetId]]) -> None:
