@@ -24,7 +24,7 @@ from bench.corpus import digit_images, library_tokens
 from bench.train import source_bytes
 from cachesvc.client.control import Control
 from testbed.node import Daemon
-from testbed.servers import SeaweedFS
+from testbed.servers import SeaweedFS, free_ports
 
 EXTENT_BYTES = 1 << 20
 STDLIB_BYTES = 8 << 20
@@ -44,8 +44,10 @@ def main() -> int:
         with SeaweedFS(root / "s3") as s3:
             pack(s3)
             options = ["--ram", "6MiB", "--nvme", f"{root / 'nvme'}=256MiB", "--allow", "s3://demo/"]
-            options += ["--extent-bytes", str(EXTENT_BYTES)]
+            (port,) = free_ports(1)
+            options += ["--extent-bytes", str(EXTENT_BYTES), "--metrics", f"127.0.0.1:{port}"]
             with Daemon(root / "node", options, s3.env()) as daemon:
+                console.print(f"look at it meanwhile: http://127.0.0.1:{port}/")
                 good = job(root, daemon)
             ending = [sys.executable, "-m", "bench.against_plain", str(root / "other")]
             lines = run(ending, {**os.environ, **s3.env()}, stdout=subprocess.PIPE) if good else None

@@ -129,7 +129,8 @@ class Settings:
     tls: Tls | None = None
     cluster: ClusterSettings | None = None
     metrics: str = ""
-    """HOST:PORT of the metrics, which hold only numbers and version ids, so other machines may scrape it."""
+    """HOST:PORT of the metrics, which hold only numbers and version ids, so other machines may scrape it. The status page
+    at the same address is for this machine alone."""
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
     """Only the daemon's own user. A wider socket needs an allowlist, or every user could read with the daemon's rights."""

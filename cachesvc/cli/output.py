@@ -6,12 +6,13 @@ import errno
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.safe_text import printable
+from cachesvc.v1.plain import plain as plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,19 +130,6 @@ def marks(row: pb.DatasetStatus) -> str:
     """Return the marks of a dataset: that it is pinned, and when it was listed if its source has been down since."""
     listed = time.strftime("listed %m-%d %H:%M UTC", time.gmtime(row.listed_at)) if row.listed_at else ""
     return ", ".join(filter(None, ["pinned" if row.pinned else "", listed]))
-
-
-def plain(message: Any) -> dict[str, Any]:
-    """Convert a protobuf message for JSON, with every field present and integers as integers, unlike proto JSON."""
-    return {field.name: _plain_value(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
-
-
-def _plain_value(value: Any) -> Any:
-    if hasattr(value, "DESCRIPTOR"):  # a message; importing its class would slow every verb
-        return plain(value)
-    if isinstance(value, MutableSequence):
-        return [_plain_value(item) for item in value]
-    return value
 
 
 def print_notes(notes: Sequence[str], as_json: bool) -> None:

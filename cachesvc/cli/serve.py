@@ -42,7 +42,7 @@ SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 @options.setting(
     "--metrics",
     type=options.ADDRESS,
-    help="Serve Prometheus metrics at this address, such as 127.0.0.1:9464.",
+    help="Serve Prometheus metrics and the status page at this address, such as 127.0.0.1:9464.",
 )
 @options.setting(
     "--quota",

@@ -20,6 +20,7 @@ from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.history import History
 from cachesvc.daemon.control.pins import PinFile, Pins
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import Reports
@@ -208,6 +209,20 @@ class Composition:
         if cluster is not None:
             ending.callback(cluster.close)
             cluster.start()
+        history = History(runner.node, counts, self._fillers)
+        runner.timers.append(history)
+        reports = Reports(
+            loop,
+            runner.node,
+            datasets,
+            pins,
+            self._grants,
+            self._fills,
+            self._fillers,
+            cluster,
+            history,
+            self._journal,
+        )
         service = Service(
             loop,
             runner,
@@ -216,7 +231,7 @@ class Composition:
             Callers(self._tenants, self._lookups, self._grants.caller),
             pins,
             Prefetches(loop, runner, claims, counts, cluster),
-            Reports(loop, runner.node, datasets, pins, self._grants, counts, self._fillers, cluster),
+            reports,
             BuildQueue(self._fillers.build),
             self._checks,
             self._threads,
@@ -230,11 +245,12 @@ class Composition:
         if settings.metrics:  # Prometheus's library takes 50 ms of CPU
             from cachesvc.daemon.metrics.collector import MetricsCollector
             from cachesvc.daemon.metrics.scrape_server import ScrapeServer
+            from cachesvc.daemon.page.page import Page
 
             MetricsCollector(
                 loop, runner.node, datasets, self._grants, counts, self._fillers, cluster, self._stalls
             ).register()
-            ScrapeServer(settings.metrics)
+            ScrapeServer(settings.metrics, Page(reports.public, settings.metrics))
 
     def run(self) -> None:
         """Serve until the loop is stopped."""

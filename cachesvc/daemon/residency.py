@@ -3,9 +3,16 @@ the loop, so it may run on any thread."""
 
 from __future__ import annotations
 
-from cachesvc.core.model import ExtentId, TierName
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.datasets import ServedDataset
+
+CELLS = 200
+"""Cells of a residency map: as many as a page shows side by side."""
 
 
 def resident(node: Node, dataset: ServedDataset) -> list[tuple[ExtentId, TierName]]:
@@ -43,3 +50,28 @@ def in_use(node: Node, dataset: ServedDataset) -> bool:
         return any(entry is not None and entry.in_progress for entry in known)
     found = (tier.dormant.keys() for tier in node.policy.tiers.values())
     return not (node.copies.entries.keys().isdisjoint(wanted) and all(map(wanted.isdisjoint, found)))
+
+
+def cells(
+    sizes: Sequence[int], places: Sequence[TierName | None], filling: Collection[int]
+) -> list[tuple[int, int, int]]:
+    """Cut a dataset's extents into at most `CELLS` runs of equal numbers of extents.
+
+    `sizes`, in bytes, and `places` have one item for each extent; `filling` has the indices of extents on the way. Returns
+    for each run the percentages of its bytes in RAM, on NVMe and on the way. A part that is not all is at most 99, one that
+    is not nothing at least 1.
+    """
+    count = min(CELLS, len(sizes))
+    if not count:
+        return []
+    kinds = np.array([0 if place is None else 1 if place == RAM else 2 for place in places])
+    absent = [index for index in filling if kinds[index] == 0]
+    kinds[absent] = 3
+    cell = np.arange(len(sizes)) * count // len(sizes)
+    weights = np.maximum(np.array(sizes, float), 1.0)
+    whole = np.bincount(cell, weights, count)
+    parts = [np.bincount(cell, weights * (kinds == kind), count) / whole for kind in (1, 2, 3)]
+    percent = [
+        np.where(part > 0, np.maximum(1, np.floor(100 * part + 1e-9)), 0).astype(int) for part in parts
+    ]
+    return [(ram, nvme, fills) for ram, nvme, fills in zip(*(each.tolist() for each in percent), strict=True)]

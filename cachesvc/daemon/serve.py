@@ -104,8 +104,7 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
         if open_files < wanted:
             limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
             log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
-        allow = " ".join(settings.allow) or "all that this user may read"
-        record(Event("started", pid=os.getpid(), why=f"at {settings.socket_dir}: {allow}"))
+        record(Event("started", pid=os.getpid(), why=f"at {settings.socket_dir}: {_allowed(settings)}"))
         parent.serves()
         daemon.run()
         record(Event("stopped", pid=os.getpid()))
@@ -115,6 +114,14 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
         )
         _exit_at_once(fillers, settings.socket_dir)
     return 0
+
+
+def _allowed(settings: Settings) -> str:
+    """Say what is served, without the prefixes that only some users may know of: every user sees the event."""
+    ruled = {rule.prefix for rule in settings.rules}
+    open_to_all = [each for each in settings.allow if each not in ruled]
+    closed = [f"{len(ruled)} prefixes with access rules"] if ruled else []
+    return ", ".join(open_to_all + closed) or "all that this user may read"
 
 
 def _record_start(given: Given) -> None:

@@ -139,7 +139,7 @@ class EventsRequest(_message.Message):
     def __init__(self, since: _Optional[float] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "time", "uid", "pid", "job", "uri", "dataset", "extent", "tier", "node", "size_bytes", "extents", "error", "why", "left_out")
+    __slots__ = ("kind", "time", "uid", "pid", "job", "uri", "dataset", "extent", "tier", "node", "size_bytes", "extents", "error", "why", "left_out", "words")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class Event(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     time: float
     uid: int
@@ -170,14 +171,15 @@ class Event(_message.Message):
     error: str
     why: str
     left_out: int
-    def __init__(self, kind: _Optional[str] = ..., time: _Optional[float] = ..., uid: _Optional[int] = ..., pid: _Optional[int] = ..., job: _Optional[str] = ..., uri: _Optional[str] = ..., dataset: _Optional[str] = ..., extent: _Optional[str] = ..., tier: _Optional[str] = ..., node: _Optional[str] = ..., size_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., left_out: _Optional[int] = ...) -> None: ...
+    words: str
+    def __init__(self, kind: _Optional[str] = ..., time: _Optional[float] = ..., uid: _Optional[int] = ..., pid: _Optional[int] = ..., job: _Optional[str] = ..., uri: _Optional[str] = ..., dataset: _Optional[str] = ..., extent: _Optional[str] = ..., tier: _Optional[str] = ..., node: _Optional[str] = ..., size_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., left_out: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes", "full", "stalled")
+    __slots__ = ("name", "budget_bytes", "used_bytes", "held_bytes", "lost", "corrupt_extents", "scrubbed_bytes", "full", "stalled", "granted_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +189,7 @@ class TierStatus(_message.Message):
     SCRUBBED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     budget_bytes: int
     used_bytes: int
@@ -196,10 +199,11 @@ class TierStatus(_message.Message):
     scrubbed_bytes: int
     full: bool
     stalled: bool
-    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., full: _Optional[bool] = ..., stalled: _Optional[bool] = ...) -> None: ...
+    granted_bytes: int
+    def __init__(self, name: _Optional[str] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., lost: _Optional[bool] = ..., corrupt_extents: _Optional[int] = ..., scrubbed_bytes: _Optional[int] = ..., full: _Optional[bool] = ..., stalled: _Optional[bool] = ..., granted_bytes: _Optional[int] = ...) -> None: ...
 
 class DatasetStatus(_message.Message):
-    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "peer_bytes", "epochs", "listed_at")
+    __slots__ = ("dataset", "resident_bytes", "resident_extents", "readers", "pinned", "hits", "ahead", "misses", "refused", "source_bytes", "bound", "kept_bytes", "peer_bytes", "epochs", "listed_at", "hit_rate", "residency", "hit_rates", "bounds")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +219,10 @@ class DatasetStatus(_message.Message):
     PEER_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     LISTED_AT_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    RESIDENCY_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
     dataset: Dataset
     resident_bytes: int
     resident_extents: int
@@ -230,7 +238,21 @@ class DatasetStatus(_message.Message):
     peer_bytes: int
     epochs: _containers.RepeatedCompositeFieldContainer[EpochStatus]
     listed_at: int
-    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., kept_bytes: _Optional[int] = ..., peer_bytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., listed_at: _Optional[int] = ...) -> None: ...
+    hit_rate: float
+    residency: Residency
+    hit_rates: _containers.RepeatedScalarFieldContainer[float]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., readers: _Optional[int] = ..., pinned: _Optional[bool] = ..., hits: _Optional[int] = ..., ahead: _Optional[int] = ..., misses: _Optional[int] = ..., refused: _Optional[int] = ..., source_bytes: _Optional[int] = ..., bound: _Optional[float] = ..., kept_bytes: _Optional[int] = ..., peer_bytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochStatus, _Mapping]]] = ..., listed_at: _Optional[int] = ..., hit_rate: _Optional[float] = ..., residency: _Optional[_Union[Residency, _Mapping]] = ..., hit_rates: _Optional[_Iterable[float]] = ..., bounds: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Residency(_message.Message):
+    __slots__ = ("ram", "nvme", "filling")
+    RAM_FIELD_NUMBER: _ClassVar[int]
+    NVME_FIELD_NUMBER: _ClassVar[int]
+    FILLING_FIELD_NUMBER: _ClassVar[int]
+    ram: _containers.RepeatedScalarFieldContainer[int]
+    nvme: _containers.RepeatedScalarFieldContainer[int]
+    filling: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ram: _Optional[_Iterable[int]] = ..., nvme: _Optional[_Iterable[int]] = ..., filling: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EpochStatus(_message.Message):
     __slots__ = ("number", "touched", "hits", "hit_rate", "bound", "of_bound")
@@ -249,7 +271,7 @@ class EpochStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., touched: _Optional[int] = ..., hits: _Optional[int] = ..., hit_rate: _Optional[float] = ..., bound: _Optional[float] = ..., of_bound: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources", "cluster")
+    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources", "cluster", "now_s", "node", "throughput", "history", "jobs", "fills", "nodes", "events", "others")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +282,15 @@ class StatusReply(_message.Message):
     ALLOW_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    NOW_S_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    THROUGHPUT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    FILLS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
     uptime_s: float
@@ -270,7 +301,124 @@ class StatusReply(_message.Message):
     allow: _containers.RepeatedScalarFieldContainer[str]
     sources: SourceStatus
     cluster: ClusterStatus
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ...) -> None: ...
+    now_s: float
+    node: str
+    throughput: Throughput
+    history: History
+    jobs: _containers.RepeatedCompositeFieldContainer[JobStatus]
+    fills: _containers.RepeatedCompositeFieldContainer[FillStatus]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    others: OtherDatasets
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ..., now_s: _Optional[float] = ..., node: _Optional[str] = ..., throughput: _Optional[_Union[Throughput, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., fills: _Optional[_Iterable[_Union[FillStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., others: _Optional[_Union[OtherDatasets, _Mapping]] = ...) -> None: ...
+
+class Throughput(_message.Message):
+    __slots__ = ("source", "peers", "ram", "nvme")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    RAM_FIELD_NUMBER: _ClassVar[int]
+    NVME_FIELD_NUMBER: _ClassVar[int]
+    source: float
+    peers: float
+    ram: float
+    nvme: float
+    def __init__(self, source: _Optional[float] = ..., peers: _Optional[float] = ..., ram: _Optional[float] = ..., nvme: _Optional[float] = ...) -> None: ...
+
+class History(_message.Message):
+    __slots__ = ("step_s", "source", "peers", "ram", "nvme")
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    RAM_FIELD_NUMBER: _ClassVar[int]
+    NVME_FIELD_NUMBER: _ClassVar[int]
+    step_s: float
+    source: _containers.RepeatedScalarFieldContainer[float]
+    peers: _containers.RepeatedScalarFieldContainer[float]
+    ram: _containers.RepeatedScalarFieldContainer[float]
+    nvme: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step_s: _Optional[float] = ..., source: _Optional[_Iterable[float]] = ..., peers: _Optional[_Iterable[float]] = ..., ram: _Optional[_Iterable[float]] = ..., nvme: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("id", "user", "readers_connected", "batches_per_s", "waiting", "waits_for", "readers")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    READERS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    user: str
+    readers_connected: int
+    batches_per_s: float
+    waiting: float
+    waits_for: str
+    readers: _containers.RepeatedCompositeFieldContainer[ReaderStatus]
+    def __init__(self, id: _Optional[str] = ..., user: _Optional[str] = ..., readers_connected: _Optional[int] = ..., batches_per_s: _Optional[float] = ..., waiting: _Optional[float] = ..., waits_for: _Optional[str] = ..., readers: _Optional[_Iterable[_Union[ReaderStatus, _Mapping]]] = ...) -> None: ...
+
+class ReaderStatus(_message.Message):
+    __slots__ = ("number", "pid", "dataset", "step", "steps", "leased_extents", "waiting_extents", "waiting_s", "waits_for", "batches_per_s", "waits")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    pid: int
+    dataset: str
+    step: int
+    steps: int
+    leased_extents: int
+    waiting_extents: int
+    waiting_s: float
+    waits_for: str
+    batches_per_s: float
+    waits: _containers.RepeatedCompositeFieldContainer[WaitShare]
+    def __init__(self, number: _Optional[int] = ..., pid: _Optional[int] = ..., dataset: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., leased_extents: _Optional[int] = ..., waiting_extents: _Optional[int] = ..., waiting_s: _Optional[float] = ..., waits_for: _Optional[str] = ..., batches_per_s: _Optional[float] = ..., waits: _Optional[_Iterable[_Union[WaitShare, _Mapping]]] = ...) -> None: ...
+
+class WaitShare(_message.Message):
+    __slots__ = ("cause", "share")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    share: float
+    def __init__(self, cause: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+
+class FillStatus(_message.Message):
+    __slots__ = ("dataset", "extent", "size_bytes", "tier", "reads", "age_s")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    extent: int
+    size_bytes: int
+    tier: str
+    reads: str
+    age_s: float
+    def __init__(self, dataset: _Optional[str] = ..., extent: _Optional[int] = ..., size_bytes: _Optional[int] = ..., tier: _Optional[str] = ..., reads: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class OtherDatasets(_message.Message):
+    __slots__ = ("datasets", "size_bytes", "resident_bytes", "readers", "source_bytes")
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    datasets: int
+    size_bytes: int
+    resident_bytes: int
+    readers: int
+    source_bytes: int
+    def __init__(self, datasets: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., readers: _Optional[int] = ..., source_bytes: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
     __slots__ = ("present", "away", "received_bytes", "sent_bytes")

@@ -19,6 +19,7 @@ evicts only when NVMe is full too, so nothing is demoted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cachesvc.core import commands as cmd
@@ -26,7 +27,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.lookahead.lookahead import Lookahead
 from cachesvc.core.lookahead.order_windows import OrderWindows
 from cachesvc.core.lookahead.plans import Plans
-from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.claims import Claims
 from cachesvc.core.node.completions import Completions
 from cachesvc.core.node.keeping import Keeping
@@ -34,7 +35,7 @@ from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.reclaim import Reclaim
 from cachesvc.core.node.scrub import Scrub
-from cachesvc.core.node.status import Counters, PrefetchProgress, Status, TierStatus
+from cachesvc.core.node.status import Counters, PrefetchProgress, ReaderStatus, Status, TierStatus
 from cachesvc.core.node.tier_outages import Outages
 from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.event_context import EventContext
@@ -42,6 +43,9 @@ from cachesvc.core.records.incremental import IncrementalWork
 from cachesvc.core.tiering.copies import UNDECLARED, Copies
 from cachesvc.core.tiering.policy import NodeSettings, Policy, TierSpec
 from cachesvc.core.tiering.role_changes import RoleChanges
+
+LAST_ROWS = 64
+"""Rows among which the last step of a plan is looked for: rows are sorted by their first steps."""
 
 
 class Node:
@@ -145,6 +149,7 @@ class Node:
                 corrupt_count=tier.corrupt_count,
                 scrubbed_bytes=tier.scrubbed_bytes,
                 evicted_bytes=tier.evicted_bytes,
+                granted_bytes=tier.granted_bytes,
             )
             for tier in self.policy.tiers.values()
         )
@@ -156,6 +161,14 @@ class Node:
             queued=len(self.readers.queue),
             plans=len(self.plans.plans),
         )
+
+    def reader(self, reader: ReaderId) -> ReaderStatus:
+        """What a reader holds and waits for, and how far it is in its plan. A reader's plan has the reader's number."""
+        plan, status = self.plans.plans.get(reader), self.readers.status(reader)
+        if plan is None or not plan.rows:
+            return status
+        steps = max(last_step for _, _, last_step in plan.rows[-LAST_ROWS:]) + 1
+        return replace(status, step=min(plan.passed, steps), steps=steps)
 
     def where(self, extent: ExtentId) -> TierName | None:
         """The tier from which a demand would be granted now; None where the extent is not resident."""

@@ -18,6 +18,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.errors import NotFound
 from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
+from cachesvc.core.node.status import ReaderStatus
 from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.budgets import answering
@@ -83,6 +84,8 @@ class ReaderState:
     leases: dict[ExtentId, list[Copy]] = field(default_factory=dict)
     waiting: dict[ExtentId, int] = field(default_factory=dict)
     """Unanswered requests of each extent."""
+    waiting_since: float = 0.0
+    """When the first of the requests came that are unanswered since."""
     held: dict[ExtentId, Hold] = field(default_factory=dict)
     recalls: int = 0
     """Recalls sent since the reader's last release."""
@@ -126,6 +129,8 @@ class Readers:
             self._copies.forget(entry)
             return
         entry.waiters.append((event.reader, event.request))
+        if not reader.waiting:
+            reader.waiting_since = self._context.now
         reader.waiting[entry.id] = reader.waiting.get(entry.id, 0) + 1
         self._enqueue(entry, (reader.job,))
 
@@ -153,6 +158,7 @@ class Readers:
         if entry is not None:
             counts = self._copies.counts_of(entry, grant.reader)
             counts.count(grant.counted, -1)
+            self._policy.tiers[grant.tier].granted_bytes -= entry.size_bytes
             if not event.again:
                 counts.refused += 1
                 self._copies.note_sourced(entry)
@@ -224,6 +230,20 @@ class Readers:
         self.holds.begin(extent, hold)
         self._charge_holds()
 
+    def status(self, reader: ReaderId) -> ReaderStatus:
+        """The leases and waits of a reader; none of a reader that asked for nothing yet."""
+        state = self.readers.get(reader)
+        if state is None:
+            return ReaderStatus()
+        waiting = [self._copies.entries[extent] for extent in state.waiting]
+        return ReaderStatus(
+            leased_extents=len(state.leases) + len(state.held),
+            filling=tuple(entry.id for entry in waiting if entry.filling()),
+            retried=tuple(each.id for each in waiting if each.due_at is not None and not each.filling()),
+            queued=tuple(each.id for each in waiting if each.due_at is None and not each.filling()),
+            waiting_since=state.waiting_since if waiting else 0.0,
+        )
+
     def held_bytes(self, reader: ReaderId, extent: ExtentId) -> int:
         """Bytes that are counted for an extent which a reader holds from before the restart."""
         state = self.readers.get(reader)
@@ -261,6 +281,7 @@ class Readers:
         self._copies.lease(copy, unplanned=not self._plans.count_of(reader.job))
         reader.leases.setdefault(copy.entry.id, []).append(copy)
         entry, stay = copy.entry, self._policy.stay(copy)
+        copy.tier.granted_bytes += entry.size_bytes
         self._copies.counts_of(entry, reader_id).count(counted)
         self._context.emit(
             cmd.Grant(reader_id, request, entry.id, copy.tier.name, stay, entry.from_peer, counted)

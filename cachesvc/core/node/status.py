@@ -99,6 +99,25 @@ class TierStatus:
     corrupt_count: int
     scrubbed_bytes: int
     evicted_bytes: int
+    granted_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """A reader at one moment.
+
+    `filling`, `retried` and `queued` list the extents that it waits for: a fill is under way, the last fill failed and is
+    tried again, a slot or room is missing. `waiting_since` is the time from which some extent was missing at any time. The
+    reader has consumed everything before `step` of the `steps` of its plan; both are 0 without one.
+    """
+
+    leased_extents: int = 0
+    filling: tuple[ExtentId, ...] = ()
+    retried: tuple[ExtentId, ...] = ()
+    queued: tuple[ExtentId, ...] = ()
+    waiting_since: float = 0.0
+    step: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,6 +297,8 @@ class TierState:
     """Copies that failed their checksums."""
     scrubbed_bytes: int = 0
     evicted_bytes: int = 0
+    granted_bytes: int = 0
+    """Of extents that readers were granted from it."""
     used_bytes: int = 0
     """Filling, resident and evicting."""
     kept_bytes: int = 0

@@ -49,10 +49,10 @@ class EventStream:
 
 
 def _messages(events: list[Event], caller: Peer | None) -> Iterator[pb.Event]:
-    return (message_of(pb.Event, event) for event in events if _may_see(event, caller))
+    return (message_of(pb.Event, event) for event in events if may_see(event, caller))
 
 
-def _may_see(event: Event, caller: Peer | None) -> bool:
+def may_see(event: Event, caller: Peer | None) -> bool:
     """Tell whether a caller may see an event: the daemon's own user sees all, other users see their own events and those
     without a user or a dataset."""
     if is_own_user(caller) or (caller is not None and event.uid == caller.uid):

@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import cachesvc
 from cachesvc.core.node.node import Node
-from cachesvc.daemon.access.tenants import Peer, admits
+from cachesvc.daemon.access.tenants import NO_USER, Peer, admits
+from cachesvc.daemon.control.activity import fill_messages, job_messages
+from cachesvc.daemon.control.event_stream import may_see
+from cachesvc.daemon.control.history import History, hit_rate
 from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.datasets import Datasets, ServedDataset
-from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.events.event import Event, words
+from cachesvc.daemon.events.journal import Journal
+from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
-from cachesvc.daemon.residency import resident
+from cachesvc.daemon.residency import cells
 from cachesvc.v1 import cachesvc_pb2 as pb
+
+EVENTS = 20
+"""The latest events in a snapshot."""
 
 
 class Reports:
@@ -31,18 +41,26 @@ class Reports:
         datasets: Datasets,
         pins: Pins,
         grants: GrantsServer,
-        counts: FillCounts,
+        fills: Fills,
         fillers: FillerPool,
         cluster: ClusterLink | None,
+        history: History,
+        journal: Journal,
     ) -> None:
         self._loop, self._node = loop, node
         self._datasets, self._pins, self._grants = datasets, pins, grants
-        self._counts, self._fillers, self._cluster = counts, fillers, cluster
+        self._fills, self._counts, self._fillers = fills, fills.counts, fillers
+        self._cluster, self._history, self._journal = cluster, history, journal
         self._started = time.monotonic()
 
-    def daemon(self) -> pb.StatusReply:
-        """Return the daemon's tiers, readers and fills."""
-        return self._loop.call(self._status)
+    def snapshot(self, caller: Peer | None, allow: Sequence[str] = ()) -> pb.StatusReply:
+        """Return this node at one moment, as a caller may see it. `allow`: the prefixes that the caller may use."""
+        reply = self._loop.call(lambda: self._status(caller))
+        reply.allow.extend(allow)
+        reply.datasets.extend(self.datasets(caller))
+        reply.nodes.extend(self.nodes().nodes)
+        reply.events.extend(self._events(lambda event: may_see(event, caller)))
+        return reply
 
     def nodes(self) -> pb.NodesReply:
         """Return the members of the cluster as the peer agent told them last."""
@@ -57,18 +75,57 @@ class Reports:
 
     def datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
         """Return the datasets that a caller may see."""
-        listed = self._loop.call(lambda: self._datasets.listed(self._grants.readers()))
-        return [self._dataset_status(dataset) for dataset in listed if admits(dataset.rules, caller)]
+        return [self._dataset_status(each) for each in self._listed() if admits(each.rules, caller)]
+
+    def public(self) -> pb.StatusReply:
+        """Return what any user of this machine may see: no user's number, and sums of the datasets with access rules."""
+        reply = self.snapshot(None)
+        shown = {each.dataset.id for each in reply.datasets}
+        del reply.events[:]
+        reply.events.extend(self._events(lambda event: event.dataset in shown or may_see(event, None)))
+        for job in reply.jobs:
+            job.user = ""
+        for event in reply.events:
+            event.uid, event.pid, event.job = NO_USER, 0, ""
+        restricted = [each for each in self._listed() if each.rules]
+        if restricted:
+            reply.others.CopyFrom(self._sums(restricted))
+        return reply
+
+    def _sums(self, datasets: Sequence[ServedDataset]) -> pb.OtherDatasets:
+        sums = pb.OtherDatasets(datasets=len(datasets))
+        for dataset in datasets:
+            status = self._dataset_status(dataset)
+            sums.size_bytes += status.dataset.size_bytes
+            sums.resident_bytes += status.resident_bytes
+            sums.readers += status.readers
+            sums.source_bytes += status.source_bytes
+        return sums
+
+    def _events(self, visible: Callable[[Event], bool]) -> list[pb.Event]:
+        latest = islice(filter(visible, reversed(self._journal.since(0.0))), EVENTS)
+        return [message_of(pb.Event, event, words=words(event)) for event in latest][::-1]
+
+    def _listed(self) -> list[ServedDataset]:
+        return self._loop.call(lambda: self._datasets.listed(self._grants.readers()))
 
     def _dataset_status(self, dataset: ServedDataset) -> pb.DatasetStatus:
-        here, message = resident(self._node, dataset), dataset_message(dataset)
-        found = self._loop.call(lambda: self._counted(dataset, message))
-        found.resident_bytes = dataset.bytes_of(extent for extent, _ in here)
-        found.resident_extents = len(here)
+        places, message = [self._node.where(each) for each in dataset.extent_ids], dataset_message(dataset)
+        found, filling = self._loop.call(lambda: (self._counted(dataset, message), self._filling(dataset)))
+        here = [size for size, place in zip(dataset.sizes, places, strict=True) if place is not None]
+        found.resident_bytes, found.resident_extents = sum(here), len(here)
+        for ram, nvme, fills in cells(dataset.sizes, places, filling):
+            found.residency.ram.append(ram)
+            found.residency.nvme.append(nvme)
+            found.residency.filling.append(fills)
         return found
 
-    def _status(self) -> pb.StatusReply:
-        status = self._node.status()
+    def _filling(self, dataset: ServedDataset) -> set[int]:
+        extents = (fill.command.extent for fill in self._fills.reading())
+        return {dataset.index_of[extent] for extent in extents if extent in dataset.index_of}
+
+    def _status(self, caller: Peer | None) -> pb.StatusReply:
+        status, fills = self._node.status(), self._fills.reading()
         tiers = [
             message_of(pb.TierStatus, tier, name=tier.tier, corrupt_extents=tier.corrupt_count)
             for tier in status.tiers
@@ -76,12 +133,18 @@ class Reports:
         return pb.StatusReply(
             version=cachesvc.__version__,
             pid=os.getpid(),
+            node=os.uname().nodename,
+            now_s=time.time(),
             uptime_s=time.monotonic() - self._started,
             tiers=tiers,
             readers=self._grants.readers().total(),
             fills_running=status.fills,
             sources=message_of(pb.SourceStatus, self._fillers.source_requests),
             cluster=self._cluster_status(),
+            throughput=self._history.throughput(),
+            history=self._history.message(),
+            jobs=job_messages(self._node, self._grants.connected(), fills, caller),
+            fills=fill_messages(fills, self._datasets, caller),
         )
 
     def _cluster_status(self) -> pb.ClusterStatus | None:
@@ -98,7 +161,7 @@ class Reports:
         )
 
     def _counted(self, dataset: ServedDataset, message: pb.Dataset) -> pb.DatasetStatus:
-        counters = self._node.counters(dataset.id)
+        counters, over_time = self._node.counters(dataset.id), self._history.hits(dataset.id)
         return message_of(
             pb.DatasetStatus,
             counters,
@@ -109,4 +172,7 @@ class Reports:
             peer_bytes=self._counts.peer_bytes(dataset.id),
             listed_at=self._datasets.stale.get(dataset.id, 0),
             epochs=[message_of(pb.EpochStatus, each) for each in counters.epochs],
+            hit_rate=hit_rate(counters),
+            hit_rates=[round(rate, 4) for rate, _ in over_time],
+            bounds=[round(bound, 4) for _, bound in over_time],
         )

@@ -136,10 +136,7 @@ class Service:
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         with self._callers.answering(context):
-            reply = self._reports.daemon()
-            reply.allow.extend(self._callers.prefixes(context))
-            reply.datasets.extend(self._reports.datasets(self._callers.of(context)))
-            return reply
+            return self._reports.snapshot(self._callers.of(context), self._callers.prefixes(context))
 
     def List(self, request: pb.ListRequest, context: grpc.ServicerContext) -> pb.ListReply:
         with self._callers.answering(context):

@@ -79,6 +79,13 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
         return {name: value for name, value in given.items() if name not in ("kind", "time")}
 
 
+def words(event: Event) -> str:
+    """Return an event as one line for people, without its time and user."""
+    what = event.uri or event.dataset[:12] or event.node
+    where = " in ".join(filter(None, [what, event.tier]))
+    return ": ".join(filter(None, [KINDS.get(event.kind, event.kind), where, event.error, event.why]))
+
+
 def record(event: Event) -> None:
     """Log an event, and keep it in the journal. Safe from any thread; waits for no disk."""
     level = logging.WARNING if event.error else logging.INFO

@@ -34,6 +34,7 @@ from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
+SOURCE = "source"
 
 
 @dataclass(slots=True)
@@ -111,6 +112,9 @@ class Fill:
         self.command = command
         self.filled = False
         """Its copy may be granted; what is left is to commit it."""
+        self.began = time.monotonic()
+        self.reads = ""
+        """Where it reads now: "source", a tier or the name of a node; "" before it reads."""
         self._from_peer = False
         self._parts = parts
         self._counts = counts
@@ -238,6 +242,7 @@ class Fill:
         return (yield from self._from_source(dataset, index, target, shared))
 
     def _from_tier(self, origin: TierName, dataset: ServedDataset, target: int) -> Steps[jobs.JobDone]:
+        self.reads = origin
         try:
             fd, checksums = yield Step(
                 lambda then, otherwise: self._parts.checks.open(
@@ -268,6 +273,7 @@ class Fill:
             found: Located = yield Step(lambda then, _: locate(self._extent, tuple(failed), then))
             if not found.node:
                 return None
+            self.reads = found.node
             job = jobs.FetchJob(dataset.id, index, found.address, shared=True)
             descriptors = (target, dataset.catalog_fd, shared.progress_fd)
             counted = partial(self._counts.received, time.monotonic())
@@ -286,6 +292,7 @@ class Fill:
         self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
     ) -> Steps[jobs.JobDone]:
         """Fetch from the source, once there is memory to decode it."""
+        self.reads = SOURCE
         needed_bytes, memory = memory_needed(dataset.catalog, dataset.sizes[index]), self._parts.memory
         yield Step(
             lambda then, _: memory.begin(needed_bytes, partial(then, None)),

@@ -39,6 +39,10 @@ class Fills:
         """The number of fills and commits that have begun."""
         return len(self._under_way)
 
+    def reading(self) -> list[Fill]:
+        """The fills whose bytes have not all come, the oldest first."""
+        return [fill for fill in self._under_way if not fill.filled]
+
     def fail_tier(self, name: TierName, why: str) -> None:
         """Answer all fills into or from a tier as failed. Their rooms are freed after the calls under way."""
         for fill in [fill for fill in self._under_way if not fill.filled]:

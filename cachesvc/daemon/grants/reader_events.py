@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -27,6 +29,19 @@ from cachesvc.daemon.runner import Runner
 log = logging.getLogger(__name__)
 
 
+RECENT_REPORTS = 8
+"""Reports of a rank that are kept. It sends one every 5 s while it takes batches, and more where an epoch ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReport:
+    """A rank's report on the time between `since` and `at`, on the monotonic clock."""
+
+    since: float
+    at: float
+    stalls: StallReport
+
+
 @dataclass(slots=True)
 class ConnectedReader:
     """One connection to the grants socket."""
@@ -45,6 +60,11 @@ class ConnectedReader:
     """Its release does not take the bytes of a hole for data."""
     job: int = 0
     """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
+
+    since: float = field(default_factory=time.monotonic)
+    """When it connected."""
+    reports: deque[TimedReport] = field(default_factory=lambda: deque(maxlen=RECENT_REPORTS))
+    """What a rank reported of its steps last."""
 
     def join_job(self, launch: int) -> None:
         """Join the readers of one job, which send the same `launch`."""
@@ -148,6 +168,8 @@ class ReaderEvents:
         job, user = reader.job, reader.peer.uid
         self.handle(events.Planned(reader.id, reader.id, plan.entries, plan.following, launch=job, user=user))
 
-    def waited(self, dataset: DatasetId, report: StallReport) -> None:
+    def waited(self, reader: ConnectedReader, dataset: DatasetId, report: StallReport) -> None:
         """Handle WAITED: add how long a rank's steps waited."""
+        since = reader.reports[-1].at if reader.reports else reader.since
+        reader.reports.append(TimedReport(since, time.monotonic(), report))
         self.stalls.setdefault(dataset, Stalls()).add(report)

@@ -90,6 +90,10 @@ class GrantsServer:
         caller."""
         return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
 
+    def connected(self) -> list[ConnectedReader]:
+        """The live readers of datasets."""
+        return [reader for reader in self._readers.values() if reader.dataset is not None]
+
     def grant(self, command: commands.Grant, fd: int, holes: str) -> bool:
         """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
         more descriptors, or the extent has holes and the reader's release does not know them."""
@@ -182,7 +186,7 @@ class GrantsServer:
         elif op is Op.PASSED:
             self._requests.handle(events.Passed(reader.id, message.value))
         elif op is Op.WAITED:
-            self._requests.waited(dataset.id, StallReport.decode(message.text))
+            self._requests.waited(reader, dataset.id, StallReport.decode(message.text))
         elif op is Op.CATALOG:
             self._catalog(reader, message)
         elif op is Op.HOLD:

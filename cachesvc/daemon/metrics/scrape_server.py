@@ -1,4 +1,4 @@
-"""Serves the metrics over HTTP."""
+"""Serves the metrics and the status page over HTTP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import MetricsHandler
 
 from cachesvc.core.errors import NotReady
+from cachesvc.daemon.page.page import Answer, Page
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
@@ -24,8 +25,9 @@ class ScrapeServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, page: Page) -> None:
         """`address`: HOST:PORT. Raises NotReady when it cannot be bound."""
+        self.page = page
         host, _, port = address.rpartition(":")
         try:
             self.address_family, _, _, _, where = socket.getaddrinfo(
@@ -45,10 +47,28 @@ class ScrapeServer(ThreadingHTTPServer):
 
 
 class _Scrape(MetricsHandler):
+    server: ScrapeServer
     timeout = TIMEOUT_S
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0].rstrip("/") in ("", "/metrics"):
+        path, host = self.path.partition("?")[0], self.headers.get("Host", "")
+        answer = self.server.page.answer(path, host, str(self.client_address[0]))
+        if answer is not None:
+            self._send(answer)
+        elif path.rstrip("/") == "/metrics":
             super().do_GET()
         else:
-            self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics")
+            self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics, the status page is at /")
+
+    do_HEAD = do_GET
+    """Of the page only the head is sent."""
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)

@@ -137,11 +137,14 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, 
 
 def test_only_the_metrics_path_is_answered_with_metrics(scrapes: tuple[Daemon, int]) -> None:
     _, port = scrapes
-    for path in ("/metrics?by=scraper", "/"):
+    for path in ("/metrics?by=scraper", "/metrics/"):
         assert b"cachesvc_fills" in scraped(port, path)
     with pytest.raises(urllib.error.HTTPError) as refused:
         scraped(port, "/healthz")
-    assert (refused.value.code, refused.value.reason) == (404, "metrics are at /metrics")
+    assert (refused.value.code, refused.value.reason) == (
+        404,
+        "metrics are at /metrics, the status page is at /",
+    )
     refused.value.close()
 
 
