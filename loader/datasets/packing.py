@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,16 +24,17 @@ from loader.datasets.components import IN_ORDER, component_spec, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.documents import (
     Documents,
+    documents_ending_at,
     documents_of,
     documents_of_rows,
-    dtype_named,
     rows_of,
 )
-from loader.datasets.dtypes import DType, check_range, dtype_name, output_dtype
+from loader.datasets.dtypes import DType, check_range, dtype_name, dtype_named, output_dtype
 from loader.datasets.extent_layout import view_layout
 from loader.datasets.pack_form import NEW_RUNS, Columns, Edges, Layout, PackForm, laid_out, segment_ends
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.datasets.targets import DEFAULT_DTYPE, Targets
+from loader.datasets.token_ends import places_after
 from loader.datasets.tokenized import Tokenize, TokenizedRows
 from loader.job.topology import rank_hint
 from loader.reading.reader import Ints
@@ -41,6 +42,10 @@ from loader.reading.reader import Ints
 Fit = Literal["wrap", "best"]
 ENOUGH_REAL = 0.9
 """Packs of which a smaller share is real are warned of."""
+SEQUENCES_ARE_DOCUMENTS = (
+    "%s has no index of documents, so each of its sequences counts as one: give pack() eos=, the token that ends a "
+    "document"
+)
 _RUNS_KEPT = 4
 _log = logging.getLogger("cachesvc")
 
@@ -56,6 +61,7 @@ def pack(
     overflow: Overflow = "split",
     document_ids: bool = False,
     layout: Layout | None = None,
+    eos: int | None = None,
     tokenize: Tokenize | None = None,
     counts: str | os.PathLike[str] | None = None,
 ) -> Packed:
@@ -82,21 +88,27 @@ def pack(
     `document_ids=True` adds "document_ids" [seq_len]: the index of each token's document in the dataset, -1 for padding.
     `layout` has default batches named and shaped as a library's own: "torchtitan", "transformers" or "olmo".
 
+    `eos`: the token that ends each document, for token files without an index (otherwise each of their sequences counts as
+    a document). Each process that calls `pack` first reads all tokens once.
+
     `tokenize`: callable(sample) that returns the tokens of a sample as whole numbers, for rows of text, columns and
     files of any kind; `dtype` is their type, int64 by default. Each process that calls `pack` first tokenises all
     samples once, to count their tokens; the loader's workers tokenise them again as they are read. `counts` names a
     folder that keeps the counts: later runs begin at once, and the ranks of a node share the counting. `tokenize` must
-    be a function of the sample alone, since counts are checked as samples are read, and picklable for spawned workers.
+    be a function of the sample alone, since counts are checked as samples are read, and picklable for spawned workers. The
+    folder keeps the ends of documents that `eos` finds, too.
 
     Raises InvalidInput when the documents fill no pack, when their lengths are unknown and `tokenize` is not given, for a
     dataset with a transform or with targets of its own, and where `tokenize` gives no whole numbers, or other counts than
-    before. Raises OutOfSpace where `counts` cannot be written, and, with `tokenize`, the errors of reading.
+    before. Raises OutOfSpace where `counts` cannot be written, and, with `tokenize` or `eos`, the errors of reading.
     """
     folder = None if counts is None else os.fspath(counts)
-    if folder is not None and tokenize is None:
-        raise InvalidInput("counts= keeps what tokenize= counts: give both, or neither")
+    if folder is not None and tokenize is None and eos is None:
+        raise InvalidInput("counts= keeps what tokenize= counts or eos= finds: give it with one of them")
+    if tokenize is not None and eos is not None:
+        raise InvalidInput("eos= is for token files; what tokenize= returns for a sample is one document")
     form = PackForm.of(whole_number("seq_len", seq_len, 1, 2**63 - 1), targets, edges, document_ids, layout)
-    source = TokenSource(dtype_name("dtype", dtype) or None, tokenize, folder)
+    source = TokenSource(dtype_name("dtype", dtype) or None, tokenize, folder, eos)
     packed = Packed(dataset, form, _fit_of(fit, overflow), source)
     packed.report()
     return packed
@@ -104,12 +116,13 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """The arguments of `pack` that say which tokens a dataset has. `counts`: those of each row, or the folder that keeps
-    them."""
+    """The arguments of `pack` that say which tokens a dataset has. `counts`: those of each row, or the ends of
+    documents; or the folder that keeps them."""
 
     dtype: str | None
     tokenize: Tokenize | None = None
     counts: str | Ints | None = None
+    eos: int | None = None
 
 
 def _fit_of(fit: Any, overflow: Any) -> Overflow | None:
@@ -153,6 +166,12 @@ class Packed(TorchDataset[Any]):
         self._rows: TokenizedRows | None = None
         if source.tokenize is not None:
             self._documents = self._rows_in(dataset, source.tokenize, source.counts)
+        elif source.eos is not None:
+            known = source.counts
+            if not isinstance(known, np.ndarray):
+                known = places_after(dataset, source.eos, source.dtype, known)
+            self._counts = known
+            self._documents = documents_ending_at(dataset, self._counts)
         else:
             self._documents = documents_of(dataset, source.dtype)
         self._index_of = None if dataset.ids is None else np.argsort(dataset.ids, kind="stable")
@@ -173,7 +192,7 @@ class Packed(TorchDataset[Any]):
         self._runs: Latest[tuple[OrderSpec, int], PackRun | WholePackRun] = Latest(_RUNS_KEPT)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        source = TokenSource(self._source.dtype, self._source.tokenize, self._counts)
+        source = replace(self._source, counts=self._counts)
         return self.run_edges, (self.leaf, self.form, self._overflow, source, self._whole)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -200,7 +219,7 @@ class Packed(TorchDataset[Any]):
     @property
     def identity(self) -> str:
         """The identity of the dataset, with the length and type of packs, and how whole documents are fitted; with a digest
-        of the counts, for rows that are tokenised."""
+        of the counts of rows that are tokenised, or of the ends of documents that `eos` found."""
         packs = f"{self.leaf.identity}:{self.form.length}{self._documents.dtype.str}"
         if self._counts is not None:
             packs += f":{hashlib.blake2b(self._counts.tobytes(), digest_size=8).hexdigest()}"
@@ -229,9 +248,15 @@ class Packed(TorchDataset[Any]):
     where = select = take = split = refuse_subsets("pack")
 
     def report(self) -> None:
-        """Log, on rank 0, how full packs of whole documents are; it is a warning where a tenth is padding or tokens are
-        dropped."""
-        if self._whole is None or rank_hint()[0]:
+        """Log, on rank 0, that sequences count as documents where nothing says where documents end, and how full packs of
+        whole documents are; it is a warning where a tenth is padding or tokens are dropped."""
+        if rank_hint()[0]:
+            return
+        catalog = self.leaf.catalog
+        unknown = catalog.format == "tokens" and catalog.documents is None and self._source.eos is None
+        if unknown and self.form.edges != "join":
+            _log.warning(SEQUENCES_ARE_DOCUMENTS, catalog.uri)
+        if self._whole is None:
             return
         level = (
             logging.INFO if self.real_share >= ENOUGH_REAL and not self.dropped_tokens else logging.WARNING

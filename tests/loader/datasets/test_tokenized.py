@@ -224,7 +224,7 @@ def test_a_function_that_is_no_tokenizer_is_an_error(root: Path) -> None:
         pack(rows, SEQ, tokenize=lambda row: [300], dtype="uint8")
     with pytest.raises(InvalidInput, match="tokens are whole numbers"):
         pack(rows, SEQ, tokenize=tokens_of, dtype="float32")
-    with pytest.raises(InvalidInput, match="give both, or neither"):
+    with pytest.raises(InvalidInput, match="give it with one of them"):
         pack(rows, SEQ, counts="counts")
     with pytest.raises(InvalidInput, match="a function that returns the tokens of a row"):
         pack(rows, SEQ)
