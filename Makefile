@@ -61,11 +61,11 @@ COMPAT_tfrecord := tfrecord
 		hypothesis psutil pytest pytest-timeout trustme
 	touch $@
 
-# So do torchtitan's: its datasets are older.
+# So do torchtitan's: its datasets are older. OLMo-core's collator is tested there too.
 .venv-compat-torchtitan/.ready: pyproject.toml
 	python3 -m venv .venv-compat-torchtitan
 	.venv-compat-torchtitan/bin/python -m pip install -q --no-compile --disable-pip-version-check \
-		-e '.[torch,server]' torchtitan==0.3.0 torch==2.13.0 torchdata==0.11.0 \
+		-e '.[torch,server]' torchtitan==0.3.0 torch==2.13.0 torchdata==0.11.0 ai2-olmo-core==3.0.0 \
 		hypothesis psutil pytest pytest-timeout trustme
 	touch $@
 
@@ -77,6 +77,7 @@ compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfreco
 		-k ray $(LONGER)
 	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_other_trainers.py tests/compat/test_trainers_page.py \
 		-k torchtitan $(LONGER)
+	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_pack_layouts.py $(LONGER)
 	for one in streaming litdata tfrecord; do \
 		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done

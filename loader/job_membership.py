@@ -114,6 +114,7 @@ def facts_of(identity: str, feed: Feed, place: EpochPosition, epochs: int | None
         "epoch": place.epoch,
         "batches already consumed": place.turn,
         "steps": feed.order(place.epoch).steps,
+        "edges": feed.run_edges,
     }
 
 

@@ -15,10 +15,11 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DEFAULT_WINDOW_BYTES
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from loader.batches.feed import Feed
+from loader.datasets.mixture import with_run_edges
 from loader.datasets.wrapped import CacheDataset
 from loader.job.checkpoint import LoaderState
 from loader.job.topology import ALONE, RankShare, Topology, resolve
-from loader.saved_state import resumed
+from loader.saved_state import edges_of, resumed
 
 Window = Literal["auto", "all"] | int
 
@@ -77,10 +78,12 @@ def feed_of(
     if batch_size is None:
         batch_size, collate = 1, partial(_single, collate)
     spec = spec_of(given, batch_size, core, topology)
+    dataset = given.dataset
     if state is not None:
         spec = resumed(state, spec, _given_names(given))
+        dataset = with_run_edges(dataset, edges_of(state))
     share = share_of(spec.global_batch, batch_size, topology)
-    feed = Feed(given.dataset, spec, share, collate)
+    feed = Feed(dataset, spec, share, collate)
     feed.order(epoch)
     return feed
 

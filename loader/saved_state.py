@@ -3,16 +3,23 @@ cannot continue."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from dataclasses import asdict
+from typing import get_args
 
 from cachesvc.core.errors import StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.safe_text import printable
 from loader.batches.feed import Feed
-from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until
+from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until, packs_in
+from loader.datasets.pack_form import Edges
 from loader.job.checkpoint import STATE_VERSION, LoaderState
 
+JOINED = (
+    "this run began before pack() had edges=: its packs go on to predict the first token of a document from the one before "
+    "(edges='join'); pack(..., edges='mask') ends that"
+)
 MAX_SHOWN = 200
 """Characters of a dataset's identity in an error: that of a mixture has every component in it."""
 
@@ -36,6 +43,7 @@ def state_of(
         batch_size=share.batch_size if micro else 0,
         world_size=world_size if micro else 0,
         epochs_done=epochs_done,
+        edges=feed.run_edges,
         **asdict(spec),
     )
 
@@ -59,6 +67,13 @@ def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> Orde
     if "window_extents" in changed:  # window="all" has one canonical node
         window, nodes = spec.window_extents, spec.canonical_nodes
     return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last, state.rotated_from)
+
+
+def edges_of(state: LoaderState) -> Edges:
+    """The edges of packs that were given none, in a run that continues a state. Raises StateMismatch."""
+    if state.edges not in get_args(Edges):
+        raise StateMismatch(f"no loader saved this state: its edges are {printable(repr(state.edges))}")
+    return state.edges  # type: ignore[return-value]
 
 
 def _check_unchanged(state: LoaderState, spec: OrderSpec, changed: Collection[str]) -> None:
@@ -95,7 +110,10 @@ def check_data(state: LoaderState, identity: str, samples: int) -> None:
 
 def check_place(state: LoaderState, feed: Feed) -> None:
     """Raise StateMismatch for a place that its epoch does not have. At an epoch's beginning a mixture's weights may have
-    changed since the state was saved, and the epoch's length with them."""
+    changed since the state was saved, and the epoch's length with them. Warns of packs that join documents for no other
+    reason than the state's age: it is loaded by a caller of this function's caller."""
+    if state.version < 5 and any(packs.form.edges is None for packs in packs_in(feed.dataset)):
+        warnings.warn(JOINED, stacklevel=3)
     if feed.weight_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)

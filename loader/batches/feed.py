@@ -24,7 +24,8 @@ from cachesvc.core.stalls import StallReport
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import ImageMode
 from loader.datasets.extent_layout import RecordSource, plans_for, record_source
-from loader.datasets.mixture import Mixture
+from loader.datasets.mixture import Mixture, packs_in
+from loader.datasets.pack_form import NEW_RUNS, Edges
 from loader.datasets.packing import Packed
 from loader.datasets.plain_values import Empty
 from loader.datasets.samples.kinds import Gather
@@ -180,6 +181,11 @@ class Feed(TorchDataset[Any]):
     def turns(self, epoch: int) -> int:
         """Return the number of batches of this rank in an epoch."""
         return self.steps(epoch) * self.share.accumulate
+
+    @property
+    def run_edges(self) -> Edges:
+        """The edges of packs that were given none."""
+        return next((packs.run_edges for packs in packs_in(self._composite)), NEW_RUNS)
 
     @property
     def weight_changes(self) -> tuple[int, ...]:

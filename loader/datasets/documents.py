@@ -14,6 +14,7 @@ from cachesvc.catalog.parsing.token_indices import ENDINGS
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import subset_first
 from loader.datasets.dataset import Dataset
+from loader.datasets.dtypes import dtype_named
 from loader.reading.reader import Ints
 
 
@@ -78,6 +79,17 @@ def documents_of_rows(dtype: np.dtype[Any], first: Ints, counts: Ints) -> Docume
     return _documents_at(dtype, first, np.arange(len(counts)), counts)
 
 
+def documents_ending_at(dataset: Dataset, places: Ints) -> Documents:
+    """Return the documents of token files that end at these addresses, and at the ends of files. Raises InvalidInput for a
+    subset of the dataset."""
+    catalog = dataset.catalog
+    assert isinstance(catalog.layout, Fixed)
+    dtype = np.dtype(catalog.layout.dtype)
+    token, address, _ = _files(catalog, dtype.itemsize)
+    file = np.searchsorted(address, places, "left") - 1
+    return _of_megatron(dataset, token[file] + (places - address[file]) // dtype.itemsize, dtype)
+
+
 def rows_of(dataset: Dataset) -> tuple[Ints, Ints]:
     """Return the samples of a dataset in the order of their addresses, and the first of them in each extent."""
     ids = _ascending(dataset)
@@ -98,14 +110,6 @@ def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Docume
     return Documents(
         dtype, first, np.diff(first) * length, place_of, lambda documents: np.full(len(documents), length)
     )
-
-
-def dtype_named(dtype: str) -> np.dtype[Any]:
-    """Return the numpy type of a name. Raises InvalidInput."""
-    try:
-        return np.dtype(dtype)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"dtype={dtype!r} is not a numpy type: give 'uint16', for example") from None
 
 
 def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:

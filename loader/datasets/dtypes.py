@@ -27,6 +27,14 @@ def dtype_name(name: str, given: DType | None) -> str:
     return f"{found.shape}{text}" if found.shape else text
 
 
+def dtype_named(dtype: str) -> np.dtype[Any]:
+    """Return the numpy type of a name. Raises InvalidInput."""
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"dtype={dtype!r} is not a numpy type: give 'uint16', for example") from None
+
+
 def output_dtype(out: str | None) -> np.dtype[Any] | None:
     """Return the dtype that `out` asks for, in native byte order. Raises InvalidInput if tensors do not have it."""
     if not out:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
@@ -26,12 +26,14 @@ from cachesvc.core.order.mixture import (
 from cachesvc.core.order.permute import mix as mix_seed
 from loader.datasets.components import IN_ORDER, Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
+from loader.datasets.pack_form import Edges
 from loader.datasets.packing import Packed
 from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
 By = Literal["proportion", "repeat", "choose"]
+D = TypeVar("D")
 MAX_IDENTITY_CHARS = 4096
 """Characters that the weights may take in an identity that a state saves."""
 
@@ -153,6 +155,11 @@ class Mixture(TorchDataset[Any]):
 
     # ---- used by the loader
 
+    def with_run_edges(self, edges: Edges) -> Mixture:
+        """Return the same mixture, whose packs are in a run of these edges."""
+        components = tuple(with_run_edges(one, edges) for one in self.components)
+        return Mixture(components, self._by, self._size, self._schedule)
+
     @property
     def weight_changes(self) -> tuple[int, ...]:
         """The epochs, ascending, from which other weights hold."""
@@ -249,6 +256,17 @@ class Mixture(TorchDataset[Any]):
                 f"a mixture with weights {list(weights)} and size={self._size!r} has no samples"
             )
         return _Phase(first, pattern, slots)
+
+
+def packs_in(dataset: object) -> list[Packed]:
+    """Return a dataset if it is packs, or the packs that it mixes."""
+    parts = dataset.components if isinstance(dataset, Mixture) else (dataset,)
+    return [part for part in parts if isinstance(part, Packed)]
+
+
+def with_run_edges(dataset: D, edges: Edges) -> D:
+    """Return a dataset in a run of these edges, which count in packs that were given none."""
+    return dataset.with_run_edges(edges) if isinstance(dataset, (Mixture, Packed)) else dataset  # type: ignore[return-value]
 
 
 def identity_until(identity: str, epoch: int, inside: bool) -> str:

@@ -1,13 +1,14 @@
 """`pack`: documents of any length as samples of one length, with their boundaries. The arithmetic is in
-core/order/packing.py."""
+core/order/packing.py and best_fit.py, the form of batches in pack_form.py."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.best_fit import Overflow, WholePackRun, WholePacks, whole_packs
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.packing import PackRun
 from cachesvc.core.order.recent import Latest
@@ -22,19 +24,30 @@ from loader.datasets.components import IN_ORDER, component_spec, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.documents import (
     Documents,
+    documents_ending_at,
     documents_of,
     documents_of_rows,
-    dtype_named,
     rows_of,
 )
-from loader.datasets.dtypes import DType, check_range, dtype_name, output_dtype
+from loader.datasets.dtypes import DType, check_range, dtype_name, dtype_named, output_dtype
 from loader.datasets.extent_layout import view_layout
+from loader.datasets.pack_form import NEW_RUNS, Columns, Edges, Layout, PackForm, laid_out, segment_ends
 from loader.datasets.shape_mismatch import SampleName, name_by_place
-from loader.datasets.targets import DEFAULT_DTYPE, Targets, check_targets, split_targets
+from loader.datasets.targets import DEFAULT_DTYPE, Targets
+from loader.datasets.token_ends import places_after
 from loader.datasets.tokenized import Tokenize, TokenizedRows
+from loader.job.topology import rank_hint
 from loader.reading.reader import Ints
 
+Fit = Literal["wrap", "best"]
+ENOUGH_REAL = 0.9
+"""Packs of which a smaller share is real are warned of."""
+SEQUENCES_ARE_DOCUMENTS = (
+    "%s has no index of documents, so each of its sequences counts as one: give pack() eos=, the token that ends a "
+    "document"
+)
 _RUNS_KEPT = 4
+_log = logging.getLogger("cachesvc")
 
 
 def pack(
@@ -43,37 +56,86 @@ def pack(
     *,
     dtype: DType | None = None,
     targets: Targets | None = None,
+    edges: Edges | None = None,
+    fit: Fit = "wrap",
+    overflow: Overflow = "split",
+    document_ids: bool = False,
+    layout: Layout | None = None,
+    eos: int | None = None,
     tokenize: Tokenize | None = None,
     counts: str | os.PathLike[str] | None = None,
 ) -> Packed:
-    """Lay documents end to end, in the shuffled order or the dataset's own, and cut them into packs of `seq_len`
-    tokens.
+    """Lay documents in packs of `seq_len` tokens, in the shuffled order or the dataset's own.
 
     Documents are those of a Megatron `.idx` (open it with any `seq_len`), or the records of a dataset of integers,
-    or one field of each sample as raw integers of `dtype`. A sample is {"tokens": [seq_len], "cu_seqlens": int32}.
-    A batch is {"tokens": [batch, seq_len], "cu_seqlens", "max_seqlen"}. `cu_seqlens` are offsets into
+    or one field of each sample as raw integers of `dtype`. A sample is {"tokens": [seq_len], "position_ids": [seq_len],
+    "cu_seqlens": int32}. A batch has [batch, seq_len] of each, and "max_seqlen". `cu_seqlens` are offsets into
     `tokens.flatten()`, from 0 to batch x seq_len, as flash-attention's varlen functions take them: each document,
-    and each part of a cut one, attends only to itself. The rest of a document that does not fit begins the next
-    pack. Fewer than `seq_len` tokens at the end of an epoch are left out.
+    and each part of a cut one, attends only to itself. `position_ids` begin at 0 at each of these offsets.
 
     `targets`: "shifted" has "inputs" and "targets" of [seq_len] in place of "tokens", and each pack takes one more
-    token of the stream. "unshifted" has "input_ids" and "labels" with equal values.
+    token. "unshifted" has "input_ids" and "labels", which the model shifts.
+
+    `edges`: "mask", the default of new runs, sets targets to -100 where the next token is of another document (for
+    "unshifted" labels, at each first token). "join" leaves them, and has no `position_ids`. A run that is continued from
+    a state of before version 5 joins unless this says otherwise.
+
+    `fit`: "wrap" lays documents end to end. The rest of a document that does not fit begins the next pack, and fewer
+    than `seq_len` tokens at the end of an epoch are left out. "best" puts whole documents of one extent together, once
+    for all epochs, and fills the rest of a pack with zeros: a segment of its own, whose targets are -100. A document that
+    is longer than a pack is cut (`overflow="split"`), loses its end ("truncate"), or is refused ("error").
+
+    `document_ids=True` adds "document_ids" [seq_len]: the index of each token's document in the dataset, -1 for padding.
+    `layout` has default batches named and shaped as a library's own: "torchtitan", "transformers" or "olmo".
+
+    `eos`: the token that ends each document, for token files without an index (otherwise each of their sequences counts as
+    a document). Each process that calls `pack` first reads all tokens once.
 
     `tokenize`: callable(sample) that returns the tokens of a sample as whole numbers, for rows of text, columns and
     files of any kind; `dtype` is their type, int64 by default. Each process that calls `pack` first tokenises all
     samples once, to count their tokens; the loader's workers tokenise them again as they are read. `counts` names a
     folder that keeps the counts: later runs begin at once, and the ranks of a node share the counting. `tokenize` must
-    be a function of the sample alone, since counts are checked as samples are read, and picklable for spawned workers.
+    be a function of the sample alone, since counts are checked as samples are read, and picklable for spawned workers. The
+    folder keeps the ends of documents that `eos` finds, too.
 
-    Raises InvalidInput when the documents hold fewer than `seq_len` tokens in total, when their lengths are unknown
-    and `tokenize` is not given, for a dataset with a transform or with targets of its own, and where `tokenize` gives
-    no whole numbers, or other counts than before. Raises OutOfSpace where `counts` cannot be written, and, with
-    `tokenize`, the errors of reading.
+    Raises InvalidInput when the documents fill no pack, when their lengths are unknown and `tokenize` is not given, for a
+    dataset with a transform or with targets of its own, and where `tokenize` gives no whole numbers, or other counts than
+    before. Raises OutOfSpace where `counts` cannot be written, and, with `tokenize` or `eos`, the errors of reading.
     """
     folder = None if counts is None else os.fspath(counts)
-    if folder is not None and tokenize is None:
-        raise InvalidInput("counts= keeps what tokenize= counts: give both, or neither")
-    return Packed(dataset, seq_len, dtype_name("dtype", dtype) or None, targets, tokenize, folder)
+    if folder is not None and tokenize is None and eos is None:
+        raise InvalidInput("counts= keeps what tokenize= counts or eos= finds: give it with one of them")
+    if tokenize is not None and eos is not None:
+        raise InvalidInput("eos= is for token files; what tokenize= returns for a sample is one document")
+    form = PackForm.of(whole_number("seq_len", seq_len, 1, 2**63 - 1), targets, edges, document_ids, layout)
+    source = TokenSource(dtype_name("dtype", dtype) or None, tokenize, folder, eos)
+    packed = Packed(dataset, form, _fit_of(fit, overflow), source)
+    packed.report()
+    return packed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """The arguments of `pack` that say which tokens a dataset has. `counts`: those of each row, or the ends of
+    documents; or the folder that keeps them."""
+
+    dtype: str | None
+    tokenize: Tokenize | None = None
+    counts: str | Ints | None = None
+    eos: int | None = None
+
+
+def _fit_of(fit: Any, overflow: Any) -> Overflow | None:
+    """Return how whole documents are fitted; None where they are laid end to end."""
+    if fit not in get_args(Fit):
+        raise InvalidInput(f"fit={fit!r}: give one of {', '.join(map(repr, get_args(Fit)))}")
+    if overflow not in get_args(Overflow):
+        raise InvalidInput(f"overflow={overflow!r}: give one of {', '.join(map(repr, get_args(Overflow)))}")
+    if fit == "wrap" and overflow != "split":
+        raise InvalidInput(
+            f"overflow={overflow!r} is for fit='best': under fit='wrap' long documents are cut"
+        )
+    return overflow if fit == "best" else None
 
 
 class Packed(TorchDataset[Any]):
@@ -82,137 +144,212 @@ class Packed(TorchDataset[Any]):
     def __init__(
         self,
         dataset: Dataset,
-        seq_len: int,
-        dtype: str | None,
-        targets: Targets | None = None,
-        tokenize: Tokenize | None = None,
-        counts: str | Ints | None = None,
+        form: PackForm,
+        overflow: Overflow | None,
+        source: TokenSource,
+        whole: WholePacks | None = None,
     ) -> None:
-        """`counts`: the tokens of each row, or the folder that keeps them. Raises as `pack` does."""
+        """`overflow`: how whole documents are fitted; None lays documents end to end. `whole`: the packs of whole
+        documents, where they are known. Raises as `pack` does."""
         if not isinstance(dataset, Dataset):
             raise InvalidInput(f"pack() takes a dataset of open_dataset, not {type(dataset).__name__}")
-        seq_len = whole_number("seq_len", seq_len, 1, 2**63 - 1)
-        check_targets(targets)
-        self.leaf, self.seq_len, self._dtype, self._targets = dataset, seq_len, dtype, targets
-        self._length = seq_len + (targets == "shifted")
+        self.leaf, self.form, self._overflow, self._source = dataset, form, overflow, source
+        self.run_edges: Edges = NEW_RUNS
+        """The edges of the run, which count unless `pack` was given some."""
         if dataset.sample_spec.targets is not None:
             raise InvalidInput(
                 "pack() makes targets of whole packs: give targets= to pack, not to open_dataset"
             )
         if dataset.sample_spec.transform is not None:
             raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
-        self._tokenize = tokenize
         self._counts: Ints | None = None
         self._rows: TokenizedRows | None = None
-        if tokenize is not None:
-            self._documents = self._rows_in(dataset, tokenize, counts)
+        if source.tokenize is not None:
+            self._documents = self._rows_in(dataset, source.tokenize, source.counts)
+        elif source.eos is not None:
+            known = source.counts
+            if not isinstance(known, np.ndarray):
+                known = places_after(dataset, source.eos, source.dtype, known)
+            self._counts = known
+            self._documents = documents_ending_at(dataset, self._counts)
         else:
-            self._documents = documents_of(dataset, dtype)
-        self._unshuffled = self._documents
-        ids = dataset.ids
-        if ids is not None and not view_layout(dataset, shuffle=False).parts:
+            self._documents = documents_of(dataset, source.dtype)
+        self._index_of = None if dataset.ids is None else np.argsort(dataset.ids, kind="stable")
+        """The index of each document in the dataset; None where it is the document's number."""
+        self._in_order = self._documents
+        if self._index_of is not None and overflow is None and not view_layout(dataset, shuffle=False).parts:
             # the indices do not ascend
-            self._unshuffled = self._documents.reordered(np.argsort(np.argsort(ids, kind="stable")))
-        if self._length > self._documents.tokens:
+            self._in_order = self._documents.reordered(np.argsort(self._index_of))
+        self._whole = None if overflow is None else whole or self._fitted(overflow)
+        if not len(self):
             raise InvalidInput(
-                f"packs of {self._length} tokens out of {self._documents.tokens}: give a smaller seq_len"
+                f"packs of {form.length} tokens out of {self._documents.tokens}: give a smaller seq_len"
             )
         self._out = output_dtype(
-            dataset.sample_spec.out or (DEFAULT_DTYPE if targets else None)
+            dataset.sample_spec.out or (DEFAULT_DTYPE if form.targets else None)
         ) or self._documents.dtype.newbyteorder("=")
-        self._runs: Latest[tuple[OrderSpec, int], PackRun] = Latest(_RUNS_KEPT)
+        form.check_dtype(self._out)
+        self._runs: Latest[tuple[OrderSpec, int], PackRun | WholePackRun] = Latest(_RUNS_KEPT)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.leaf, self.seq_len, self._dtype, self._targets, self._tokenize, self._counts
+        source = replace(self._source, counts=self._counts)
+        return self.run_edges, (self.leaf, self.form, self._overflow, source, self._whole)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        edges, arguments = state
+        self.__init__(*arguments)  # type: ignore[misc]
+        self.run_edges = edges
 
     def __len__(self) -> int:
-        return self._documents.tokens // self._length
+        if self._whole is not None:
+            return self._whole.size
+        return self._documents.tokens // self.form.length
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.read(np.asarray([place_of(index, len(self), "pack")], np.int64), IN_ORDER, 0)[0]
 
     def __repr__(self) -> str:
-        return f"Packed({self.leaf!r}, {len(self):,} packs of {self.seq_len})"
+        return f"Packed({self.leaf!r}, {len(self):,} packs of {self.form.seq_len})"
+
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a pack."""
+        return self.form.seq_len
 
     @property
     def identity(self) -> str:
-        """The identity of the dataset, with the length and type of packs; with a digest of the counts, for rows that
-        are tokenised."""
-        packs = f"{self.leaf.identity}:{self._length}{self._documents.dtype.str}"
-        if self._counts is None:
-            return packs
-        return f"{packs}:{hashlib.blake2b(self._counts.tobytes(), digest_size=8).hexdigest()}"
+        """The identity of the dataset, with the length and type of packs, and how whole documents are fitted; with a digest
+        of the counts of rows that are tokenised, or of the ends of documents that `eos` found."""
+        packs = f"{self.leaf.identity}:{self.form.length}{self._documents.dtype.str}"
+        if self._counts is not None:
+            packs += f":{hashlib.blake2b(self._counts.tobytes(), digest_size=8).hexdigest()}"
+        return packs if self._overflow is None else f"{packs}:best-{self._overflow}"
 
     @property
     def sample_kind(self) -> str:
         """The kind of a sample, in words."""
-        return (
-            f"packs of {self.seq_len} {self._out}{f' with {self._targets} targets' if self._targets else ''}"
-        )
+        return self.form.text(self._out)
 
     @property
     def leaves(self) -> tuple[Dataset, ...]:
         """The dataset that is read."""
         return (self.leaf,)
 
+    @property
+    def dropped_tokens(self) -> int:
+        """The tokens that an epoch leaves out: the ends of truncated documents, or fewer than a pack at the end of all."""
+        return self._documents.tokens - self._kept_tokens
+
+    @property
+    def real_share(self) -> float:
+        """The share of tokens in packs that are no padding."""
+        return self._kept_tokens / (len(self) * self.form.length)
+
     where = select = take = split = refuse_subsets("pack")
+
+    def report(self) -> None:
+        """Log, on rank 0, that sequences count as documents where nothing says where documents end, and how full packs of
+        whole documents are; it is a warning where a tenth is padding or tokens are dropped."""
+        if rank_hint()[0]:
+            return
+        catalog = self.leaf.catalog
+        unknown = catalog.format == "tokens" and catalog.documents is None and self._source.eos is None
+        if unknown and self.form.edges != "join":
+            _log.warning(SEQUENCES_ARE_DOCUMENTS, catalog.uri)
+        if self._whole is None:
+            return
+        level = (
+            logging.INFO if self.real_share >= ENOUGH_REAL and not self.dropped_tokens else logging.WARNING
+        )
+        _log.log(
+            level,
+            "%s: %s packs of %s tokens, %.1f %% of them real; %s tokens are dropped",
+            self.leaf.catalog.uri,
+            f"{len(self):,}",
+            f"{self.form.seq_len:,}",
+            100 * self.real_share,
+            f"{self.dropped_tokens:,}",
+        )
 
     # ---- used by the loader
 
-    def run(self, spec: OrderSpec, epoch: int) -> PackRun:
+    def with_run_edges(self, edges: Edges) -> Packed:
+        """Return the same packs in a run of these edges."""
+        if edges == self.run_edges:
+            return self
+        found = object.__new__(Packed)
+        vars(found).update(vars(self), run_edges=edges)
+        return found
+
+    def run(self, spec: OrderSpec, epoch: int) -> PackRun | WholePackRun:
         """Return the order of an epoch's packs."""
         return self._runs.get((component_spec(spec), epoch), self._run)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
         """Return packs, read in one pass."""
-        tokens, pack_of, ends = self._read(spots, spec, epoch)
-        cuts = np.searchsorted(pack_of, np.arange(len(spots) + 1)).tolist()
+        columns, begins = self._read(spots, spec, epoch)
         return [
-            {name: rows[row] for name, rows in tokens.items()}
-            | {"cu_seqlens": _boundaries(ends[low:high] - row * self.seq_len)}
-            for row, (low, high) in enumerate(pairwise(cuts))
+            {name: rows[row] for name, rows in columns.items()} | {"cu_seqlens": segment_ends(begins[row])}
+            for row in range(len(spots))
         ]
 
     def default_batch(
         self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Make a batch under default collation."""
-        tokens, _, ends = self._read(spots, spec, epoch)
-        return _batch(tokens, _boundaries(ends))
+        columns, begins = self._read(spots, spec, epoch)
+        return self.form.batch(columns, segment_ends(begins))
 
-    def collate(
-        self, samples: Sequence[dict[str, torch.Tensor]], name: SampleName = name_by_place
-    ) -> dict[str, Any]:
+    def collate(self, samples: Sequence[dict[str, torch.Tensor]], name: SampleName = name_by_place) -> Any:
         """Collate packs; see `pack`."""
         names = [name for name in samples[0] if name != "cu_seqlens"]
-        tokens = {name: torch.stack([sample[name] for sample in samples]) for name in names}
+        columns = {name: torch.stack([sample[name] for sample in samples]) for name in names}
         inner = [sample["cu_seqlens"][1:] + row * self.seq_len for row, sample in enumerate(samples)]
-        return _batch(tokens, torch.cat([torch.zeros(1, dtype=torch.int32), *inner]))
+        return self.form.batch(columns, torch.cat([torch.zeros(1, dtype=torch.int32), *inner]))
+
+    @property
+    def _kept_tokens(self) -> int:
+        if self._whole is None:
+            return len(self) * self.form.length
+        table = self._whole
+        rest = self._documents.length_of(table.document) - table.begin
+        return int(np.minimum(rest, table.length).sum())
+
+    def _fitted(self, overflow: Overflow) -> WholePacks:
+        """Return the packs of whole documents. Raises InvalidInput for long documents that are to be refused."""
+        documents, length = self._documents, self.form.length
+        lengths = documents.length_of(np.arange(int(documents.extent_first[-1])))
+        long = np.flatnonzero(lengths > length)
+        if overflow == "error" and long.size:
+            raise InvalidInput(
+                f"{self.leaf.catalog.uri}: {long.size:,} of {lengths.size:,} documents are longer than {length:,} tokens, "
+                f"up to {lengths.max():,}: give overflow='split' or 'truncate', or a larger seq_len"
+            )
+        return whole_packs(documents.extent_first, lengths, length, overflow)
 
     def _in_order_of(self, spec: OrderSpec) -> Documents:
-        return self._documents if spec.shuffle else self._unshuffled
+        return self._documents if spec.shuffle else self._in_order
 
-    def _run(self, key: tuple[OrderSpec, int]) -> PackRun:
-        documents = self._in_order_of(key[0])
-        order = EpochOrder(key[0], documents.extent_first, key[1])
+    def _run(self, key: tuple[OrderSpec, int]) -> PackRun | WholePackRun:
+        spec, epoch = key
+        documents = self._in_order_of(spec)
+        if self._whole is not None:
+            order = EpochOrder(spec, self._whole.extent_first, epoch)
+            return WholePackRun(self._whole, order, documents.length_of)
+        order = EpochOrder(spec, documents.extent_first, epoch)
         extents_known = documents is self._documents
-        return PackRun(order, documents.length_of, documents.extent_tokens, self._length, extents_known)
+        return PackRun(order, documents.length_of, documents.extent_tokens, self.form.length, extents_known)
 
-    def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[dict[str, torch.Tensor], Ints, Ints]:
-        """Return tokens by name, each [packs, seq_len]; and for each piece of a document the row of its pack and
-        its end in the flattened tokens."""
-        pieces = self.run(spec, epoch).pieces(spots)
-        lengths, places = pieces.end - pieces.begin, self._in_order_of(spec).place_of(pieces.document)
+    def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[Columns, np.ndarray[Any, Any]]:
+        """Return the tensors of packs by name, and where segments begin in them: bool[packs, seq_len]."""
+        pieces, documents = self.run(spec, epoch).pieces(spots), self._in_order_of(spec)
         read = self._stored if self._rows is None else self._tokenised
-        stored = read(places, pieces.begin, pieces.end)
+        stored = read(documents.place_of(pieces.document), pieces.begin, pieces.end)
         check_range(self._out, stored, self.leaf.catalog.uri)
-        end = np.cumsum(lengths) - pieces.row * self._length
-        kept = end - lengths < self.seq_len  # a piece that holds only the last target is left out
-        ends = pieces.row * self.seq_len + np.minimum(end, self.seq_len)
-        return self._named(stored.reshape(len(spots), self._length)), pieces.row[kept], ends[kept]
+        known = self._index_of is None or documents is not self._documents
+        index = pieces.document if known else self._index_of[pieces.document]  # type: ignore[index]
+        rows = laid_out(len(spots), self.form.length, pieces._replace(document=index), stored)
+        return self.form.columns(rows, self._out, self.run_edges), rows.begins[:, : self.seq_len]
 
     def _stored(self, places: Ints, begin: Ints, end: Ints) -> np.ndarray[Any, Any]:
         """Return tokens [begin, end) of documents at addresses, one after the other."""
@@ -232,21 +369,7 @@ class Packed(TorchDataset[Any]):
 
     def _rows_in(self, dataset: Dataset, tokenize: Tokenize, counts: str | Ints | None) -> Documents:
         samples, first = rows_of(dataset)
-        dtype = dtype_named(self._dtype or DEFAULT_DTYPE)
+        dtype = dtype_named(self._source.dtype or DEFAULT_DTYPE)
         self._rows = TokenizedRows(dataset, samples, tokenize, dtype)
         self._counts = counts if isinstance(counts, np.ndarray) else self._rows.count(first, counts)
         return documents_of_rows(dtype, first, self._counts)
-
-    def _named(self, tokens: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
-        if self._targets is None:
-            return {"tokens": torch.from_numpy(tokens.astype(self._out, copy=False))}
-        names = ("inputs", "targets") if self._targets == "shifted" else ("input_ids", "labels")
-        return dict(zip(names, split_targets(tokens, self._targets, self._out), strict=True))
-
-
-def _batch(tokens: dict[str, torch.Tensor], boundaries: torch.Tensor) -> dict[str, Any]:
-    return tokens | {"cu_seqlens": boundaries, "max_seqlen": int(boundaries.diff().max())}
-
-
-def _boundaries(ends: Ints) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))

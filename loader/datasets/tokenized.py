@@ -6,18 +6,16 @@ and a resume at any number of ranks and workers without state.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from cachesvc.core.errors import InvalidInput, OutOfSpace
+from cachesvc.core.errors import InvalidInput
 from loader.datasets.dataset import Dataset
 from loader.datasets.dtypes import check_range
-from loader.job.topology import rank_hint
+from loader.datasets.kept_counts import KeptCounts, in_turns
 from loader.reading.reader import Ints
 
 Tokenize = Callable[[Any], Sequence[int]]
@@ -47,12 +45,11 @@ class TokenizedRows:
         Raises InvalidInput where the folder has the counts of another tokenizer, OutOfSpace where it cannot be
         written, and the errors of reading.
         """
-        counts = np.empty(len(self._samples), np.int64)
-        extents = np.flatnonzero(np.diff(first_of) > 0)
-        rank, processes = rank_hint()
-        for extent in np.roll(extents, -(len(extents) * rank // processes)).tolist():
+        counts, kept = np.empty(len(self._samples), np.int64), KeptCounts(folder)
+        for extent in in_turns(np.flatnonzero(np.diff(first_of) > 0)):
             low, high = first_of[extent : extent + 2].tolist()
-            counts[low:high] = self._counted(low, high, folder)
+            key = f"{self._dataset.identity} {self._dataset.sample_spec.fields} {low} {high}"
+            counts[low:high] = kept.get(key, partial(self._counted, low, high))
         if folder is not None and len(counts):
             probes = np.unique(np.linspace(0, len(counts) - 1, _PROBES).astype(np.int64))
             self.read(probes, counts)
@@ -70,24 +67,12 @@ class TokenizedRows:
                 )
         return found
 
-    def _counted(self, low: int, high: int, folder: str | None) -> Ints:
-        """Return the counts of rows [low, high)."""
-        path = None if folder is None else os.path.join(folder, self._file_name(low, high))
-        stored = None if path is None else _read(path, high - low)
-        if stored is not None:
-            return stored
+    def _counted(self, low: int, high: int) -> Ints:
+        """Count the tokens of rows [low, high)."""
         blocks = (np.arange(at, min(at + _ROWS, high)) for at in range(low, high, _ROWS))
-        counts = np.fromiter(
+        return np.fromiter(
             (len(tokens) for rows in blocks for tokens in self._arrays(rows)), "<i8", high - low
         )
-        if path is not None:
-            _write(path, counts)
-        return counts
-
-    def _file_name(self, low: int, high: int) -> str:
-        """Name the file of counts after the rows and the fields that it counts."""
-        key = f"{self._dataset.identity} {self._dataset.sample_spec.fields} {low} {high}"
-        return f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.counts"
 
     def _arrays(self, rows: Ints) -> Iterator[np.ndarray[Any, Any]]:
         samples = self._dataset.iter_samples(self._samples[rows], _NO_KEY)
@@ -104,31 +89,3 @@ class TokenizedRows:
     def _name(self, row: int) -> str:
         catalog, sample = self._dataset.catalog, int(self._samples[row])
         return f"{catalog.key(sample) or f'sample {sample}'} in {catalog.uri}"
-
-
-def _read(path: str, rows: int) -> Ints | None:
-    """Read counts; None for a file that is absent, damaged, or of a release before files had a checksum."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError:
-        return None
-    kept, checksum = content[: 8 * rows], content[8 * rows :]
-    return np.frombuffer(kept, "<i8") if checksum == _checksum(kept) else None
-
-
-def _checksum(counts: bytes) -> bytes:
-    return hashlib.blake2b(counts, digest_size=16).digest()
-
-
-def _write(path: str, counts: Ints) -> None:
-    """Write counts and their checksum, as a file that is complete or absent."""
-    content = counts.astype("<i8").tobytes()
-    folder = os.path.dirname(path)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".counts-", delete=False) as file:
-            file.write(content + _checksum(content))
-        os.replace(file.name, path)
-    except OSError as error:
-        raise OutOfSpace(f"counts={folder!r} cannot be written: {error.strerror or error}") from error

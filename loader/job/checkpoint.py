@@ -11,11 +11,13 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
 from cachesvc.core.safe_text import printable
 
-STATE_VERSION, OLDEST_VERSION = 4, 2
+STATE_VERSION, OLDEST_VERSION = 5, 2
 """The version that is written, and the oldest that can be loaded; version 2 not inside a last step that is not full."""
 SINCE_VERSION_4 = {"epochs_done": 0, "rotated_from": 0}
 """The fields that older states lack. An epoch that a run of an older version has begun ends in that version's order, so
 `parse_state` sets `rotated_from` to the epoch after it."""
+SINCE_VERSION_5 = {"edges": "join"}
+"""Runs of older versions predicted the first token of a document from the one before."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
 
@@ -249,6 +251,8 @@ class LoaderState:
     epochs_done: int
     """Complete epochs of the `iter()` that stands here; its `epochs` end where they would have ended."""
     rotated_from: int
+    edges: str
+    """The edges of packs that were given none: see `pack`."""
 
     @property
     def over(self) -> bool:
@@ -267,12 +271,14 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
         raise StateMismatch(
             f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
         )
-    if set(expected) - set(state) == set(SINCE_VERSION_4):
-        state = {**SINCE_VERSION_4, **state}
+    version = state.get("version")
+    for first, since in ((4, SINCE_VERSION_4), (5, SINCE_VERSION_5)):
+        if type(version) is int and version < first:
+            state = {**since, **state}
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
-    texts, flags = ("dataset", "last"), ("shuffle",)
+    texts, flags = ("dataset", "last", "edges"), ("shuffle",)
     for name in expected:
         kind = str if name in texts else bool if name in flags else int
         if type(state[name]) is not kind:

@@ -50,15 +50,19 @@ print(json.dumps([cachesvc.__file__, digest.hexdigest(), last.resident_extents])
 TRAINER = """
 import json, sys
 import cachesvc
-from loader import DataLoader, mix, open_dataset
+from loader import DataLoader, mix, open_dataset, pack
 
 def loaders(folder):
     one, two = (open_dataset(f"{folder}/{name}/", format="records", record_bytes=4096) for name in "ab")
+    tokens = open_dataset(f"{folder}/a/", format="tokens", dtype="int32", seq_len=100)
     return {"shuffled": DataLoader(one, batch_size=16, shuffle=True, seed=3),
             "in order": DataLoader(one, batch_size=16),
-            "mixed": DataLoader(mix({one: 0.5, two: 0.5}), batch_size=16, shuffle=True, seed=3)}
+            "mixed": DataLoader(mix({one: 0.5, two: 0.5}), batch_size=16, shuffle=True, seed=3),
+            "packed": DataLoader(pack(tokens, 250, targets="shifted"), batch_size=16, shuffle=True, seed=3)}
 
 def numbers(batch):
+    if isinstance(batch, dict):
+        return [hash(tuple(row)) for row in batch["targets"].tolist()]
     return batch[:, :8].contiguous().view(-1).numpy().view("<i8").tolist()
 
 saved = {}

@@ -15,7 +15,7 @@ import torch
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, mix
-from loader.job.checkpoint import SINCE_VERSION_4
+from loader.job.checkpoint import SINCE_VERSION_4, SINCE_VERSION_5
 from tests.support.training.loader_fakes import MemoryLink, in_memory, numbers_in, wide_records
 
 COUNT = 500
@@ -240,7 +240,12 @@ def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differen
                 then.load_state_dict(state)
             continue
         then.load_state_dict(state)
-        assert then.state_dict() == state | {"version": 4, "epochs_done": 0, "rotated_from": 1}
+        assert then.state_dict() == state | {
+            "version": 5,
+            "epochs_done": 0,
+            "rotated_from": 1,
+            "edges": "mask",
+        }
         then.skip(20 - turn)
         remaining = {n for _ in then for n in then.indices[: then.valid].tolist()}
         then.set_epoch(0)
@@ -251,7 +256,8 @@ def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differen
 def of_version(version: int, run: DataLoader, **place: int) -> dict[str, Any]:
     """The state of a loader as an earlier version of the program wrote it."""
     state = run.state_dict() | place | {"version": version}
-    return {name: each for name, each in state.items() if name not in SINCE_VERSION_4}
+    lacks = SINCE_VERSION_5 | (SINCE_VERSION_4 if version < 4 else {})
+    return {name: each for name, each in state.items() if name not in lacks}
 
 
 def test_a_run_of_version_3_ends_its_epoch_in_the_order_that_it_began_with(link: MemoryLink) -> None:
@@ -268,7 +274,7 @@ def test_a_run_of_version_3_ends_its_epoch_in_the_order_that_it_began_with(link:
     batches = iter(again)
     assert next(batches) is not None
     state = json.loads(json.dumps(again.state_dict()))
-    assert (state["version"], state["step"], state["rotated_from"]) == (4, 6, 1)
+    assert (state["version"], state["step"], state["rotated_from"]) == (5, 6, 1)
     later = small(link, batch_size=16, epochs=2)
     later.load_state_dict(state)
     assert rest(later) == whole[1:]

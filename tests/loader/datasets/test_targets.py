@@ -142,10 +142,10 @@ def test_records_of_tokens_have_targets(home: Path) -> None:
 
 @pytest.mark.parametrize("targets", TARGETS)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_packs_have_targets(home: Path, stream: np.ndarray, targets: Any, workers: int) -> None:
+def test_packs_that_join_have_targets(home: Path, stream: np.ndarray, targets: Any, workers: int) -> None:
     """Documents of 50 tokens in packs of 120; attention boundaries are those of the inputs."""
     documents = open_tokens(home, None, overlap=0)
-    packs, length = pack(documents, 120, targets=targets), 120 + (targets == "shifted")
+    packs, length = pack(documents, 120, targets=targets, edges="join"), 120 + (targets == "shifted")
     assert len(packs) == len(documents) * SEQ // length
     loader = DataLoader(packs, 4, num_workers=workers, worker_type="thread")
     names = ["inputs", "targets"] if targets == "shifted" else ["input_ids", "labels"]

@@ -147,7 +147,8 @@ def test_packs_by_index_and_of_parts_keep_the_order_of_rows(root: Path) -> None:
         packed = pack(chosen, 50, tokenize=tokens_of, dtype="uint16", targets="shifted")
         assert len(packed) == len(stream) // 51
         assert packed[3]["inputs"].tolist() == stream[153:203]
-        assert packed[3]["targets"].tolist() == stream[154:204]
+        wanted = [-100 if now == END else after for now, after in pairwise(stream[153:204])]
+        assert packed[3]["targets"].tolist() == wanted
 
 
 def test_counts_are_kept_and_checked(root: Path, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_function_that_is_no_tokenizer_is_an_error(root: Path) -> None:
         pack(rows, SEQ, tokenize=lambda row: [300], dtype="uint8")
     with pytest.raises(InvalidInput, match="tokens are whole numbers"):
         pack(rows, SEQ, tokenize=tokens_of, dtype="float32")
-    with pytest.raises(InvalidInput, match="give both, or neither"):
+    with pytest.raises(InvalidInput, match="give it with one of them"):
         pack(rows, SEQ, counts="counts")
     with pytest.raises(InvalidInput, match="a function that returns the tokens of a row"):
         pack(rows, SEQ)
