@@ -204,6 +204,12 @@ def parse_nvme(text: str) -> NvmeSpec:
     return NvmeSpec(path, share=share, mounted=bool(comma))
 
 
+def nvme_text(spec: NvmeSpec) -> str:
+    """Return a cache directory as it is typed: `DIR=64GiB`, `DIR=80%,mounted`."""
+    budget = f"{spec.share * 100:g}%" if spec.share else f"{spec.size_bytes}"
+    return f"{spec.path}={budget}{',mounted' if spec.mounted else ''}"
+
+
 def parse_allow(text: str) -> tuple[str, Rule | None]:
     """Parse `PREFIX` or `PREFIX=uid:1001,gid:ml` into the prefix and its rule; names of users and groups are resolved.
 

@@ -102,7 +102,8 @@ class Daemon:
         if command[:4] == [sys.executable, "-m", "cachesvc", "serve"] and self.forks is not None:
             command, start = [sys.executable, "-m", "testbed.service", *command[4:]], self.forks
         with open(self.root / "daemon.log", "ab") as log:
-            return start(command, env={**os.environ, **self._credentials}, stdout=log, stderr=log)
+            env = {"CACHESVC_CONFIG": os.devnull, **os.environ, **self._credentials}
+            return start(command, env=env, stdout=log, stderr=log)
 
     def wait_ready(self) -> Daemon:
         """Wait until the daemon that was started last answers. Raises RuntimeError with its log."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from cachesvc.cli import (
+    config,
     copy,
     datasets,
     doctor,
@@ -67,6 +68,7 @@ def cli() -> None:
 
 for _verb in (
     serve.serve,
+    config.config,
     prefetch.prefetch,
     status.status,
     nodes.nodes,

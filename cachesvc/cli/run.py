@@ -261,8 +261,7 @@ def _serve_command(
         if value is not None:
             given += [f"--{option.replace('_', '-')}", str(value)]
     for spec in nvme:
-        budget = f"{spec.share * 100:g}%" if spec.share else str(spec.size_bytes)
-        given += ["--nvme", f"{spec.path}={budget}{',mounted' if spec.mounted else ''}"]
+        given += ["--nvme", config.nvme_text(spec)]
     for prefix in allow:
         given += ["--allow", prefix]
     return given

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cachesvc import config
-from cachesvc.cli import options
+from cachesvc.cli import config_file, options
 from cachesvc.core.errors import InvalidInput, install
 from cachesvc.system.footprint import default_ram_bytes
 from cachesvc.system.memory import allowed_bytes
@@ -18,6 +18,15 @@ SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 
 @click.command()
+@options.setting(
+    "--config",
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=config_file.load,
+    help="TOML file whose keys are these options.  [default: /etc/cachesvc/config.toml and, over it,"
+    " $XDG_CONFIG_HOME/cachesvc/config.toml]",
+)
 @options.node_settings
 @options.setting(
     "--scrub-rate",
@@ -70,7 +79,8 @@ def serve(launch: Any, /, json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.
 
     Defaults: 10 % of this cgroup's memory, less where the daemon itself needs it; no NVMe; a socket for this user alone.
-    Every option can be given as a variable: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated by spaces.
+    Every option can be given as a variable: CACHESVC_RAM, CACHESVC_NVME, ...; lists are separated by spaces. Options go
+    before variables, and variables before files.
     """
     if json:
         given["log_format"] = "json"
