@@ -48,6 +48,7 @@ READERS = 8192
 READERS_SHARE = 8
 """One open file in so many is for a reader's connection, and as many again for control connections."""
 PEER_PORT = 7070
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 REJOIN_GRACE_S = 600.0
 """A node that restarts, or is replaced in a rolling update, is back within ten minutes."""
 MAX_UNPLANNED_SHARE = 0.5
@@ -116,6 +117,14 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the settings come from: the arguments of `serve`, and the files that are read where they exist."""
+
+    arguments: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of `cachesvc serve`."""
 
@@ -148,10 +157,14 @@ class Settings:
     """While a source is down, the version that was opened last is opened, unless its listing is older. Outages last hours.
     0 turns this off."""
     log_format: str = "text"
+    log: str = "INFO"
+    """The level of the log. Libraries log warnings alone."""
     rules: tuple[Rule, ...] = ()
     quota: tuple[QuotaSpec, ...] = ()
     takeover: bool = False
     """Take over from the daemon that serves `socket_dir`, if one does."""
+    origin: Origin | None = None
+    """None: the settings cannot be read again."""
 
     @property
     def own_bytes(self) -> int:
@@ -398,6 +411,8 @@ def validate(settings: Settings) -> None:
             )
     if settings.log_format not in ("text", "json"):
         raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")
+    if settings.log not in LOG_LEVELS:
+        raise InvalidInput(f"--log (CACHESVC_LOG) {settings.log} is no level; give {', '.join(LOG_LEVELS)}")
 
 
 def _loopback(address: str) -> bool:

@@ -19,6 +19,7 @@ from cachesvc.cli import (
     index,
     nodes,
     prefetch,
+    reload,
     run,
     serve,
     simulate,
@@ -69,6 +70,7 @@ def cli() -> None:
 for _verb in (
     serve.serve,
     config.config,
+    reload.reload,
     prefetch.prefetch,
     status.status,
     nodes.nodes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -83,7 +84,7 @@ def resolved(given: Sequence[str]) -> tuple[click.Context, Settings]:
     options = dict(context.params)
     if options.pop("json"):
         options["log_format"] = "json"
-    return context, settings_of(**options)
+    return context, replace(settings_of(**options), origin=config_file.origin(context))
 
 
 def _values(found: Settings, context: click.Context) -> dict[str, object]:
@@ -109,6 +110,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "quota": quotas,
         "stale-if-error": f"{found.stale_if_error_s:g}s",
         "log-format": found.log_format,
+        "log": found.log,
     }
     if (member := found.cluster) is not None:
         values |= {

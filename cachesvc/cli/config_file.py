@@ -14,13 +14,28 @@ from typing import Any
 
 import click
 
+from cachesvc.config import Origin
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound
 
-FILES = "cachesvc.files"
-"""The key in a context's `meta` of the file that gave each key."""
+FILES, CANDIDATES, ARGUMENTS = "cachesvc.files", "cachesvc.candidates", "cachesvc.arguments"
+"""Keys in a context's `meta`: the file that gave each parameter, the files that were looked for, and the arguments."""
 SYSTEM_FILE = "/etc/cachesvc/config.toml"
 NOT_IN_FILES = frozenset({"config", "json", "takeover", "help"})
 """Options of one command, and not of a node."""
+
+
+class ConfiguredCommand(click.Command):
+    """A command that keeps its arguments, so that its settings can be resolved again."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        ctx.meta[ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+def origin(context: click.Context) -> Origin:
+    """Return where the settings of a context come from."""
+    return Origin(context.meta[ARGUMENTS], context.meta[CANDIDATES])
 
 
 def candidates(given: str | None) -> tuple[str, ...]:
@@ -58,6 +73,7 @@ def load(context: click.Context, _: click.Parameter, given: str | None) -> None:
             )
         values |= found or {}
         files |= dict.fromkeys(found or {}, path)
+    context.meta[CANDIDATES] = tuple(map(os.path.abspath, candidates(given)))
     context.default_map = values
     context.meta[FILES] = files
 

@@ -55,7 +55,7 @@ def _kept(socket: str | None, began: float, state_dir: str, json: bool) -> Itera
 
     try:
         with Control(socket) as control:
-            yield from map(_event, control.events(began, False))
+            yield from map(_event, control.events(began))
     except DaemonUnavailable as error:
         try:
             stored = list(read_events(state_dir))
@@ -74,7 +74,7 @@ def _followed(socket: str | None, began: float) -> Iterator[Event]:
         try:
             with Control(socket) as control:
                 answered = bool(control.status())
-                for each in control.events(began, True):
+                for each in control.follow_events(began):
                     began = each.time + 1e-6
                     yield _event(each)
         except DaemonUnavailable:

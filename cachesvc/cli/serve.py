@@ -17,7 +17,7 @@ from cachesvc.system.memory import allowed_bytes
 SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 
-@click.command()
+@click.command(cls=config_file.ConfiguredCommand)
 @options.setting(
     "--config",
     metavar="FILE",
@@ -73,9 +73,14 @@ SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
     " there is none, start as usual.",
 )
 @options.setting("--log-format", type=click.Choice(["text", "json"]), help="Log lines.")
+@options.setting(
+    "--log",
+    metavar="LEVEL",
+    help="DEBUG, INFO, WARNING or ERROR; libraries log warnings alone.  [default: INFO]",
+)
 @click.option("--json", is_flag=True, help="The same as --log-format json.")
-@click.pass_obj
-def serve(launch: Any, /, json: bool, **given: Any) -> int:
+@click.pass_context
+def serve(context: click.Context, /, json: bool, **given: Any) -> int:
     """Run this node's daemon until SIGTERM.
 
     Defaults: 10 % of this cgroup's memory, less where the daemon itself needs it; no NVMe; a socket for this user alone.
@@ -84,7 +89,7 @@ def serve(launch: Any, /, json: bool, **given: Any) -> int:
     """
     if json:
         given["log_format"] = "json"
-    settings = settings_of(**given)
+    settings = replace(settings_of(**given), origin=config_file.origin(context))
     config.validate(settings)
     try:
         for module in SERVER_MODULES:  # of the daemon's process, which this one does not load
@@ -96,7 +101,7 @@ def serve(launch: Any, /, json: bool, **given: Any) -> int:
         if error.name is None or error.name.startswith("cachesvc"):
             raise
         raise InvalidInput(f"the daemon needs {error.name}: {install('server')}") from None
-    return run_service(settings, launch or launch_daemon)
+    return run_service(settings, context.obj or launch_daemon)
 
 
 _OF_CLUSTER = ("node_name", "advertise", "zone", "domain", "rejoin_grace", "peer_bandwidth", "tls_name")
@@ -117,6 +122,8 @@ def settings_of(**options: Any) -> config.Settings:
         raise InvalidInput(
             f"--{next(iter(of_cluster)).replace('_', '-')} is of a cluster; give --cluster too"
         )
+    if "log" in given:
+        given["log"] = given["log"].upper()
     allowed = [config.parse_allow(text) for text in given.pop("allow", ())]
     ram_bytes = given.pop("ram", None)
     settings = config.Settings(

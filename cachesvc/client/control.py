@@ -148,17 +148,29 @@ class Control:
         reply: pb.NodesReply = self._ask(self._stub.Nodes, self._pb.NodesRequest())
         return reply
 
-    def events(self, since: float, follow: bool) -> Iterator[pb.Event]:
-        """The events that the daemon keeps, from `since` (Unix time) on; with `follow` then each new one, until the daemon
-        ends. Closing the iterator ends the call."""
-        answers = self._stub.Events(
-            self._pb.EventsRequest(since=since, follow=follow), metadata=self._identity.metadata()
-        )
+    def events(self, since: float) -> Iterator[pb.Event]:
+        """The events that the daemon keeps, from `since` (Unix time) on."""
+        request = self._pb.EventsRequest(since=since)
+
+        def call() -> Iterator[Any]:  # all or none, since the call may be repeated
+            yield from list(self._stub.Events(request, metadata=self._identity.metadata()))
+
+        return self._retried(call)
+
+    def follow_events(self, since: float) -> Iterator[pb.Event]:
+        """Those, and then each new one, until the daemon ends. Closing the iterator ends the call."""
+        request = self._pb.EventsRequest(since=since, follow=True)
+        answers = self._stub.Events(request, metadata=self._identity.metadata())
         try:
             with _typed(self.directory):
                 yield from answers
         finally:
             answers.cancel()
+
+    def reload(self) -> pb.ReloadReply:
+        """Have the daemon read its settings again. Raises the error of wrong ones, which change nothing."""
+        reply: pb.ReloadReply = self._ask(self._stub.Reload, self._pb.ReloadRequest())
+        return reply
 
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""

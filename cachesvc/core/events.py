@@ -9,7 +9,7 @@ one `launch`; `Demanded.job` is a `launch` too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -224,6 +224,16 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotasChanged:
+    """A declared dataset has other quotas: `quota_bytes` of it are kept, and of all that a user was the first to claim, or
+    pinned, what `of_users` says; None: no quota. The pin of an operator stays without any. It takes several `Tick`s."""
+
+    dataset: DatasetId
+    quota_bytes: int | None
+    of_users: Mapping[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Unpinned:
     """An operator ends a pin. For a large dataset that takes several `Tick`s; `Claims.settled` says when it is done."""
 
@@ -350,6 +360,7 @@ Event: TypeAlias = (
     | Evicted
     | Recovered
     | Pinned
+    | QuotasChanged
     | Unpinned
     | EvictAsked
     | Corrupt

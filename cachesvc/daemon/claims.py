@@ -59,6 +59,15 @@ class DatasetClaims:
         else:
             self._runner.handle(events.Pinned(dataset.id, gradual, user, *self._quotas_of(dataset, user)))
 
+    def quotas_changed(self) -> None:
+        """Give the claimed datasets the quotas that hold now."""
+        for name, state in tuple(self._runner.node.policy.shares.datasets.items()):
+            if (dataset := self._datasets.known(name)) is not None:
+                users = {state.user, *(state.unpinned or ())[:1]}
+                of_users = {user: self._quotas.of_user(user) for user in users}
+                quota_bytes = self._quotas.of_dataset(dataset.catalog.uri_prefix)
+                self._runner.handle(events.QuotasChanged(name, quota_bytes, of_users))
+
     def check_share(self, dataset: ServedDataset, user: int) -> None:
         """Raise OutOfSpace where a user's claims would have more extents than twice what they leave free.
 

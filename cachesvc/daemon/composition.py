@@ -56,6 +56,8 @@ from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.lending import Lending
 from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.reload.live_parts import LiveParts
+from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import in_use, is_claimed
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.uri import Allowlist
@@ -71,8 +73,8 @@ POLL_S = 0.02
 
 
 class Composition:
-    """Call `access`, `events`, `datasets`, `tiers`, `fills`, `readers` and `control` in this order. `ending` collects the
-    steps that undo them at the end or after a failed start. No part is given this object."""
+    """Call `access`, `events`, `datasets`, `tiers`, `fills`, `readers`, `reload` and `control` in this order. `ending`
+    collects the steps that undo them at the end or after a failed start. No part is given this object."""
 
     def __init__(
         self, settings: Settings, loop: Loop, fillers: FillerPool, open_files: int, ending: ExitStack
@@ -84,7 +86,7 @@ class Composition:
     def access(self, allowed: Allowlist, lookups: Lookups) -> None:
         """Build what knows who may use which data, and how much of it. Raises InvalidInput for what the settings get
         wrong."""
-        self._allowed, self._lookups = allowed, lookups
+        self._lookups = lookups
         self._quotas = Quotas(self._settings.quota, lambda prefix: lookups.resolve(prefix, "--quota"))
         self._tenants = Tenants(allowed, self._settings.rules)
 
@@ -97,9 +99,7 @@ class Composition:
     def datasets(self) -> None:
         """Build what knows the datasets. No other daemon runs from here on."""
         loader = ThreadPool(2, "catalogs")
-        self._datasets = Datasets(
-            f"{self._state_dir}/catalogs", self._allowed, self._tenants, self._lookups, loader
-        )
+        self._datasets = Datasets(f"{self._state_dir}/catalogs", self._tenants, self._lookups, loader)
         self._ending.callback(self._datasets.close)
         self._ending.callback(loader.shutdown, wait=False)
 
@@ -194,6 +194,25 @@ class Composition:
             self._watch.add(each.disk, each.probes, threads.of(name), busy_s)
         runner.timers += [self._watch, self._pressure]
 
+    def reload(self, stale: bool) -> Reloader:
+        """Build what reloads the settings. `stale`: they may be older than the files."""
+        disks = [each.disk.name for each in self._openings]
+        live = LiveParts(
+            self._loop,
+            self._lookups,
+            self._tenants,
+            self._datasets,
+            self._quotas,
+            self._claims,
+            self._budgets,
+            self._pressure,
+            self._fillers,
+            disks,
+        )
+        self._reloader = Reloader(self._settings, live.take, stale)
+        self._ending.callback(self._reloader.close)
+        return self._reloader
+
     def control(self) -> None:
         """Tell the core what its tiers hold, build the control API and open the sockets."""
         settings, loop, runner, ending = self._settings, self._loop, self._runner, self._ending
@@ -236,6 +255,7 @@ class Composition:
             self._checks,
             self._threads,
             self._journal,
+            self._reloader,
             settings.extent_bytes,
         )
         control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))
@@ -248,7 +268,15 @@ class Composition:
             from cachesvc.daemon.page.page import Page
 
             MetricsCollector(
-                loop, runner.node, datasets, self._grants, counts, self._fillers, cluster, self._stalls
+                loop,
+                runner.node,
+                datasets,
+                self._grants,
+                counts,
+                self._fillers,
+                cluster,
+                self._stalls,
+                self._reloader,
             ).register()
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics))
 

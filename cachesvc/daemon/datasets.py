@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
@@ -21,7 +22,6 @@ from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
 from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tenants import Tenants
-from cachesvc.sources.uri import Allowlist
 
 log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -100,19 +100,19 @@ class Datasets:
     def __init__(
         self,
         directory: str,
-        allowlist: Allowlist,
         tenants: Tenants,
         lookups: Lookups,
         executor: Executor,
     ) -> None:
         """Remove unusable files from the directory, unless another daemon uses it."""
         self.directory = directory
-        self._allowlist = allowlist
         self._tenants = tenants
         self._lookups = lookups
         self._executor = executor
         self._loaded: dict[DatasetId, ServedDataset] = {}
         self._loading: dict[DatasetId, Future[ServedDataset]] = {}
+        self._withdrawn: frozenset[DatasetId] = frozenset()
+        """Loaded datasets that were allowed once. Their readers go on, and there are no new ones."""
         self._lock = threading.Lock()
         self.stale: dict[DatasetId, int] = {}
         """Datasets whose source was down at the last opening, and when it was listed before. On the event loop's thread."""
@@ -132,7 +132,10 @@ class Datasets:
         with self._lock:
             if wanted in self._loaded:
                 ready: Future[ServedDataset] = Future()
-                ready.set_result(self._loaded[wanted])
+                if wanted in self._withdrawn:
+                    ready.set_exception(unknown(wanted))
+                else:
+                    ready.set_result(self._loaded[wanted])
                 return ready
             found = self._loading.get(wanted)
             if found is not None:
@@ -243,24 +246,41 @@ class Datasets:
         # Lists first: a tuple under construction stays young, and each young garbage collection would walk all of it.
         sizes = tuple([int(size) for size in catalog.extent_sizes])
         index_of = {extent: index for index, extent in enumerate(ids)}
-        rules = self._tenants.rules_of(
-            _folder(catalog), (catalog.object(index).uri for index in range(catalog.objects))
-        )
+        rules = self._rules_of(catalog)
         # In Python steps: a single C call for a million extents would hold the GIL, and so block the event loop.
         pairs = enumerate(zip(ids, sizes))
         extents = tuple([pair for index, pair in pairs if index_of[pair[0]] == index])
         return ServedDataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules)
+
+    def check_again(self) -> None:
+        """Check all loaded datasets against an allowlist that changed. Raises SourceUnavailable where a mount hangs."""
+        withdrawn, rules = set(), {}
+        for each in self.all():
+            try:
+                self._lookups.run(partial(self._check_allowed, each.id, each.catalog), each.catalog.uri)
+            except NotFound:
+                withdrawn.add(each.id)
+            rules[each.id] = self._rules_of(each.catalog)
+        with self._lock:
+            self._withdrawn = frozenset(withdrawn)
+            for name, found in rules.items():
+                if name in self._loaded:
+                    self._loaded[name] = replace(self._loaded[name], rules=found)
+
+    def _rules_of(self, catalog: Catalog) -> frozenset[Rule]:
+        objects = (catalog.object(index).uri for index in range(catalog.objects))
+        return self._tenants.rules_of(_folder(catalog), objects)
 
     def _check_allowed(self, wanted: DatasetId, catalog: Catalog) -> None:
         """Check every object, since the allowlist may have become narrower after the catalog was built.
 
         Raises NotFound, which reveals neither the objects nor the allowed prefixes; its cause is the refusal.
         """
-        if self._allowlist.allows(_folder(catalog)):
+        if self._tenants.allows(_folder(catalog)):
             return
         for index in range(catalog.objects):  # the common prefix is above the allowed prefixes
             uri = catalog.object(index).uri
-            if not self._allowlist.allows(uri):
+            if not self._tenants.allows(uri):
                 raise unknown(wanted) from NotAllowed(f"{uri} is not below an allowed prefix")
 
 

@@ -97,8 +97,10 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
         daemon.tiers(parent, held)
         daemon.fills()
         daemon.readers()
+        reloader = daemon.reload(stale=bool(given.crash))
         daemon.control()
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
         signal.signal(LEAVE, lambda *_: loop.post(daemon.leave))
         signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
         if open_files < wanted:
@@ -106,6 +108,7 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
             log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
         record(Event("started", pid=os.getpid(), why=f"at {settings.socket_dir}: {_allowed(settings)}"))
         parent.serves()
+        reloader.start()
         daemon.run()
         record(Event("stopped", pid=os.getpid()))
     if daemon.hangs:
@@ -185,7 +188,7 @@ def run_daemon(given: Given, channel: socket.socket) -> int:
         signal.SIG_UNBLOCK, {signal.SIGTERM}
     )  # it was blocked while this process was started
     settings = msgspec.json.decode(given.settings, type=Settings)
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, settings.log)
     parent = ParentLink(channel)
     try:
         return serve(settings, parent, given)

@@ -174,6 +174,18 @@ class Event(_message.Message):
     words: str
     def __init__(self, kind: _Optional[str] = ..., time: _Optional[float] = ..., uid: _Optional[int] = ..., pid: _Optional[int] = ..., job: _Optional[str] = ..., uri: _Optional[str] = ..., dataset: _Optional[str] = ..., extent: _Optional[str] = ..., tier: _Optional[str] = ..., node: _Optional[str] = ..., size_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., error: _Optional[str] = ..., why: _Optional[str] = ..., left_out: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReloadReply(_message.Message):
+    __slots__ = ("taken", "waiting")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    taken: _containers.RepeatedScalarFieldContainer[str]
+    waiting: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, taken: _Optional[_Iterable[str]] = ..., waiting: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -84,7 +84,7 @@ def test_an_invalid_log_level_is_one_line_and_an_empty_one_is_the_default(
     child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"))
     said, _ = child.communicate(timeout=WAIT_S)
     assert (child.returncode, said.count("\n")) == (2, 1), said
-    assert "CACHESVC_LOG=LOUD" in said
+    assert "CACHESVC_LOG) LOUD is no level" in said
     monkeypatch.setenv("CACHESVC_LOG", "")
     child = launched(tmp_path, *SMALL, "--socket", str(tmp_path / "s"), "--nvme", f"{tmp_path / 'none'}=1G")
     assert "is no directory" in child.communicate(timeout=WAIT_S)[0]

@@ -27,7 +27,7 @@ from tests.support.served_datasets import dataset
 
 def made(folder: Path, executor: Any = None) -> Datasets:
     unused: Any = None
-    return Datasets(str(folder), unused, unused, unused, executor)
+    return Datasets(str(folder), unused, unused, executor)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_uncaught_errors_and_debug_logs_of_libraries_show_no_secret(form: str) -
     program = f"""
 import logging, threading
 from cachesvc.daemon.processes.logs import configure_logging
-configure_logging({form!r})
+configure_logging({form!r}, "DEBUG")
 for name in ("aiohttp.client", "urllib3.connectionpool", "azure.core", "botocore.auth", "fsspec"):
     logging.getLogger(name).debug("Authorization: S3CR3T")
     logging.getLogger(name).info("GET /b/0.bin S3CR3T")
@@ -101,7 +101,6 @@ raise ValueError("the program: https://u:S3CR3T@h/x?sig=S3CR3T")
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "CACHESVC_LOG": "DEBUG"},
         capture_output=True,
         text=True,
     )

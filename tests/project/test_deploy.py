@@ -384,7 +384,7 @@ def daemon_settings(
     """Return the settings that `cachesvc serve` makes of a command line, validated as it validates them."""
     verb, *arguments = command
     serve = cli.commands[verb]
-    known = {option.envvar for option in serve.params} | {"CACHESVC_LOG"}
+    known = {option.envvar for option in serve.params}
     assert {name for name in environment if name.startswith("CACHESVC")} <= known
     with monkeypatch.context() as patch:
         for name in known | {"STATE_DIRECTORY"}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, Unpinned
+from cachesvc.core.events import DatasetDeclared, EvictAsked, Pinned, QuotasChanged, Unpinned
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.status import Counters, EpochCounters, PrefetchProgress
@@ -83,6 +83,14 @@ class Claims:
             if not event.gradual:
                 self._work.finish((WorkKind.CLAIM, dataset.id))
                 self._work.finish((WorkKind.PIN, dataset.id))
+
+    def requote(self, event: QuotasChanged) -> None:
+        """Set other quotas of a declared dataset, and keep as much as they allow."""
+        dataset = self._shares.datasets.get(event.dataset)
+        if dataset and dataset.claimed:
+            dataset.requote(event.quota_bytes, event.of_users)
+            self._reserve.retune()
+            self._do(WorkKind.PIN, dataset, self._reassess(dataset))
 
     def unpin(self, event: Unpinned) -> None:
         """End a pin."""

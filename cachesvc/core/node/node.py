@@ -88,6 +88,7 @@ class Node:
             ev.Prefetched: self.prefetches.begin,
             ev.Pinned: self.claims.pin,
             ev.Unpinned: self.claims.unpin,
+            ev.QuotasChanged: self.claims.requote,
             ev.EvictAsked: self.claims.evict,
             ev.ViewChanged: self.keeping.view_changed,
         }

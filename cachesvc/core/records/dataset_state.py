@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cachesvc.core.model import Counted, DatasetId, ExtentId
@@ -120,6 +121,14 @@ class DatasetState:
         self.unpinned = self.unpinned or (self.user, self.quota_bytes, self.user_quota_bytes)
         self.pinned, self.user = True, user
         self.quota_bytes, self.user_quota_bytes = quota_bytes, user_quota_bytes
+
+    def requote(self, quota_bytes: int | None, of_users: Mapping[int, int | None]) -> None:
+        """Set other quotas. A pin of no user has none."""
+        if self.unpinned is not None:
+            user, _, _ = self.unpinned
+            self.unpinned = (user, quota_bytes, of_users.get(user))
+        if not (self.pinned and self.user < 0):
+            self.quota_bytes, self.user_quota_bytes = quota_bytes, of_users.get(self.user)
 
     def unpin(self) -> None:
         """Count it for the user of the first claim again."""

@@ -15,17 +15,23 @@ class Quotas:
     """The quotas that `--quota` set."""
 
     def __init__(self, specs: Sequence[QuotaSpec], resolve: Callable[[str], str] = canonical) -> None:
-        """`resolve` returns the location of a prefix as catalogs name it. Raises InvalidInput for an invalid prefix, and
+        """`resolve` returns the location of a prefix as catalogs name it. Raises as `replace`."""
+        self.resolve = resolve
+        self.replace(specs)
+
+    def replace(self, specs: Sequence[QuotaSpec]) -> None:
+        """Take other quotas, for claims from now on. Raises InvalidInput, and changes nothing, for an invalid prefix, and
         for two quotas of one name."""
-        self._users: dict[str, int] = {}
-        self._prefixes: dict[str, int] = {}
+        users: dict[str, int] = {}
+        prefixes: dict[str, int] = {}
         for spec in specs:
             of_user = spec.of.partition(":")[0] == USER
-            given = self._users if of_user else self._prefixes
-            name = spec.of if of_user else resolve(spec.of).rstrip("/")
+            given = users if of_user else prefixes
+            name = spec.of if of_user else self.resolve(spec.of).rstrip("/")
             if name in given:
                 raise InvalidInput(f"--quota names {spec.of} more than once; give it one size")
             given[name] = spec.size_bytes
+        self._users, self._prefixes = users, prefixes
 
     def of_dataset(self, uri_prefix: str) -> int | None:
         """Return the bytes that a dataset may keep: the longest matching prefix decides. None: no quota."""

@@ -80,12 +80,20 @@ class Tenants:
     """The allowlist with its rules. Without rules, every user who may connect may use all of it."""
 
     def __init__(self, allowed: Allowlist, rules: Sequence[Rule]) -> None:
-        self._allowlist = allowed
-        self._rules: dict[str, Rule] = {}
+        self.replace(allowed, rules)
+
+    def replace(self, allowed: Allowlist, rules: Sequence[Rule]) -> None:
+        """Take another allowlist with its rules, for calls from now on."""
+        found: dict[str, Rule] = {}
         for rule in rules:
             prefix = allowed.canonical_prefix(rule.prefix)
-            before = self._rules.get(prefix, Rule(prefix, (), ()))
-            self._rules[prefix] = Rule(prefix, before.uids + rule.uids, before.gids + rule.gids)
+            before = found.get(prefix, Rule(prefix, (), ()))
+            found[prefix] = Rule(prefix, before.uids + rule.uids, before.gids + rule.gids)
+        self._allowlist, self._rules = allowed, found
+
+    def allows(self, uri: str) -> bool:
+        """Tell whether an object lies below an allowed prefix, whoever asks. Raises what the allowlist raises."""
+        return self._allowlist.allows(uri)
 
     def check(self, uri: str, peer: Peer | None) -> str:
         """Return the canonical URI. Raises NotAllowed, which names only prefixes that the peer may use, and the other

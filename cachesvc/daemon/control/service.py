@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ import grpc
 from cachesvc.catalog.options import Options
 from cachesvc.core import errors, events
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.daemon.access.tenants import is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
 from cachesvc.daemon.control.event_stream import EventStream
@@ -27,6 +29,7 @@ from cachesvc.daemon.fills.checks import CheckResult, Checks
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.processes import jobs
+from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import out_of_reach, resident
 from cachesvc.daemon.runner import Runner
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -60,6 +63,7 @@ class Service:
         checks: Checks,
         threads: TierThreads,
         journal: Journal,
+        reloader: Reloader,
         extent_bytes: int,
     ) -> None:
         """`extent_bytes`: the size of extents where a caller gives none."""
@@ -67,7 +71,7 @@ class Service:
         self._datasets, self._claims, self._callers = datasets, claims, callers
         self._pins, self._prefetches, self._reports = pins, prefetches, reports
         self._builds, self._checks, self._threads = builds, checks, threads
-        self._events = EventStream(journal, self._waiting)
+        self._events, self._reloader = EventStream(journal, self._waiting), reloader
         self._extent_bytes = extent_bytes
 
     def OpenDataset(
@@ -148,6 +152,15 @@ class Service:
     def Events(self, request: pb.EventsRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
         with self._callers.answering(context):
             yield from self._events.run(request, self._callers.of(context), context)
+
+    def Reload(self, request: pb.ReloadRequest, context: grpc.ServicerContext) -> pb.ReloadReply:
+        with self._callers.answering(context):
+            if not is_own_user(self._callers.of(context)):
+                raise errors.NotAllowed(
+                    f"only user {os.geteuid()}, who runs the daemon, may reload its settings"
+                )
+            changes = self._reloader.reload()
+            return pb.ReloadReply(taken=changes.taken, waiting=changes.waiting)
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with self._callers.answering(context, request.dataset):

@@ -46,6 +46,12 @@ class Budgets:
         self._specs = specs
         self._last: dict[TierName, deque[int]] = {name: deque(maxlen=STEADY) for name in specs}
 
+    def replace(self, specs: Mapping[TierName, NvmeSpec]) -> None:
+        """Take other budgets of the same directories, which the next measurement of each sets."""
+        self._specs = specs
+        for last in self._last.values():
+            last.clear()
+
     def renewed(self, tier: TierName) -> None:
         """Drop the measurements of a tier, which has another directory now."""
         self._last[tier].clear()
@@ -70,7 +76,12 @@ class RamBudget:
 
     def __init__(self, given_bytes: int, least_bytes: int) -> None:
         """`given_bytes` is its maximum, `least_bytes` its minimum, see `LEAST_EXTENTS`."""
-        self._given_bytes, self._least_bytes = given_bytes, min(given_bytes, least_bytes)
+        self._asked_least_bytes = least_bytes
+        self.replace(given_bytes)
+
+    def replace(self, given_bytes: int) -> None:
+        """Take another maximum, which the next measurement sets."""
+        self._given_bytes, self._least_bytes = given_bytes, min(given_bytes, self._asked_least_bytes)
         self._low: deque[tuple[float, int]] = deque()
 
     def measured(self, memories: Sequence[Memory], ours_bytes: int, work_bytes: int, now: float) -> int:

@@ -48,6 +48,10 @@ class MemoryPressure:
         self._due_at = math.inf
         self._lane.submit(memories, self._measured, self._failed)
 
+    def replace(self, given_bytes: int) -> None:
+        """Take another maximum of the RAM tier; the next measurement sets it."""
+        self._budget.replace(given_bytes)
+
     def close(self) -> None:
         """Stop measuring."""
         self._lane.close(0.0)
@@ -64,9 +68,12 @@ class MemoryPressure:
 
     def _resize(self, before: int, budget_bytes: int) -> None:
         if budget_bytes < before:
-            log.warning("memory is short: the RAM tier shrinks", extra={"from": before, "to": budget_bytes})
+            log.warning(
+                "the RAM tier shrinks: memory is short, or its budget is smaller",
+                extra={"from": before, "to": budget_bytes},
+            )
         else:
-            log.info("memory is free: the RAM tier grows", extra={"from": before, "to": budget_bytes})
+            log.info("the RAM tier grows", extra={"from": before, "to": budget_bytes})
         self._handle(events.Resized(RAM, budget_bytes))
 
     def _failed(self, error: CacheError) -> None:

@@ -40,6 +40,8 @@ KINDS = {
     "corrupt": "a corrupt extent is dropped",
     "unreadable": "an unreadable extent is dropped",
     "repaired": "a dropped extent is filled again",
+    "reloaded": "the settings are reloaded",
+    "reload_failed": "the settings cannot be reloaded, and stay as they are",
     "member_present": "a node is present",
     "member_away": "a node is away",
 }

@@ -348,7 +348,7 @@ def main() -> None:
     """Run the fork server of the fillers."""
     given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    configure_logging(given.settings.log_format)
+    configure_logging(given.settings.log_format, given.settings.log)
     allow = given.settings.allow
     if not allow or any(uri.startswith("s3://") for uri in allow):
         from cachesvc.sources.s3.s3 import prepare_s3  # imports boto3: 0.3 s of CPU and 28 MB

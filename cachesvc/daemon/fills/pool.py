@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cachesvc.config import Settings
@@ -57,8 +57,12 @@ class _Filler:
     channel: socket.socket
     builds: bool
     waiting: dict[int, _WaitingJob] = field(default_factory=dict)
+    forks: ForkServer = field(kw_only=True)
     retiring: bool = False
-    """The process gets no more jobs and ends after its last one: its threads wait for a disk that stalls."""
+    """The process gets no more jobs and ends after its last one: its threads wait for a disk that stalls, or it is
+    outdated."""
+    outdated: bool = False
+    """It has former settings."""
 
     def works_in(self, tier: TierName) -> bool:
         return any(tier in each.tiers for each in self.waiting.values())
@@ -106,15 +110,9 @@ class FillerPool:
     ) -> None:
         self._settings = settings
         self._paces = new_paces()
-        paces = self._paces.fileno()
-        given = {
-            "settings": settings,
-            "roots": roots,
-            "paces": paces,
-        }  # of `filler.Given`, whose module imports a lot
-        self._forks = ForkServer("cachesvc.daemon.fills.filler", given, (paces,), watch, unwatch)
         self._watch = watch
         self._unwatch = unwatch
+        self._forks = self._fork_server(roots)
         self._oom = OomKills()
         # A disk that hangs may keep all fillers of that moment, and new ones must serve the other tiers.
         self._max_hung = MAX_HUNG + settings.fillers * len(settings.nvme)
@@ -137,6 +135,27 @@ class FillerPool:
             raise CacheError(
                 f"no filler process can be started ({error.strerror}); allow more processes or memory"
             ) from None
+
+    def renew(self, settings: Settings, roots: tuple[str, ...]) -> None:
+        """Use processes with other settings from now on; each old one ends after its last job. The number of fillers
+        stays. Raises OSError, and changes nothing, where the new processes cannot be forked."""
+        before = self._settings, self._forks
+        self._settings = replace(settings, fillers=self._settings.fillers)
+        self._forks = self._fork_server(roots)
+        try:
+            self._forks.start()
+        except OSError:
+            self._settings, self._forks = before
+            raise
+        for filler in self._living.copy():
+            filler.retiring = filler.outdated = True
+            self._end_idle(filler)
+
+    def _fork_server(self, roots: tuple[str, ...]) -> ForkServer:
+        paces = self._paces.fileno()
+        # Of `filler.Given`, whose module imports a lot.
+        given = {"settings": self._settings, "roots": roots, "paces": paces}
+        return ForkServer("cachesvc.daemon.fills.filler", given, (paces,), self._watch, self._unwatch)
 
     def submit(
         self,
@@ -221,7 +240,10 @@ class FillerPool:
         self._paces.close()
         for filler in ending:
             filler.channel.close()
-        self._forks.close(STOP_S if wait else 0.0)
+        for forks in {
+            id(each): each for each in (self._forks, *(filler.forks for filler in ending))
+        }.values():
+            forks.close(STOP_S if wait else 0.0)
 
     def _least_busy(self, builds: bool) -> _Filler:
         """Raises OSError where no filler runs and none can be started."""
@@ -240,13 +262,14 @@ class FillerPool:
         wanted = 1 if builds else self._settings.fillers
         of_kind = [filler for filler in self._living if filler.builds == builds]
         retiring = sum(filler.retiring for filler in of_kind)
+        stalled = sum(filler.retiring and not filler.outdated for filler in of_kind)
         for _ in range(wanted - len(of_kind) + retiring):
-            if len(self._dying) + retiring >= self._max_hung:
+            if len(self._dying) + stalled >= self._max_hung:
                 raise OSError(
                     errno.EAGAIN,
                     f"{self._max_hung} processes hang in the kernel; look at the source's mount and at lost tiers",
                 )
-            filler = _Filler(*self._forks.fork(), builds)
+            filler = _Filler(*self._forks.fork(), builds, forks=self._forks)
             self._living.append(filler)
             self._watch(filler.channel.fileno(), partial(self._read, filler))
 
@@ -266,9 +289,13 @@ class FillerPool:
             filler.waiting[message.number].answered(message.answer)
         else:
             filler.waiting.pop(message.number).answered(message.answer)
-            if filler.retiring and not filler.waiting and filler in self._living:
-                self._drop(filler)
-                self._reap(filler, DEATH_S)
+            self._end_idle(filler)
+
+    def _end_idle(self, filler: _Filler) -> None:
+        """End a retiring filler without jobs, and a former fork server with its last child."""
+        if filler.retiring and not filler.waiting and filler in self._living:
+            self._drop(filler)
+            self._reap(filler, DEATH_S)
 
     def _filler_died(self, filler: _Filler) -> None:
         self._drop(filler)
@@ -289,13 +316,15 @@ class FillerPool:
         self._living.remove(filler)
         self._unwatch(filler.channel.fileno())
         filler.channel.close()
-        self._forks.kill(filler.process)  # it may have closed its channel and still run
+        filler.forks.kill(filler.process)  # it may have closed its channel and still run
 
     def _reap(self, filler: _Filler, wait_s: float) -> int | None:
         """Return the exit code; None where the process hangs in the kernel."""
-        code = self._forks.wait(filler.process, wait_s)
+        code = filler.forks.wait(filler.process, wait_s)
         if code is None:
             self._dying.append(filler.process)
+        if filler.forks is not self._forks and not any(each.forks is filler.forks for each in self._living):
+            filler.forks.close(0.0)
         return code
 
 

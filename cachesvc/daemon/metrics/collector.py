@@ -19,6 +19,7 @@ from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import resident
 
 PRIVATE = "private"
@@ -68,9 +69,11 @@ class MetricsCollector:
         fillers: FillerPool,
         cluster: ClusterLink | None,
         stalls: Mapping[DatasetId, Stalls],
+        reloader: Reloader,
     ) -> None:
         self._loop, self._node, self._datasets, self._grants = loop, node, datasets, grants
         self._counts, self._fillers, self._cluster, self._stalls = counts, fillers, cluster, stalls
+        self._reloader = reloader
         self._labels: dict[DatasetId, str] = {}
         """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
         since a counter that falls looks like one that restarted."""
@@ -111,7 +114,15 @@ class MetricsCollector:
             GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
             GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
             *self._stall_metrics(),
+            *self._reload_metrics(),
         ]
+
+    def _reload_metrics(self) -> Iterator[Metric]:
+        about = "1 unless the last reload of the settings failed."
+        yield GaugeMetricFamily("cachesvc_config_last_reload_successful", about, self._reloader.succeeded)
+        about = "Unix time of the last reload that succeeded, or of the start."
+        name = "cachesvc_config_last_reload_success_timestamp_seconds"
+        yield GaugeMetricFamily(name, about, self._reloader.succeeded_at)
 
     def _tiers(self) -> Iterator[Metric]:
         tiers = self._node.status().tiers

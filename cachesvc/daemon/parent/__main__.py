@@ -25,7 +25,7 @@ def main() -> int:
     """Run until a signal ends the service; return the exit code."""
     state = left_state(int(sys.argv[1]))
     settings = msgspec.json.decode(state.releases[0].settings, type=Settings)
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, settings.log)
     raise_open_files(open_files_advised(settings.ram_bytes, settings.extent_bytes))
     sockets = SocketDirectory(settings.socket_dir, state.lock, socket.socket(fileno=state.listener))
     for fd in (state.lock, state.listener):

@@ -65,6 +65,7 @@ LOOK_S = 1.0
 SHED_S = 1.0
 """How often the memory is measured while no daemon does so."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP only where a terminal is closed: else it has the daemon reload its settings."""
 
 
 @dataclass(slots=True)
@@ -117,7 +118,9 @@ class Parent:
         self._loop.watch(self._sockets.listener.fileno(), self._connected)
         for number in STOPPING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                signal.signal(number, lambda *_: self._loop.post(self._stop))
+                reloads = number == signal.SIGHUP and not os.isatty(0)
+                does = self._reload if reloads else self._stop
+                signal.signal(number, lambda *_, does=does: self._loop.post(does))
         signal.signal(signal.SIGCHLD, lambda *_: self._loop.post(self._reap))
         signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [*STOPPING, signal.SIGCHLD])
@@ -299,6 +302,12 @@ class Parent:
                 log.error("the socket directory was removed", extra={"error": self._said})
 
     # The end.
+
+    def _reload(self) -> None:
+        """Have the daemon reload its settings."""
+        if self._daemon is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._daemon.pid, signal.SIGHUP)
 
     def _stop(self) -> None:
         """End the daemon, and then this process."""

@@ -34,7 +34,7 @@ def run_service(settings: Settings, launch: Launch) -> int:
     Raises CacheError where it cannot start, and where an upgrade fails.
     """
     check_socket_dir(settings.socket_dir)
-    configure_logging(settings.log_format)
+    configure_logging(settings.log_format, settings.log)
     if settings.takeover and _upgraded(settings):
         return 0
     raise_open_files(open_files_advised(settings.ram_bytes, settings.extent_bytes))

@@ -240,12 +240,13 @@ class Given(msgspec.Struct, frozen=True):
     weight_bytes: int
     tls: Tls | None
     log_format: str
+    log: str
 
 
 def main() -> None:
     """Run the process until the daemon ends."""
     given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
-    configure_logging(given.log_format)
+    configure_logging(given.log_format, given.log)
     channel = socket.socket(fileno=int(sys.argv[1]))
     Agent(channel, given.cluster, given.weight_bytes, given.tls).run()
 

@@ -35,9 +35,7 @@ from cachesvc.daemon.processes.spawn import spawn
 from cachesvc.daemon.runner import Runner
 
 log = logging.getLogger(__name__)
-KEPT_VARIABLES = frozenset(
-    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "CACHESVC_LOG"}
-)
+KEPT_VARIABLES = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"})
 END_S = 2.0
 RESTART_S = 1.0
 """The pause before a process that died is replaced."""
@@ -85,6 +83,7 @@ class ClusterLink:
             "weight_bytes": weight_bytes,
             "tls": settings.tls,
             "log_format": settings.log_format,
+            "log": settings.log,
         }
         self._runner, self._node, self._loop = runner, runner.node, loop
         self._lending, self._shared_fills = lending, shared_fills

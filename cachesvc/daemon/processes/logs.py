@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ from typing import Any
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
-from cachesvc.core.errors import InvalidInput
 from cachesvc.core.safe_text import printable, redacted
 from cachesvc.daemon.events.event import EVENT_OBJECT
 
@@ -25,32 +23,32 @@ FLOOD_LINES = 20
 FLOOD_S = 60.0
 """Lines of one message that are logged within `FLOOD_S` seconds; metrics count every event."""
 PRODUCT_LOGGERS = ("cachesvc", "__main__")
-"""Loggers whose level CACHESVC_LOG sets; fillers and peer agent are `__main__`."""
+"""Loggers whose level `--log` sets; fillers and peer agent are `__main__`."""
 MESSAGES = 1000
 """Distinct messages whose lines are counted. The product has about a hundred; this bounds those of libraries."""
 
 
-def configure_logging(kind: str) -> None:
-    """Log to stderr as `text` or `json`, uncaught errors included. CACHESVC_LOG sets the level of the product's loggers.
-
-    Raises InvalidInput where CACHESVC_LOG is not a level.
-    """
-    level = (os.environ.get("CACHESVC_LOG") or "INFO").upper()
-    if not isinstance(logging.getLevelName(level), int):
-        raise InvalidInput(f"CACHESVC_LOG={level} is no level; set it to DEBUG, INFO or WARNING")
+def configure_logging(kind: str, level: str = "INFO") -> None:
+    """Log to stderr as `text` or `json`, uncaught errors included. `level` is that of the product's loggers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Flood())
-    handler.setLevel(level)  # events reach the journal at every level
     hidden = [*RESERVED_ATTRS, EVENT_OBJECT]
     as_json = _JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
     handler.setFormatter(as_json if kind == "json" else _TextFormatter())
     # Libraries log only warnings: at DEBUG those of the sources log keys, signatures and whole requests.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in PRODUCT_LOGGERS:
-        logging.getLogger(name).setLevel(level)
+    set_level(level)
     logging.getLogger("grpc._common").disabled = True  # it logs a traceback for each malformed request
     sys.excepthook = _uncaught
     threading.excepthook = lambda given: _uncaught(given.exc_type, given.exc_value, given.exc_traceback)
+
+
+def set_level(level: str) -> None:
+    """Set the level of the product's loggers, and of the log as a whole: events reach the journal at every level."""
+    for name in PRODUCT_LOGGERS:
+        logging.getLogger(name).setLevel(level)
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(level)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

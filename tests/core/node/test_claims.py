@@ -17,6 +17,7 @@ from cachesvc.core.events import (
     Passed,
     Pinned,
     Prefetched,
+    QuotasChanged,
     Recovered,
     Released,
     Tick,
@@ -138,6 +139,28 @@ def test_pinned_bytes_count_for_the_user_who_pinned_them_and_then_for_the_first_
     assert kept() == 3, "who runs the node has no quota"
     tell(node, Unpinned(DATASET))
     assert kept() == 2
+    assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
+
+
+def test_quotas_that_change_hold_for_claims_and_pins_that_are_there() -> None:
+    node = node_of(ram=8)
+    three = ((A, SIZE), (B, SIZE), (C, SIZE))
+    tell(node, DatasetDeclared(1, DATASET, three, 1000))
+    read(node, A, B, C)
+
+    def kept(*told: Event) -> int:
+        tell(node, *told)
+        while not node.claims.settled(DATASET):
+            tell(node, Tick())
+        return node.counters(DATASET).kept_bytes // SIZE
+
+    assert kept() == 3
+    assert kept(QuotasChanged(DATASET, 2 * SIZE, {1000: None})) == 2
+    assert kept(QuotasChanged(DATASET, 2 * SIZE, {1000: SIZE})) == 1
+    assert kept(Pinned(DATASET)) == 3, "who runs the node has no quota"
+    assert kept(QuotasChanged(DATASET, None, {1000: 2 * SIZE})) == 3
+    assert kept(Unpinned(DATASET)) == 2
+    assert kept(QuotasChanged(DATASET, None, {1000: None})) == 3
     assert {node.where(each) for each in (A, B, C)} == {RAM}, "in room that is free"
 
 

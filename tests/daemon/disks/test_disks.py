@@ -302,7 +302,7 @@ def test_verify_reports_a_missing_file_as_corrupt_or_unreadable(
         stored(tmp_path / "nvme")[0].unlink()
         assert run(["verify", found.dataset, "--socket", found.daemon.socket_dir]) == 5
         assert "corrupt or not to be read" in capsys.readouterr().err
-        assert "unreadable" in [event.kind for event in found.control.events(0, False)]
+        assert "unreadable" in [event.kind for event in found.control.events(0)]
 
 
 def test_two_daemons_over_one_state_directory_lose_no_pin(tmp_path: Path, data: bytes) -> None:

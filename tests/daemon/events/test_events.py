@@ -63,7 +63,7 @@ class Since:
 
     def all(self) -> list[pb.Event]:
         with Control(self._daemon.socket_dir) as control:
-            return list(control.events(self._began, False))
+            return list(control.events(self._began))
 
     def of(self, kind: str) -> list[pb.Event]:
         return [event for event in self.all() if event.kind == kind]
@@ -209,14 +209,14 @@ def test_users_see_their_own_events_and_those_of_the_node(tmp_path: Path, daemon
 
     def sees() -> list[str]:
         with Control(directory) as control:
-            return [event.kind for event in control.events(0, False) if event.time >= since or not event.uri]
+            return [event.kind for event in control.events(0) if event.time >= since or not event.uri]
 
     as_user(ALICE, opens)
     assert as_user(ALICE, sees)[-1] == "opened"
     assert "opened" not in as_user(BOB, sees)
     assert "started" in as_user(BOB, sees)
     with Control(directory) as control:
-        assert [event.uid for event in control.events(since, False)] == [ALICE]
+        assert [event.uid for event in control.events(since)] == [ALICE]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -270,7 +270,12 @@ def test_a_follower_hears_of_events_across_a_crash(tmp_path: Path) -> None:
     assert heard == ["started", "crashed"]
 
 
-ELSEWHERE = {"fill_failed": "fills/test_fill.py", "unreadable": "disks/test_disks.py"}
+ELSEWHERE = {
+    "fill_failed": "fills/test_fill.py",
+    "unreadable": "disks/test_disks.py",
+    "reloaded": "reload/test_reload.py",
+    "reload_failed": "reload/test_reload.py",
+}
 """Kinds that other tests of the daemon show."""
 
 

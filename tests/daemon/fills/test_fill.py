@@ -62,7 +62,7 @@ class Bench:
         self.tiers = {RAM: RamTier(), DISK: Disk(DISK), ORIGIN: Disk(ORIGIN)}
         self.memory = FillMemory(10, 10, None)
         anything: Any = None
-        self.datasets = Datasets(str(folder), anything, anything, anything, anything)
+        self.datasets = Datasets(str(folder), anything, anything, anything)
         self.dataset = self.datasets.admit(dataset(1))
         self.extent = self.dataset.extent_ids[0]
         node = Node([TierSpec(each, 1000) for each in self.tiers], NodeSettings())

@@ -114,6 +114,8 @@ def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
 ) -> None:
     monkeypatch.setattr(Daemon, "forks", None)  # which inherits what is ignored here
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    stdin, (terminal, other_end) = os.dup(0), os.openpty()
+    os.dup2(other_end, 0)
     try:
         with Daemon(tmp_path / "node", SMALL) as daemon:
             assert daemon.process is not None
@@ -124,4 +126,7 @@ def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
                 assert daemon.process.wait(END_S) == 0
                 assert not set(SOCKETS) & set(os.listdir(daemon.socket_dir))
     finally:
+        os.dup2(stdin, 0)
+        for fd in (stdin, terminal, other_end):
+            os.close(fd)
         signal.signal(signal.SIGHUP, before)

@@ -29,7 +29,7 @@ class Lender:
     def __init__(self, folder: Path) -> None:
         self.node = Node([TierSpec(RAM, 1000)], NodeSettings())
         anything: Any = None
-        self.datasets = Datasets(str(folder), anything, anything, anything, anything)
+        self.datasets = Datasets(str(folder), anything, anything, anything)
         self.holes, self.fills = HoleRecords(lambda: 0.0), SharedFills()
         self.lending = Lending(self.node, anything, self.fills, self.holes)
         self.channel, self.agent = channel_pair()

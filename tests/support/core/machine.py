@@ -30,6 +30,7 @@ from cachesvc.core.events import (
     PlanEnded,
     Planned,
     Prefetched,
+    QuotasChanged,
     ReaderGone,
     Recovered,
     Released,
@@ -269,6 +270,10 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(plan=st.integers(1, 3))
     def plan_ends(self, plan: int) -> None:
         self.send(PlanEnded(plan))
+
+    @rule(dataset=datasets, quota=st.none() | st.integers(0, 6), of_user=st.none() | st.integers(0, 6))
+    def quotas_change(self, dataset: DatasetId, quota: int | None, of_user: int | None) -> None:
+        self.send(QuotasChanged(dataset, quota, {1000: of_user}))
 
     @rule(dataset=datasets, pin=st.booleans(), gradual=st.booleans(), quota=st.none() | st.integers(0, 6))
     def pin(self, dataset: DatasetId, pin: bool, gradual: bool, quota: int | None = None) -> None:
