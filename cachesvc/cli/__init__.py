@@ -25,6 +25,7 @@ from cachesvc.cli import (
     tokenize,
     verify,
 )
+from cachesvc.cli.top import command as top
 from cachesvc.core.errors import INTERRUPTED
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(
@@ -69,6 +70,7 @@ for _verb in (
     serve.serve,
     prefetch.prefetch,
     status.status,
+    top.top,
     nodes.nodes,
     events.events,
     datasets.list_datasets,
