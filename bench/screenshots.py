@@ -6,7 +6,9 @@ show what the daemon says after a while.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+from rich.console import Console
+
 from bench.corpus import digit_images, library_tokens
+from cachesvc.cli.top.place import Place
+from cachesvc.cli.top.screen import screen
+from cachesvc.client.control import Control
 from testbed import ROOT
 from testbed.browser import chromium, screenshot
 from testbed.node import Daemon
@@ -72,10 +79,24 @@ def main() -> int:
             )
             stack.callback(job.kill)
         time.sleep(WARM_S)
+        picture_of_top(daemon, PICTURES / "top.svg")
         address = f"http://127.0.0.1:{port}/"
         for scheme in ("light", "dark"):
             screenshot(browser, address, PICTURES / f"page-{scheme}.png", scheme)
     return 0
+
+
+def picture_of_top(daemon: Daemon, into: Path) -> None:
+    """Write the first screen of `cachesvc top` in 80 x 24."""
+    console = Console(record=True, width=80, height=24, file=io.StringIO(), force_terminal=True)
+    with Control(daemon.socket_dir) as control:
+        status = control.status()
+    for line in screen(status, Place(), 80, 24):
+        console.print(line, soft_wrap=True)
+    svg = re.sub(
+        r"@font-face \{.*?\}", "", console.export_svg(title="cachesvc top"), flags=re.S
+    )  # of another host
+    into.write_text(svg.replace("Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace"))
 
 
 def pack(s3: SeaweedFS) -> None:

@@ -27,6 +27,7 @@ from cachesvc.cli import (
     tokenize,
     verify,
 )
+from cachesvc.cli.top import command as top
 from cachesvc.core.errors import INTERRUPTED
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(
@@ -73,6 +74,7 @@ for _verb in (
     reload.reload,
     prefetch.prefetch,
     status.status,
+    top.top,
     nodes.nodes,
     events.events,
     datasets.list_datasets,

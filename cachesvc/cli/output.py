@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from cachesvc.cli import layout
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.safe_text import printable
 from cachesvc.v1.plain import plain as plain
@@ -85,21 +88,25 @@ def report(as_json: bool, text: str, row: Mapping[str, Any]) -> None:
         say(text)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with one line a row at any terminal width; headers that end in `>` are right-aligned.
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], wide: bool = False) -> None:
+    """Print a table with one line a row, of the width of the terminal unless `wide`. Marks of headers: see `Column`.
 
     Raises the errors of `written`.
     """
-    from rich.table import Table
-
-    shown = Table(box=None, header_style="bold", pad_edge=False)
-    for header in headers:
-        right = header.endswith(">")
-        shown.add_column(header.rstrip(">"), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        shown.add_row(*row)
+    head, *body = layout.lines(headers, rows, None if wide else terminal_columns())
     with written():
-        console(folded=False).print(shown, markup=False)
+        shown = console(folded=False)
+        shown.print(head, markup=False, soft_wrap=True, style="bold")
+        for line in body:
+            shown.print(line, markup=False, soft_wrap=True)
+
+
+def terminal_columns() -> int | None:
+    """Return the width of the terminal; None where the output goes elsewhere. `watch` states its terminal's width in
+    COLUMNS."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def size(count: float) -> str:
@@ -116,6 +123,18 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Format a count of things: `1 reader`, `2 readers`."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def tier_trouble(tier: pb.TierStatus) -> str:
+    """Say what is wrong with a tier; "" where nothing is."""
+    if tier.lost:
+        return "lost: see the daemon's log"
+    return "does not answer" if tier.stalled else "takes no more: see the daemon's log" if tier.full else ""
 
 
 def share(part: float, whole: float) -> str:

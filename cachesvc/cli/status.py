@@ -71,14 +71,8 @@ def _tier(tier: pb.TierStatus) -> list[str]:
         output.size(tier.held_bytes),
         output.size(tier.scrubbed_bytes),
         f"{tier.corrupt_extents:,}",
-        _trouble(tier),
+        output.tier_trouble(tier),
     ]
-
-
-def _trouble(tier: pb.TierStatus) -> str:
-    if tier.lost:
-        return "lost: see the daemon's log"
-    return "does not answer" if tier.stalled else "takes no more: see the daemon's log" if tier.full else ""
 
 
 def _dataset(row: pb.DatasetStatus) -> list[str]:

@@ -101,7 +101,7 @@ def _reader_message(node: Node, reader: ConnectedReader, reading: Mapping[Extent
         found.waits_for = f"a slot or room for a fill, {_amount(found)}"
     elif found.waits:
         most = max(found.waits, key=lambda each: each.share)
-        found.waits_for = f"{most.cause}, {100 * most.share:.0f} % of its time"
+        found.waits_for = f"{most.cause}, {100 * most.share:.0f} % of time"
     return found
 
 
