@@ -121,7 +121,6 @@ daemon = _together(
 saved_state = _together(
     click.option(
         "--state",
-        required=True,
         metavar="FILE",
         help="A loader's saved state: JSON, or a file of torch.save, also inside a checkpoint.",
     ),

@@ -41,7 +41,7 @@ STEPS = options.Parsed("first:end", _steps)
 @options.daemon
 def order(
     uris: tuple[str, ...],
-    state: str,
+    state: str | None,
     name: str,
     catalog: str | None,
     ids: str | None,
@@ -52,14 +52,16 @@ def order(
     socket: str | None,
     json: bool,
 ) -> int:
-    """Print which samples a run read in which steps, from its saved state and no data.
+    """Print the samples of a run's steps, from its saved state.
 
-    Steps are data steps: global batches, counted through all epochs from 0. A line has the data step, the number of the
-    optimizer's step, the slot in the global batch, the key, and where the sample is stored. With --key, lines are the steps
-    before the state's place that had the sample. Give URIs if the data has moved since the state was saved.
+    No data is read. Steps are data steps: global batches, counted through all epochs from 0. A line has the data step, the
+    number of the optimizer's step, the slot in the global batch, the key, and where the sample is stored. With --key, lines
+    are the steps before the state's place that had the sample. Give URIs if the data has moved since the state was saved.
     """
     from cachesvc.saved_runs.open import opened_run
 
+    if state is None:
+        raise InvalidInput("give the --state of a run")
     if (steps is None) == (not keys):
         raise InvalidInput("give either --steps FIRST:END or --key KEY")
     moved = tuple(resolve.absolute_uri(uri) for uri in uris)

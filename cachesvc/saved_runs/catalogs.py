@@ -49,17 +49,24 @@ def _granted(directory: str, source: DataSource) -> Catalog:
     try:
         return grants.open_catalog()
     except NotFound:
-        if not source.uris:
-            raise _unknown(source) from None
+        pass
     finally:
         grants.close()
-    with Control(directory) as control:
-        control.open_dataset(source.uris, source.options, source.version)
+    open_in_daemon(directory, source)
     grants = DaemonGrants(directory, DatasetId(source.version))
     try:
         return grants.open_catalog()
     finally:
         grants.close()
+
+
+def open_in_daemon(directory: str, source: DataSource) -> None:
+    """Have a daemon open a dataset that it does not know. Raises NotFound where the state does not say where the data lies,
+    SourceChanged where the source holds another version now, and what opening it raises."""
+    if not source.uris:
+        raise _unknown(source)
+    with Control(directory) as control:
+        control.open_dataset(source.uris, source.options, source.version)
 
 
 def _unknown(source: DataSource) -> NotFound:

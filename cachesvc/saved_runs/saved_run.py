@@ -3,21 +3,23 @@ sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.catalog.sample_places import SamplePlace, places_of, samples_with_key
 from cachesvc.core.errors import InvalidInput, NotFound, StateMismatch
 from cachesvc.core.order.assignment import Assignment
-from cachesvc.core.order.epoch_order import EpochOrder, subset_first
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, subset_first
 from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.skipped import RunSteps, parse_skipped
-from cachesvc.core.order.state import LoaderState
+from cachesvc.core.order.state import STATE_VERSION, LoaderState
+from cachesvc.saved_runs.data import DataSource
 
 
 class Taken(NamedTuple):
@@ -38,12 +40,28 @@ class NamedSample:
     places: tuple[SamplePlace, ...]
 
 
+def fresh_state(identity: str, samples: int, spec: OrderSpec) -> LoaderState:
+    """The state of a run that has yet to begin."""
+    steps = Assignment(samples, spec.global_batch, spec.node_parts, spec.last).data_steps
+    numbers = ("epoch", "step", "micro", "batch_size", "world_size", "epochs_done", "data_step")
+    place: dict[str, Any] = dict.fromkeys(numbers, 0)
+    return LoaderState(
+        version=STATE_VERSION,
+        dataset=identity,
+        samples=samples,
+        steps=steps,
+        source="",
+        **place,
+        **asdict(spec),
+    )
+
+
 class SavedRun:
     """The steps of a run. `ids`: the catalog's samples of a part of the dataset, in the order of their indices; None for
     all. Raises StateMismatch for data that is not the state's."""
 
-    def __init__(self, state: LoaderState, catalog: Catalog, ids: Ints | None) -> None:
-        self.state, self.catalog, self._ids = state, catalog, ids
+    def __init__(self, state: LoaderState, source: DataSource, catalog: Catalog, ids: Ints | None) -> None:
+        self.state, self.source, self.catalog, self._ids = state, source, catalog, ids
         self._spec = spec = state.spec
         self._skipped, self._excluded = parse_skipped(spec.skipped), parse_excluded(spec.excluded)
         first, self._index_of = catalog.extent_first, None
@@ -98,11 +116,16 @@ class SavedRun:
 
     def samples_of(self, step: int, low: int = 0, high: int | None = None) -> list[Taken]:
         """The real samples in the slots [low, high) of a data step; all slots by default, none of a skipped step."""
+        slots, samples = self._samples(step, low, self._spec.global_batch if high is None else high)
+        number = self.trained(step)
+        return [Taken(step, number, *pair) for pair in zip(slots.tolist(), samples.tolist(), strict=True)]
+
+    def _samples(self, step: int, low: int, high: int) -> tuple[Ints, Ints]:
+        """The slots of a data step and their samples, without repeats and excluded ones."""
         epoch, at = self.place(step)
         if step in self._skipped:
-            return []
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         order = self._order_of(epoch)
-        high = self._spec.global_batch if high is None else high
         if at < order.full_steps:
             found, slots = order.slots(at, at + 1, low, high)[0], np.arange(low, high)
         else:
@@ -111,10 +134,7 @@ class SavedRun:
             slots = low // (high - low) * tail.samples.shape[1] + np.arange(found.size)
         indices = found if self._index_of is None else self._index_of[found]
         kept = ~self._excluded.among(indices, np.array(step))
-        samples = indices if self._ids is None else self._ids[indices]
-        number = self.trained(step)
-        pairs = zip(slots[kept].tolist(), samples[kept].tolist(), strict=True)
-        return [Taken(step, number, slot, sample) for slot, sample in pairs]
+        return slots[kept], (indices if self._ids is None else self._ids[indices])[kept]
 
     def steps_with(self, key: str) -> Iterator[Taken]:
         """Each data step below the state's place that has a sample of this key, in turn by epoch. Raises NotFound for a key
@@ -136,6 +156,31 @@ class SavedRun:
                     index = ordinal if self._index_of is None else int(self._index_of[ordinal])
                     if not self._excluded.among(np.array([index]), np.array(step)).any():
                         yield Taken(step, self.trained(step), place[1], sample)
+
+    def extents_ahead(self, steps: int, slots: Sequence[tuple[int, int]]) -> Ints:
+        """The extents with samples in these slots [low, high) of the next `steps` steps that are not skipped, in the order
+        of their first use."""
+        found: list[Ints] = []
+        number = self.trained(self.state.data_step)
+        ahead = [self._skipped.step(each) for each in range(number, number + steps)]
+        for step in ahead:
+            taken = [self._samples(step, low, high)[1] for low, high in slots]
+            found.append(self.extents_of(self.catalog, np.concatenate([np.empty(0, np.int64), *taken])))
+        extents, first = np.unique(np.concatenate([np.empty(0, np.int64), *found]), return_index=True)
+        return extents[np.argsort(first, kind="stable")]
+
+    @staticmethod
+    def extents_of(catalog: Catalog, samples: Ints) -> Ints:
+        """The extents of samples, ascending, with those into which samples continue."""
+        begin = np.searchsorted(catalog.extent_first, samples, side="right") - 1
+        if isinstance(catalog.layout, (Columns, Indirect)) or not samples.size:
+            return np.unique(begin)
+        addresses, lengths = catalog.locate(samples)
+        held = lengths > 0
+        low, high = addresses[held], addresses[held] + lengths[held] - 1
+        first, last = (np.searchsorted(catalog.extent_starts, each, side="right") - 1 for each in (low, high))
+        spans = [np.arange(*pair) for pair in np.unique(np.stack((first, last + 1)), axis=1).T.tolist()]
+        return np.unique(np.concatenate([begin, *spans]))
 
     def named(self, samples: list[int]) -> list[NamedSample]:
         """The names and places of samples of the catalog."""

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -225,7 +226,10 @@ class Dataset(TorchDataset[Any]):
     def source(self) -> DataSource:
         """Where the data lies, and which part of it this is: for saved states."""
         link = self.opened.link
-        return DataSource(self.version, link.uris, link.options, self._picks)
+        options = replace(
+            link.options, extent_bytes=self.catalog.extent_bytes
+        )  # a daemon's default may change
+        return DataSource(self.version, link.uris, options, self._picks)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -134,6 +134,14 @@ class Plan(NamedTuple):
     following: I64 | None = None
 
 
+def window_extents(extent_sizes: I64, window_bytes: int) -> int:
+    """The `window_extents` of a window in bytes, at least one; 0 for 0, which means all."""
+    if not window_bytes:
+        return 0
+    mean = max(1.0, float(extent_sizes.mean())) if extent_sizes.size else 1.0
+    return max(1, round(window_bytes / mean))
+
+
 def merged(plans: Sequence[Plan]) -> Plan:
     """Several plans of one dataset with the same steps, as one plan without `following`."""
     if len(plans) == 1:
