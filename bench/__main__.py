@@ -44,6 +44,11 @@ def main() -> int:
 
         print(shuffle.grid().markdown())
         return 0
+    if sys.argv[1:2] == ["restart"]:
+        from bench import restart
+
+        print(restart.grid().markdown())
+        return 0
     if sys.argv[1:2] == ["shares"]:
         from bench import shares
 

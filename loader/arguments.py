@@ -10,11 +10,11 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Last
+from cachesvc.core.order.state import MAX_COUNT
 from loader.batches.bad_samples import OnError
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.wrapped import leaves_in
-from loader.job.checkpoint import MAX_COUNT
 from loader.job.topology import from_arguments
 from loader.order_setup import OrderArguments, Window, window_bytes
 
@@ -42,6 +42,14 @@ def check_arguments(
 def count_or_none(name: str, count: int | None, least: int = 1) -> int | None:
     """A number that saved states may contain, as a plain int, or None. Raises InvalidInput."""
     return None if count is None else whole_number(name, count, least, MAX_COUNT)
+
+
+def key_list(name: str, keys: Any) -> tuple[str, ...]:
+    """Keys of samples, without duplicates. Raises InvalidInput, also for a single text."""
+    found = (keys,) if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable) else tuple(keys)
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in found):
+        raise InvalidInput(f"{name}={str(keys)[:80]!r}: give a list of keys")
+    return tuple(dict.fromkeys(found))
 
 
 def dimension_names(dp_dims: Any) -> tuple[str, ...]:
@@ -73,6 +81,7 @@ def refuse_unused(given: OrderArguments, on_error: OnError, has_sampler: bool) -
         names = ("rank", "world_size", "mesh", "global_batch_size", "last")
         unused += [f"{name}=" for name in names if getattr(given, name) is not None]
         unused += ["epochs="] if given.epochs != 1 else []
+    unused += ["skip_steps="] if given.skip_steps else []
     if unused:
         raise InvalidInput(
             f"{', '.join(unused)} would be ignored: torch alone runs this loader; give a map-style dataset of "

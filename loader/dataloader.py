@@ -17,11 +17,14 @@ from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.limits import PEER_FAILURE_S
 from cachesvc.core.order.epoch_order import Last
+from cachesvc.core.order.skipped import skipped_by
+from cachesvc.core.order.state import MAX_COUNT, MAX_SEED, LoaderState, parse_state
 from loader.arguments import (
     check_arguments,
     check_device_decoding,
     count_or_none,
     dimension_names,
+    key_list,
     refuse_empty,
     refuse_unused,
 )
@@ -29,9 +32,11 @@ from loader.batches.bad_samples import BadSample, OnError
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.batches.stats import Stats
+from loader.batches.taken_samples import TakenSample, samples_of
 from loader.datasets.dataset import key_transforms
+from loader.datasets.sample_keys import indices_of_keys
 from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
-from loader.job.checkpoint import MAX_COUNT, MAX_SEED, LoaderProgress, LoaderState, parse_state
+from loader.job.checkpoint import LoaderProgress
 from loader.job.rank_drift import DRIFT_S
 from loader.job.topology import Topology
 from loader.job_membership import JobMembership
@@ -71,7 +76,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     (until they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together,
     "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or `rank`,
     `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`: "raise" |
-    "skip" | "substitute" for a sample that is permanently unreadable, or whose decode or transform raises.
+    "skip" | "substitute" for a sample that is permanently unreadable, or whose decode or transform raises. `skip_steps`:
+    ranges of global batches, counted through all epochs from 0, that are left out for good. `exclude`: keys of samples that
+    are left out from where the run stands on; batches have repeats in their place, and `valid` counts the others.
     `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure. `log_stats`: log
     one line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process (batches are
     not copied between processes; `get_worker_info()` is None in them). `device`: a CUDA device to which batches are moved
@@ -114,6 +121,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         world_size: int | None = None,
         shard: bool = True,
         on_error: OnError = "raise",
+        skip_steps: Iterable[range | tuple[int, int]] = (),
+        exclude: Iterable[str] = (),
         peer_failure_s: float = PEER_FAILURE_S,
         log_stats: bool = False,
         device: torch.device | str | None = None,
@@ -149,10 +158,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.rank, self.world_size, self.on_error = rank, world_size, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
         self.device, self.worker_type, self._device = device, worker_type, check_device(worker_type, device)
+        self.skip_steps, self.exclude = skipped_by(skip_steps).ranges, key_list("exclude", exclude)
         self.pinned_bytes = whole_number("pinned_bytes", pinned_bytes, 0, MAX_COUNT)
         self.has_sampler = sampler is not None or batch_sampler is not None
         of_torch = self.has_sampler or isinstance(dataset, IterableDataset)
         self._core = None if of_torch else cache_dataset_in(dataset)
+        self.excluded = indices_of_keys(self._core, self.exclude)
         if self._core is None:
             refuse_unused(self._arguments(), on_error, self.has_sampler)
         collates_by_default = collate_fn is None and batch_size is not None and not self.has_sampler
@@ -288,6 +299,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         key = self._progress.place.upcoming(feed, self.epochs)
         return batch_outside_iterations(feed, self._given_now(), self.on_error, key)
 
+    def samples_of(self, step: int) -> list[TakenSample]:
+        """The samples of one data step (a global batch, counted through all epochs from 0), of all ranks in the order of
+        their slots. A skipped step has none, and repeats are not among them. Nothing is read, and the loader does not move.
+        Raises InvalidInput for a step that the run does not have, StateMismatch for one from before the latest change of
+        the global batch, `last` or window."""
+        self._required_core()
+        return samples_of(self._new_feed(), whole_number("step", step, 0, MAX_COUNT))
+
     def stats(self) -> Stats:
         """The stall clock of the latest epoch; call it from the thread that iterates."""
         return self._report.stats()
@@ -328,7 +347,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             feed = self._new_feed(found)
             check_place(found, feed)
             check_micro_batches(found, feed.share.batch_size, self._topology().world_size)
-            turn = found.step * feed.share.accumulate + found.micro  # as the epoch is cut now
+            # as the epoch is cut now
+            turn = feed.orders.kept_step(found.epoch, found.step) * feed.share.accumulate + found.micro
         self._data, self._source = data, BatchSource(feed, self._given, self._report)
         self._progress.load(found, turn)
         self._key_transforms(self._progress.place.epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
@@ -13,11 +13,13 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DEFAULT_WINDOW_BYTES
-from cachesvc.core.order.epoch_order import Last, OrderSpec
+from cachesvc.core.order.epoch_order import Last, OrderSpec, window_extents
+from cachesvc.core.order.excluded import Excluded
+from cachesvc.core.order.skipped import skipped_by
+from cachesvc.core.order.state import LoaderState
 from loader.batches.feed import Feed
 from loader.datasets.mixture import with_run_edges
 from loader.datasets.wrapped import CacheDataset
-from loader.job.checkpoint import LoaderState
 from loader.job.topology import ALONE, RankShare, Topology, resolve
 from loader.saved_state import edges_of, resumed
 
@@ -47,6 +49,8 @@ class OrderArguments:
     global_batch_size: int | None
     last: Last | None
     window: Window | None
+    skip_steps: Sequence[tuple[int, int]]
+    excluded: Sequence[int]
     rank: int | None
     world_size: int | None
     mesh: Any
@@ -94,15 +98,15 @@ def spec_of(given: OrderArguments, batch_size: int, core: CacheDataset, topology
         raise InvalidInput(f"drop_last=True contradicts last={given.last!r}; give one of them")
     wanted = given.global_batch_size or batch_size * topology.world_size
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
-    mean = max(1.0, float(sizes.mean())) if len(sizes) else 1.0
-    window = window_bytes(given.window or "auto")
     return OrderSpec(
         seed=given.seed,
         global_batch=wanted,
-        window_extents=max(1, round(window / mean)) if window else 0,
+        window_extents=window_extents(sizes, window_bytes(given.window or "auto")),
         canonical_nodes=1 if given.window == "all" else min(topology.nodes, wanted),
         shuffle=given.shuffle,
         last=given.last or ("drop" if given.drop_last else "short"),
+        skipped=skipped_by(given.skip_steps).text,
+        excluded=Excluded(dict.fromkeys(given.excluded, 0)).text,
     )
 
 

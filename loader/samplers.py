@@ -19,12 +19,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.state import MAX_COUNT
 from loader.batches.feed import Feed
 from loader.datasets.dataset import key_transforms
 from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.datasets.wrapped import CacheDataset
-from loader.job.checkpoint import MAX_COUNT, LoaderProgress
+from loader.job.checkpoint import LoaderProgress
 from loader.order_setup import OrderArguments, feed_of
 
 _log = logging.getLogger("cachesvc")

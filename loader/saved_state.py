@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import get_args
 
 from cachesvc.core.errors import StateMismatch
 from cachesvc.core.order.epoch_order import Last, OrderSpec
+from cachesvc.core.order.excluded import parse_excluded
+from cachesvc.core.order.skipped import Skipped, parse_skipped
+from cachesvc.core.order.state import STATE_VERSION, LoaderState
 from cachesvc.core.safe_text import printable
 from loader.batches.feed import Feed
+from loader.batches.taken_samples import source_of
 from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until, packs_in
 from loader.datasets.pack_form import Edges
-from loader.job.checkpoint import STATE_VERSION, LoaderState
 
 JOINED = (
     "this run began before pack() had edges=: its packs go on to predict the first token of a document from the one before "
@@ -29,7 +32,8 @@ def state_of(
 ) -> LoaderState:
     """The state at a place (epoch, turn, complete epochs of the iteration)."""
     spec, share, (epoch, turn, epochs_done) = feed.spec, feed.share, place
-    step, micro = divmod(turn, share.accumulate)
+    kept, micro = divmod(turn, share.accumulate)
+    step = feed.orders.data_step(epoch, kept)
     return LoaderState(
         version=STATE_VERSION,
         dataset=identity_until(identity, epoch, bool(turn))
@@ -39,11 +43,13 @@ def state_of(
         epoch=epoch,
         step=step,
         micro=micro,
-        steps=feed.steps(epoch),
+        steps=feed.orders.data_steps(epoch),
         batch_size=share.batch_size if micro else 0,
         world_size=world_size if micro else 0,
         epochs_done=epochs_done,
         edges=feed.run_edges,
+        data_step=feed.orders.run_steps.first(epoch) + step,
+        source=source_of(feed.dataset),
         **asdict(spec),
     )
 
@@ -66,7 +72,38 @@ def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> Orde
     window, nodes = state.window_extents, state.canonical_nodes
     if "window_extents" in changed:  # window="all" has one canonical node
         window, nodes = spec.window_extents, spec.canonical_nodes
-    return OrderSpec(spec.seed, batch, window, min(nodes, batch), spec.shuffle, last, state.rotated_from)
+    found = replace(
+        state.spec,
+        global_batch=batch,
+        window_extents=window,
+        canonical_nodes=min(nodes, batch),
+        last=last,
+        skipped=_all_skipped(state, parse_skipped(spec.skipped)),
+        excluded=_all_excluded(state, spec.excluded),
+    )
+    if changed:
+        found = replace(found, since_epoch=state.epoch + state.over, since_step=state.data_step)
+    return found
+
+
+def _all_skipped(state: LoaderState, given: Skipped) -> str:
+    """The steps that a saved run skips, and those that its loader was given. Raises StateMismatch where the run has trained
+    some of these."""
+    saved, done = parse_skipped(state.skipped), state.data_step + (state.micro > 0)
+    together = Skipped([*saved.ranges, *given.ranges])
+    if together.within(0, done).text != saved.within(0, done).text:
+        first = next(begin for begin, end in given.ranges if Skipped([(begin, min(end, done))]))
+        raise StateMismatch(
+            f"skip_steps has step {first:,}, and the state stands at step {state.data_step:,}, behind it: the run has "
+            "trained that step; load a state of before it, or skip later steps"
+        )
+    return together.text
+
+
+def _all_excluded(state: LoaderState, given: str) -> str:
+    """The samples that a saved run leaves out, and those that its loader was given, from where the state stands on."""
+    since = state.data_step + (state.micro > 0)
+    return parse_excluded(state.excluded).with_more(dict.fromkeys(parse_excluded(given).since, since)).text
 
 
 def edges_of(state: LoaderState) -> Edges:
@@ -114,7 +151,7 @@ def check_place(state: LoaderState, feed: Feed) -> None:
     reason than the state's age: it is loaded by a caller of this function's caller."""
     if state.version < 5 and any(packs.form.edges is None for packs in packs_in(feed.dataset)):
         warnings.warn(JOINED, stacklevel=3)
-    if feed.weight_changes and not (state.step or state.micro):
+    if feed.orders.mixture_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
     if state.version < 3 and state.micro and state.step == samples // state.global_batch:

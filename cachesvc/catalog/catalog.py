@@ -93,7 +93,7 @@ class Catalog:
     def extent(self, index: int) -> Extent:
         """Return one extent with its pieces."""
         columns, first = self.columns, self.columns["extent.piece"]
-        pieces = tuple(self._piece(at) for at in range(int(first[index]), int(first[index + 1])))
+        pieces = tuple(self.piece(at) for at in range(int(first[index]), int(first[index + 1])))
         return Extent(
             ExtentId(columns["extent.id"][16 * index : 16 * index + 16].tobytes()),
             pieces,
@@ -101,7 +101,8 @@ class Catalog:
             int(columns["extent.stored"][index]),
         )
 
-    def _piece(self, at: int) -> Piece:
+    def piece(self, at: int) -> Piece:
+        """Return one piece of all extents', in address order."""
         columns = self.columns
         stored, tail = (int(columns[name][at]) if name in columns else 0 for name in PART_COLUMNS)
         return Piece(
@@ -177,12 +178,12 @@ class Catalog:
         if isinstance(self.layout, Fixed):
             run = int(np.searchsorted(self.layout.runs_first, sample, "right")) - 1
             ordinal = sample - int(self.layout.runs_first[run])
-            return f"{self._shard(int(self.columns['run.object'][run]))}:{ordinal}"
+            return f"{self.shard(int(self.columns['run.object'][run]))}:{ordinal}"
         extent = int(np.searchsorted(self.extent_first, sample, "right")) - 1
         number = self._extent_object(extent)
         if not isinstance(self.layout, Indirect):  # extents are of one object each, in the order of objects
             extent = int(np.searchsorted(self.extent_objects, number))
-        return f"{self._shard(number)}:{sample - int(self.extent_first[extent])}"
+        return f"{self.shard(number)}:{sample - int(self.extent_first[extent])}"
 
     def line_of(self, sample: int) -> tuple[str, int]:
         """Return the URI of a row of text and the number of its first line, from 1 on."""
@@ -219,7 +220,7 @@ class Catalog:
     def _extent_object(self, extent: int) -> int:
         return int(self.columns["piece.object"][int(self.columns["extent.piece"][extent])])
 
-    def _shard(self, index: int) -> str:
+    def shard(self, index: int) -> str:
         """Return an object's name, or its path where several have that name."""
         if "object.name.end" in self.columns:
             return MappedTexts(self.columns, "object.name")[index]
@@ -262,7 +263,7 @@ class Catalog:
             objects = np.asarray([self._extent_object(extent) for extent in range(len(self.extent_sizes))])
             used, codes = np.unique(objects, return_inverse=True)
             per_sample = np.repeat(codes, np.diff(self.extent_first))
-            return search.TextValues(per_sample, [self._shard(int(index)) for index in used])
+            return search.TextValues(per_sample, [self.shard(int(index)) for index in used])
         return search.TextValues(
             np.arange(self.samples), [self.key(sample) for sample in range(self.samples)]
         )

@@ -118,6 +118,27 @@ daemon = _together(
     click.option("--json", is_flag=True, help="Print JSON, one object a line."),
 )
 """The options of verbs that call the daemon."""
+saved_state = _together(
+    click.option(
+        "--state",
+        metavar="FILE",
+        help="A loader's saved state: JSON, or a file of torch.save, also inside a checkpoint.",
+    ),
+    click.option(
+        "--name", default="", help="The state's place in a file that holds several, such as trainer.batches."
+    ),
+    click.option(
+        "--catalog",
+        metavar="FILE",
+        help="The catalog of the state's dataset version, a copy that cachesvc index made.",
+    ),
+    click.option(
+        "--ids",
+        metavar="FILE",
+        help="Indices that make the part of the dataset (np.save), where the state does not hold them.",
+    ),
+)
+"""The options of verbs that compute from a saved state."""
 split = click.option(
     "--split",
     default="",

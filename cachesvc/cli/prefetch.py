@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cachesvc.cli import options, output, resolve
+from cachesvc.cli.prefetch_part import RANKS, FreshRun, ahead, fill_part, part_of, saved
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.verify import check
 from cachesvc.client.control import Control
-from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, from_code
+from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, OutOfSpace, from_code
 from cachesvc.core.model import DatasetId
 
 if TYPE_CHECKING:
@@ -19,12 +20,36 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("uris", nargs=-1, required=True, metavar="URI|ID...")
+@click.argument("uris", nargs=-1, metavar="[URI|ID]...")
 @options.dataset
 @click.option("--together", is_flag=True, help="All URIs are one dataset, as in open_dataset([...]).")
 @click.option("--refresh", is_flag=True, help="List the source anew instead of trusting a recent listing.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be fetched and whether it fits.")
 @click.option("--verify", "verify_too", is_flag=True, help="Verify the resident extents again afterwards.")
+@options.saved_state
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    help="Fetch what the next steps read: of a --state, or of a run that begins.",
+)
+@click.option(
+    "--world", type=click.IntRange(1), default=1, show_default=True, help="Number of ranks (--steps)."
+)
+@click.option(
+    "--rank-range", type=RANKS, help="The ranks of this node, such as 8-15 (--steps).  [default: all]"
+)
+@click.option(
+    "--global-batch", type=click.IntRange(1), help="Samples of one step of a run that begins (--steps)."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, help="Its seed (--steps).")
+@click.option("--nodes", type=click.IntRange(1), default=1, help="Its nodes (--steps).")
+@click.option("--no-shuffle", is_flag=True, help="It does not shuffle (--steps).")
+@click.option(
+    "--where", metavar="EXPR", help="Fetch what holds the samples that match, as `cachesvc find` prints them."
+)
+@click.option(
+    "--fraction", type=options.Number(0, 1), help="Fetch this part of the data, from its beginning."
+)
 @options.daemon
 def prefetch(
     uris: tuple[str, ...],
@@ -32,6 +57,19 @@ def prefetch(
     refresh: bool,
     dry_run: bool,
     verify_too: bool,
+    state: str | None,
+    name: str,
+    catalog: str | None,
+    ids: str | None,
+    steps: int | None,
+    world: int,
+    rank_range: range | None,
+    global_batch: int | None,
+    seed: int,
+    nodes: int,
+    no_shuffle: bool,
+    where: str | None,
+    fraction: float | None,
     socket: str | None,
     json: bool,
     **given: Any,
@@ -40,8 +78,23 @@ def prefetch(
 
     Each URI is a prefix, file, glob or brace range. Exits 0 only when every extent is resident; each is verified when it
     is filled. Run it again to continue after an interruption. A dry run also exits 8 when the data does not fit.
+
+    With --state, only what these ranks of a run read next: `prefetch --state ckpt/loader.json --steps 200 --world 64
+    --rank-range 8-15`.
     """
     wanted = options.dataset_options(given)
+    if state is not None or steps is not None or where is not None or fraction is not None:
+        if dry_run or verify_too or refresh:
+            raise InvalidInput("--dry-run, --verify and --refresh are of whole datasets")
+        if state is not None:
+            run = saved(state, name, catalog, ids, uris, socket)
+            part = run.source, run.catalog, ahead(run, steps, world, rank_range)
+        else:
+            fresh = FreshRun(steps, global_batch, seed, nodes, not no_shuffle, world, rank_range)
+            part = part_of(uris, wanted, where, fraction, fresh, socket, json)
+        return fill_part(*part, socket, json)
+    if not uris:
+        raise click.UsageError("give a URI, or the --state of a run")
     groups = [list(uris)] if together else [[uri] for uri in uris]
     failure: CacheError | None = None
     with Control(socket) as control:

@@ -135,7 +135,9 @@ class RepairingFeed:
         position = step * spec.global_batch + nth  # a repeat in the last batch lies past all real positions
         positions = order.full_steps * spec.global_batch or order.tail_samples
         for candidate in substitutes(spec.seed, epoch, position, spec.global_batch, positions):
-            index = feed.index_at(epoch, candidate)
+            index = feed.orders.index_at(order, candidate)
+            if feed.orders.is_excluded(index):
+                continue
             found = self._samples_or_error(epoch, np.asarray([index], np.int64))
             if not isinstance(found, Exception):
                 return index, found[0]

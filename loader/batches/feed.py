@@ -21,6 +21,7 @@ from torch.utils.data import default_collate, get_worker_info
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
+from loader.batches.epoch_orders import EpochOrders
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import ImageMode
 from loader.datasets.extent_layout import RecordSource, plans_for, record_source
@@ -107,6 +108,7 @@ class Feed(TorchDataset[Any]):
         self._gather = self._samples.gather(self.collate) if self._samples is not None else None
         self._samples_of = sample_fetcher(self.dataset)
         self._layout = extent_layout(self.dataset, self.spec.shuffle)
+        self.orders = EpochOrders(self.spec, self._layout, self._composite)
         self.empty: Empty | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self.begin_sample: Callable[[int], None] | None = None
@@ -166,9 +168,12 @@ class Feed(TorchDataset[Any]):
         """Return the order of an epoch, and leave the current one in place."""
         if self._order is not None and self._order.epoch == epoch:
             return self._order
-        if self._composite is not None:
-            return RunOrder(self.spec, self._composite.run(self.spec, epoch), epoch)
-        return EpochOrder(self.spec, self._layout.extent_first, epoch)
+        return self.orders.of(epoch)
+
+    @property
+    def length_changes(self) -> tuple[int, ...]:
+        """The epochs, ascending, from which epochs may have another length."""
+        return self.orders.length_changes
 
     def samples(self, epoch: int) -> int:
         """Return the number of samples of an epoch, dropped ones included."""
@@ -187,11 +192,6 @@ class Feed(TorchDataset[Any]):
         """The edges of packs that were given none."""
         return next((packs.run_edges for packs in packs_in(self._composite)), NEW_RUNS)
 
-    @property
-    def weight_changes(self) -> tuple[int, ...]:
-        """The epochs, ascending, from which a mixture has other weights, so that epochs may have another length."""
-        return self._composite.weight_changes if isinstance(self._composite, Mixture) else ()
-
     def turns_of(self, epoch: int, epochs: int) -> int:
         """Return the number of batches of this rank in `epochs` epochs from `epoch` on, at most `sys.maxsize`."""
         return self._sum_over(epoch, epochs, self.turns)
@@ -203,7 +203,7 @@ class Feed(TorchDataset[Any]):
     def _sum_over(self, epoch: int, epochs: int, count: Callable[[int], int]) -> int:
         bounds = [
             epoch,
-            *(each for each in self.weight_changes if epoch < each < epoch + epochs),
+            *(each for each in self.length_changes if epoch < each < epoch + epochs),
             epoch + epochs,
         ]
         return min(sys.maxsize, sum(count(first) * (end - first) for first, end in pairwise(bounds)))
@@ -214,8 +214,10 @@ class Feed(TorchDataset[Any]):
         return full * self.share.batch_size + sum(tail)
 
     def _any_of_its_length(self, epoch: int) -> EpochOrder | RunOrder:
-        """Return the current order if it is as long as this epoch's, else this epoch's. Lengths differ in mixtures only."""
-        return self._order if self._composite is None and self._order is not None else self._order_of(epoch)
+        """Return the current order if it is as long as this epoch's, else this epoch's. Lengths differ in mixtures, and
+        where steps are skipped."""
+        equal = self._composite is None and not self.spec.skipped
+        return self._order if equal and self._order is not None else self._order_of(epoch)
 
     def submit(self, epoch: int) -> frozenset[int]:
         """Tell each dataset's plan holder which extents this rank reads in which steps, as far as its indices map to
@@ -239,7 +241,9 @@ class Feed(TorchDataset[Any]):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, turn = key
-        if self.on_device is not None:
+        if self.on_device is not None and not (
+            self.spec.excluded and self.valid(*key) < self.share.batch_size
+        ):
             order = self.order(epoch)
             assert isinstance(order, EpochOrder), "records of one dataset"
             if (batch := self.on_device(order, turn)) is not None:
@@ -293,17 +297,9 @@ class Feed(TorchDataset[Any]):
 
     def valid(self, epoch: int, turn: int) -> int:
         """Return how many samples of a batch are no padding. Full batches cost one comparison."""
-        if turn < self.order(epoch).full_steps * self.share.accumulate:
+        if turn < self.order(epoch).full_steps * self.share.accumulate and not self.spec.excluded:
             return self.share.batch_size
         return self.indices(epoch, turn)[1]
-
-    def index_at(self, epoch: int, position: int) -> int:
-        """Return the dataset's index at a position among the epoch's full batches, or in its partial batch if it
-        has no full one."""
-        order, (step, slot) = self.order(epoch), divmod(position, self.spec.global_batch)
-        if order.full_steps:
-            return int(self._indices_of(order.slots(step, step + 1, slot, slot + 1))[0, 0])
-        return int(self._indices_of(order.tail(0, self.spec.global_batch).samples)[0, slot])
 
     def key_of(self, index: int) -> str:
         """Return a sample's key in the source, "" if it has none or a user's own dataset hides it."""
@@ -395,7 +391,8 @@ class Feed(TorchDataset[Any]):
         """Return the turns of full steps [first, last)."""
         share = self.share
         found = order.slots(first, last, share.low, share.high)
-        slab = _Slab(first * share.accumulate, self._indices_of(found.reshape(-1, share.batch_size)), None)
+        rows = self.orders.indices_of(found.reshape(-1, share.batch_size))
+        slab = _Slab(first * share.accumulate, *self.orders.without_excluded(order, share, first, rows, None))
         if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
             slab.located = _LocatedBatches(self._gather, reader, self._view.ids_of(slab.rows))
@@ -404,8 +401,5 @@ class Feed(TorchDataset[Any]):
     def _tail(self, order: EpochOrder | RunOrder) -> _Slab:
         share = self.share
         samples, valid = order.tail(share.low, share.high, share.accumulate)
-        return _Slab(order.full_steps * share.accumulate, self._indices_of(samples), valid)
-
-    def _indices_of(self, ordinals: Ints) -> Ints:
-        index_of = self._layout.index_of
-        return ordinals if index_of is None else index_of[ordinals]
+        rows, step = self.orders.indices_of(samples), order.full_steps
+        return _Slab(step * share.accumulate, *self.orders.without_excluded(order, share, step, rows, valid))

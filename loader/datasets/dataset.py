@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,8 @@ from cachesvc.catalog.layout import Fixed
 from cachesvc.catalog.options import Options, fields_text, labels_text
 from cachesvc.core.arguments import flag, place_of, places_of, shares, text, whole_number
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.permute import permute
+from cachesvc.core.order.parts import random_parts
+from cachesvc.saved_runs.data import DataSource, Pick, identity_of, selected
 from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
 from loader.datasets.dtypes import DType, dtype_name
@@ -158,8 +159,14 @@ class Dataset(TorchDataset[Any]):
     Picklable for spawned workers, which open the same version again. A forked worker makes a connection of its own.
     """
 
-    def __init__(self, opened: OpenedDataset, sample_spec: SampleSpec, ids: Ints | None = None) -> None:
-        self.opened, self.sample_spec = opened, sample_spec
+    def __init__(
+        self,
+        opened: OpenedDataset,
+        sample_spec: SampleSpec,
+        ids: Ints | None = None,
+        picks: tuple[Pick, ...] = (),
+    ) -> None:
+        self.opened, self.sample_spec, self._picks = opened, sample_spec, picks
         self.ids = ids
         """The catalog's sample id of each index; None if they are equal."""
         self.catalog = opened.catalog
@@ -211,10 +218,18 @@ class Dataset(TorchDataset[Any]):
     @property
     def identity(self) -> str:
         """The version, with a digest of the indices for a subset. A saved run belongs to one identity."""
-        if self.ids is not None and not self._identity:
-            digest = hashlib.blake2b(np.ascontiguousarray(self.ids).data, digest_size=8).hexdigest()
-            self._identity = f"{self.version}:{digest}"
-        return self._identity or self.version
+        if not self._identity:
+            self._identity = identity_of(self.version, self.ids)
+        return self._identity
+
+    @property
+    def source(self) -> DataSource:
+        """Where the data lies, and which part of it this is: for saved states."""
+        link = self.opened.link
+        options = replace(
+            link.options, extent_bytes=self.catalog.extent_bytes
+        )  # a daemon's default may change
+        return DataSource(self.version, link.uris, options, self._picks)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -263,7 +278,7 @@ class Dataset(TorchDataset[Any]):
         ids = found if self.ids is None else self.ids[np.isin(self.ids, found)]
         if not len(ids):
             raise InvalidInput(f"{expression!r} selects none of the {len(self)} samples")
-        return self._subset(ids)
+        return self._subset(ids, {"where": expression})
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:
         """Return the samples of these indices, in that order. Raises InvalidInput for an index out of range."""
@@ -278,7 +293,8 @@ class Dataset(TorchDataset[Any]):
         wrong = given[(given < 0) | (given >= len(self))]
         if len(wrong):
             raise InvalidInput(f"sample {int(wrong[0])} of {len(self)} does not exist")
-        return self._subset(self.ids_of(given.astype(np.int64)))
+        places = given.astype(np.int64)
+        return self._subset(self.ids_of(places), selected(places))
 
     def take(self, count: int) -> Dataset:
         """Return the first `count` samples, or all if there are fewer."""
@@ -291,11 +307,11 @@ class Dataset(TorchDataset[Any]):
         given, seed = shares("fractions", fractions), whole_number("seed", seed, 0, 2**64 - 1)
         if not given or sum(given) > 1 + 1e-9:
             raise InvalidInput(f"fractions {dict(fractions)}: give at least one, and at most 1 in total")
-        shuffled = permute(np.arange(len(self)), max(1, len(self)), seed).astype(np.int64)
-        bounds = [round(share * len(self)) for share in np.cumsum([0.0, *given]).tolist()]
+        named = {str(name): share for name, share in zip(fractions, given, strict=True)}
+        places = zip(fractions, random_parts(len(self), given, seed), strict=True)
         parts = {
-            name: self.select(np.sort(shuffled[low:high]))
-            for name, low, high in zip(fractions, bounds, bounds[1:], strict=False)
+            name: self._subset(self.ids_of(part), {"split": str(name), "of": named, "seed": seed})
+            for name, part in places
         }
         empty = [
             repr(name) for name, share in zip(fractions, given, strict=True) if share and not parts[name]
@@ -365,8 +381,8 @@ class Dataset(TorchDataset[Any]):
     def _take(self, indices: Ints) -> list[Any]:
         return list(self.iter_samples(self.ids_of(indices), current_rng_key.get(self.rng_key)))
 
-    def _subset(self, ids: Ints) -> Dataset:
-        found = Dataset(self.opened, self.sample_spec, ids)
+    def _subset(self, ids: Ints, pick: Pick) -> Dataset:
+        found = Dataset(self.opened, self.sample_spec, ids, (*self._picks, pick))
         if self.rng_key is not None:
             found.rng_key = self.rng_key
         return found

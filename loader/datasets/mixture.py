@@ -165,6 +165,11 @@ class Mixture(TorchDataset[Any]):
         """The epochs, ascending, from which other weights hold."""
         return tuple(phase.first for phase in self._phases)
 
+    def base_of(self, spots: Ints) -> Ints:
+        """Return spots of each component's first own epoch with the same samples."""
+        component, _, inner = split_spots(self._sizes, spots)
+        return inner * len(self._sizes) + component
+
     def run(self, spec: OrderSpec, epoch: int) -> MixtureRun:
         """Return the order of an epoch's slots."""
         phase, taken = self._phases[0], [0] * len(self._parts)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from cachesvc.catalog.sample_places import SamplePlace, address_places, places_of
 from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.best_fit import Overflow, WholePackRun, WholePacks, whole_packs
@@ -292,6 +293,23 @@ class Packed(TorchDataset[Any]):
             {name: rows[row] for name, rows in columns.items()} | {"cu_seqlens": segment_ends(begins[row])}
             for row in range(len(spots))
         ]
+
+    def places(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[tuple[SamplePlace, ...]]:
+        """Return where the tokens of each pack are stored: a place for each piece of a document, and the whole row where
+        rows are tokenised."""
+        pieces = self.run(spec, epoch).pieces(spots)
+        found = self._in_order_of(spec).place_of(pieces.document)
+        if self._rows is not None:
+            stored = places_of(self.leaf.catalog, self._rows.samples[found])
+        else:
+            width = self._documents.dtype.itemsize
+            stored = address_places(
+                self.leaf.catalog, found + pieces.begin * width, found + pieces.end * width
+            )
+        packs: list[list[SamplePlace]] = [[] for _ in spots]
+        for row, places in zip(pieces.row.tolist(), stored, strict=True):
+            packs[row] += places
+        return [*map(tuple, packs)]
 
     def default_batch(
         self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place

@@ -35,7 +35,7 @@ class TokenizedRows:
             raise InvalidInput(f"tokenize={tokenize!r} is not a function of the sample")
         if dtype.kind not in "iu":
             raise InvalidInput(f"dtype={dtype.name!r}: tokens are whole numbers; give 'int64', for example")
-        self._dataset, self._samples, self._tokenize, self._dtype = dataset, samples, tokenize, dtype
+        self._dataset, self.samples, self._tokenize, self._dtype = dataset, samples, tokenize, dtype
 
     def count(self, first_of: Ints, folder: str | None) -> Ints:
         """Return the tokens of each row, int64[rows], counted an extent at a time: extent i begins at row
@@ -45,7 +45,7 @@ class TokenizedRows:
         Raises InvalidInput where the folder has the counts of another tokenizer, OutOfSpace where it cannot be
         written, and the errors of reading.
         """
-        counts, kept = np.empty(len(self._samples), np.int64), KeptCounts(folder)
+        counts, kept = np.empty(len(self.samples), np.int64), KeptCounts(folder)
         for extent in in_turns(np.flatnonzero(np.diff(first_of) > 0)):
             low, high = first_of[extent : extent + 2].tolist()
             key = f"{self._dataset.identity} {self._dataset.sample_spec.fields} {low} {high}"
@@ -75,7 +75,7 @@ class TokenizedRows:
         )
 
     def _arrays(self, rows: Ints) -> Iterator[np.ndarray[Any, Any]]:
-        samples = self._dataset.iter_samples(self._samples[rows], _NO_KEY)
+        samples = self._dataset.iter_samples(self.samples[rows], _NO_KEY)
         for row, sample in zip(rows.tolist(), samples, strict=True):
             tokens = np.asarray(self._tokenize(sample))
             if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
@@ -87,5 +87,5 @@ class TokenizedRows:
             yield tokens.astype(self._dtype, copy=False)
 
     def _name(self, row: int) -> str:
-        catalog, sample = self._dataset.catalog, int(self._samples[row])
+        catalog, sample = self._dataset.catalog, int(self.samples[row])
         return f"{catalog.key(sample) or f'sample {sample}'} in {catalog.uri}"

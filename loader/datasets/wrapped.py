@@ -329,11 +329,16 @@ def key_at(dataset: Any, index: int) -> str:
     way."""
     if isinstance(dataset, Dataset):
         return dataset.catalog.key(int(dataset.ids_of(np.asarray([index], np.int64))[0]))
+    return next((key for part, inner in parts_at(dataset, index) if (key := key_at(part, inner))), "")
+
+
+def parts_at(dataset: Any, index: int) -> list[tuple[Any, int]]:
+    """Return the datasets, with an index in each, that the sample at an index is made of. None are known of datasets that
+    use indices in their own way."""
     if isinstance(dataset, Mixture):
         component, _, inner = dataset.locate(np.asarray([index], np.int64))
-        return key_at(dataset.components[int(component[0])], int(inner[0]))
-    places = _wrapper_of(dataset).places(index) if type(dataset) in _TORCHS else ()
-    return next((key for part, inner in places if (key := key_at(part, inner))), "")
+        return [(dataset.components[int(component[0])], int(inner[0]))]
+    return _wrapper_of(dataset).places(index) if type(dataset) in _TORCHS else []
 
 
 def _same_order(one: Ints | None, other: Ints | None) -> bool:

@@ -1,32 +1,21 @@
-"""A rank's position in its epochs, and the saved state of a run: plain numbers, equal on every rank."""
+"""A rank's position in its epochs: the batches that were handed over, and where the next iteration begins."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order.epoch_order import Last, OrderSpec
-from cachesvc.core.safe_text import printable
-
-STATE_VERSION, OLDEST_VERSION = 5, 2
-"""The version that is written, and the oldest that can be loaded; version 2 not inside a last step that is not full."""
-SINCE_VERSION_4 = {"epochs_done": 0, "rotated_from": 0}
-"""The fields that older states lack. An epoch that a run of an older version has begun ends in that version's order, so
-`parse_state` sets `rotated_from` to the epoch after it."""
-SINCE_VERSION_5 = {"edges": "join"}
-"""Runs of older versions predicted the first token of a document from the one before."""
-MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
-"""The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.state import MAX_COUNT, LoaderState
 
 
 class EpochLengths(Protocol):
-    """The lengths of epochs: they are equal, except that they may change at each of `weight_changes`, ascending epochs."""
+    """The lengths of epochs: they are equal, except that they may change at each of `length_changes`, ascending epochs."""
 
     @property
-    def weight_changes(self) -> tuple[int, ...]: ...
+    def length_changes(self) -> tuple[int, ...]: ...
 
     def turns(self, epoch: int) -> int:
         """Batches of an epoch on this rank."""
@@ -93,7 +82,7 @@ class EpochPosition:
         """Epoch and turn of the next batch. Turns beyond the end of an epoch count into the next one."""
         epoch, turn = self.epoch, self.turn
         while turn and turn >= (turns := feed.turns(epoch)):
-            next_change = [change for change in feed.weight_changes if change > epoch][:1]
+            next_change = [change for change in feed.length_changes if change > epoch][:1]
             if turns:
                 epochs = min([turn // turns, *(change - epoch for change in next_change)])
                 epoch, turn = epoch + epochs, turn - epochs * turns
@@ -105,7 +94,7 @@ class EpochPosition:
 
     def reach(self, feed: EpochLengths) -> bool:
         """Move to the next epoch that has batches; False when there is none."""
-        for epoch in (self.epoch, *(change for change in feed.weight_changes if change > self.epoch)):
+        for epoch in (self.epoch, *(change for change in feed.length_changes if change > self.epoch)):
             if feed.turns(epoch):
                 self.epoch = epoch
                 return True
@@ -225,91 +214,3 @@ class LoaderProgress:
         copy = LoaderProgress(replace(self.place), self.loaded)
         copy.count_begins_at = self.count_begins_at
         return copy
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderState:
-    """The saved state of a run. `step` of `steps` global batches of `epoch` are consumed, and `micro` micro-batches of the
-    next, by each of `world_size` ranks in batches of `batch_size` (both 0 between steps). The other numbers are those of
-    `OrderSpec`."""
-
-    version: int
-    dataset: str
-    samples: int
-    epoch: int
-    step: int
-    micro: int
-    steps: int
-    seed: int
-    global_batch: int
-    batch_size: int
-    world_size: int
-    window_extents: int
-    canonical_nodes: int
-    shuffle: bool
-    last: str
-    epochs_done: int
-    """Complete epochs of the `iter()` that stands here; its `epochs` end where they would have ended."""
-    rotated_from: int
-    edges: str
-    """The edges of packs that were given none: see `pack`."""
-
-    @property
-    def over(self) -> bool:
-        """True once its epoch is consumed."""
-        return self.steps > 0 and self.step >= self.steps
-
-    def plain(self) -> dict[str, Any]:
-        """The state as a dict of plain values."""
-        return asdict(self)
-
-
-def parse_state(state: Mapping[str, Any]) -> LoaderState:
-    """The inverse of `LoaderState.plain`. Raises StateMismatch for anything else."""
-    expected = LoaderState.__dataclass_fields__
-    if not isinstance(state, Mapping):
-        raise StateMismatch(
-            f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
-        )
-    version = state.get("version")
-    for first, since in ((4, SINCE_VERSION_4), (5, SINCE_VERSION_5)):
-        if type(version) is int and version < first:
-            state = {**since, **state}
-    if set(state) != set(expected):
-        odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
-        raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
-    texts, flags = ("dataset", "last", "edges"), ("shuffle",)
-    for name in expected:
-        kind = str if name in texts else bool if name in flags else int
-        if type(state[name]) is not kind:
-            found = printable(repr(state[name]))
-            raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
-        if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
-            raise StateMismatch(f"the state's {name} is {state[name]}: out of range")
-    if not OLDEST_VERSION <= state["version"] <= STATE_VERSION:
-        raise StateMismatch(
-            f"a state of version {state['version']}; this program reads {OLDEST_VERSION} to {STATE_VERSION}"
-        )
-    parsed = LoaderState(**state)
-    _check_consistent(parsed)
-    if parsed.version < 4:
-        begun = parsed.step > 0 or parsed.micro > 0
-        return replace(parsed, rotated_from=parsed.epoch + begun)
-    return parsed
-
-
-def _check_consistent(state: LoaderState) -> None:
-    """Raise StateMismatch for numbers that contradict each other."""
-    try:
-        last: Last = state.last  # type: ignore[assignment]
-        nodes = state.canonical_nodes
-        OrderSpec(state.seed, state.global_batch, state.window_extents, nodes, state.shuffle, last)
-    except InvalidInput as error:
-        raise StateMismatch(f"no loader saved this state: {printable(str(error))}") from None
-    each = state.batch_size * state.world_size
-    cut = each > 0 and state.global_batch % each == 0 and state.micro * each < state.global_batch
-    if not (cut if state.micro else state.batch_size == state.world_size == 0):
-        raise StateMismatch(
-            f"no loader saved this state: {state.micro} batches of {state.batch_size} on each of {state.world_size} ranks"
-            f" are no part of a global batch of {state.global_batch}"
-        )

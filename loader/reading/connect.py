@@ -17,6 +17,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import open_by_policy, policy, read_timeout_s
+from cachesvc.client.own_catalogs import compile_locally
 from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.client.upgrades import is_upgrading
 from cachesvc.core.errors import DaemonUnavailable, NotFound, StateMismatch
@@ -26,7 +27,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.uri import local_path
 from cachesvc.system.deadline import Deadline
 from cachesvc.system.fork_hooks import abandon_in_children
-from loader.reading.direct.direct_access import Access, compile_locally, direct_access
+from loader.reading.direct.direct_access import Access, direct_access
 from loader.reading.thrash_warning import ThrashWarning, check_extents_fit
 
 _LAUNCHERS = (
@@ -149,7 +150,7 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
             "no daemon: each process reads straight from the source; start one: cachesvc serve, or `cachesvc run`"
         )
     found, path = compile_locally(uris, options, version)
-    return DatasetLink(found, path=path, direct=True)
+    return DatasetLink(found, path=path, direct=True, uris=tuple(uris), options=options)
 
 
 def job_number(environ: Mapping[str, str]) -> int:

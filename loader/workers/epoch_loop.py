@@ -124,7 +124,7 @@ class EpochLoop:
         report.begin(feed)
         began, report_at = perf_counter(), 0.0
         consumed, fetch = feed.submit(epoch), None
-        full = feed.order(epoch).full_steps * accumulate
+        full = 0 if feed.spec.excluded else feed.order(epoch).full_steps * accumulate
         before = 0 if watch is None else feed.turns_of(0, epoch)
         try:
             while True:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import StateMismatch
-from loader.job.checkpoint import MAX_COUNT
+from cachesvc.core.order.state import MAX_COUNT
 
 EPOCH = "_cachesvc_epoch"
 """The key of our epoch in a state; torchdata ignores it."""

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.state import SINCE_VERSION_4, SINCE_VERSION_5
 from loader import DataLoader, mix, pack
-from loader.job.checkpoint import SINCE_VERSION_4, SINCE_VERSION_5
 from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory
 
 COUNT = 200

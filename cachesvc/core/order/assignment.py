@@ -1,7 +1,8 @@
 """Assigns the positions of a run to steps, slots and canonical nodes: the part of the order that no dataset changes.
 
 A run is cut into global batches of G slots. Canonical node c of C owns the slots [cG/C, (c+1)G/C) of every full batch, and
-one contiguous part of the run. The tail of N mod G positions comes last.
+one contiguous part of the run. The tail of N mod G positions comes last. Steps that are skipped keep their positions, which
+no batch then has: every other batch is the same as without them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.skipped import NONE_SKIPPED, Skipped
 
 I64 = npt.NDArray[np.int64]
 
@@ -51,15 +53,18 @@ class _Part(NamedTuple):
 
 class Assignment:
     """Assigns `size` positions to batches of `batch` slots over `nodes` canonical nodes. `last`: as in `OrderSpec`.
-    Raises `InvalidInput` when that is `error` and positions are left over.
+    `skipped`: data steps without a batch. Raises `InvalidInput` when `last` is `error` and positions are left over.
 
     `full_steps` batches are full. `steps` counts the partial one at the end too, unless it is dropped (not `has_tail`).
+    Both count the kept steps, and so do all arguments and results that are steps. `data_steps` counts all.
     """
 
-    def __init__(self, size: int, batch: int, nodes: int, last: str) -> None:
-        self.size, self.batch, self._nodes, self._last = size, batch, nodes, last
-        self.full_steps, self.tail_size = divmod(size, batch)
-        self.has_tail = self.tail_size > 0 and last != "drop"
+    def __init__(self, size: int, batch: int, nodes: int, last: str, skipped: Skipped = NONE_SKIPPED) -> None:
+        self.size, self.batch, self._nodes, self._last, self.skipped = size, batch, nodes, last, skipped
+        self._all_full, self.tail_size = divmod(size, batch)
+        self.data_steps = self._all_full + (self.tail_size > 0 and last != "drop")
+        self.has_tail = self.data_steps > self._all_full and self._all_full not in skipped
+        self.full_steps = skipped.number(self._all_full) if skipped else self._all_full
         self.steps = self.full_steps + self.has_tail
         if last == "error" and self.tail_size:
             raise InvalidInput(
@@ -71,15 +76,15 @@ class Assignment:
         """The part of the run of each canonical node as (begin, end), then the tail."""
         for node in range(self._nodes):
             first, end = node * self.batch // self._nodes, (node + 1) * self.batch // self._nodes
-            yield self.full_steps * first, self.full_steps * end
-        yield self.full_steps * self.batch, self.size
+            yield self._all_full * first, self._all_full * end
+        yield self._all_full * self.batch, self.size
 
     def slots(self, at: Callable[[I64], I64], first_step: int, last_step: int, low: int, high: int) -> I64:
         """Values of `at` for the positions in the slots [low, high) of the full batches [first_step, last_step):
         int64[steps, slots]. It gets ascending positions, those of each canonical node in turn."""
         assert 0 <= first_step <= last_step <= self.full_steps
         assert 0 <= low <= high <= self.batch
-        steps = np.arange(first_step, last_step, dtype=np.int64)[:, None]
+        steps = self.skipped.steps(np.arange(first_step, last_step, dtype=np.int64))[:, None]
         columns: list[I64] = [np.empty((last_step - first_step, 0), np.int64)]
         for part in self._parts(low, high):
             positions = part.base + steps * part.width + np.arange(part.low, part.high, dtype=np.int64)
@@ -87,7 +92,7 @@ class Assignment:
         return np.concatenate(columns, axis=1)
 
     def places(self, low: int, high: int) -> Places:
-        """The positions of the slots [low, high) of every full batch."""
+        """The positions of the slots [low, high) of every full batch, skipped ones included."""
         base, width = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for part in self._parts(low, high):
             base.append(part.base + np.arange(part.low, part.high, dtype=np.int64))
@@ -103,10 +108,12 @@ class Assignment:
         assert 0 < each * batches == high - low
         assert low % each == self.batch % each == 0
         rows = each if self._last == "pad" else -(-self.tail_size * each // self.batch)
-        first, start = low // each * rows, self.full_steps * self.batch
+        first, start = low // each * rows, self._all_full * self.batch
         row = np.arange(first, first + batches * rows, dtype=np.int64).reshape(batches, rows)
         # repeats go backwards from the beginning of the tail: these extents were touched last, so a cache has them
         repeats = (start - 1 - (row - self.tail_size)) % self.size
+        if self.skipped:  # they may be skipped samples, and the tail has none
+            repeats = start + row % self.tail_size
         valid = np.clip(self.tail_size - row[:, 0], 0, rows)
         return PartialBatch(np.where(row < self.tail_size, start + row, repeats), valid)
 
@@ -117,7 +124,7 @@ class Assignment:
         `batches` micro-batches.
         """
         rows = np.arange(begin.size, dtype=np.int64)
-        parts = [self._within(part, rows, begin, end) for part in self._parts(low, high)]
+        parts = [self._kept(self._within(part, rows, begin, end)) for part in self._parts(low, high)]
         if self.has_tail:
             positions = np.sort(self.tail(low, high, batches).positions, axis=None)
             held = rows[np.searchsorted(positions, begin) < np.searchsorted(positions, end)]
@@ -127,11 +134,31 @@ class Assignment:
             return TouchedSteps(*(np.empty(0, np.int64) for _ in range(3)))
         return TouchedSteps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
+    def place(self, position: int) -> tuple[int, int] | None:
+        """The data step of a position of the run, and its slot there; its row, in the partial batch. None where the tail is
+        dropped. Skipped steps have places too."""
+        start = self._all_full * self.batch
+        if position >= start:
+            return (self._all_full, position - start) if self.data_steps > self._all_full else None
+        for part in self._parts(0, self.batch):
+            if part.base <= position < part.base + self._all_full * part.width:
+                step, slot = divmod(position - part.base, part.width)
+                return step, part.base // self._all_full + slot
+        raise AssertionError(f"position {position} of {self.size}")
+
+    def _kept(self, touched: TouchedSteps) -> TouchedSteps:
+        """Count kept steps in place of all, without rows that only skipped steps touch."""
+        if not self.skipped:
+            return touched
+        first, after = self.skipped.numbers(touched.first_step), self.skipped.numbers(touched.last_step + 1)
+        held = first < after
+        return TouchedSteps(touched.row[held], first[held], after[held] - 1)
+
     def _within(self, part: _Part, rows: I64, begin: I64, end: I64) -> TouchedSteps:
         begin = np.maximum(begin, part.base) - part.base
-        end = np.minimum(end - part.base, self.full_steps * part.width)
+        end = np.minimum(end - part.base, self._all_full * part.width)
         first_step = np.maximum(begin - part.high, -part.width) // part.width + 1
-        last_step = np.minimum((end - 1 - part.low) // part.width, self.full_steps - 1)
+        last_step = np.minimum((end - 1 - part.low) // part.width, self._all_full - 1)
         held = (first_step <= last_step) & (begin < end)
         return TouchedSteps(rows[held], first_step[held], last_step[held])
 
@@ -144,5 +171,5 @@ class Assignment:
             if start >= high or low == high:
                 return
             yield _Part(
-                start * self.full_steps, stop - start, max(low, start) - start, min(high, stop) - start
+                start * self._all_full, stop - start, max(low, start) - start, min(high, stop) - start
             )

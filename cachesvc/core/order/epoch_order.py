@@ -38,8 +38,20 @@ import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.assignment import I64, Assignment, Places
+from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.extent_run import CutExtents, ExtentRun
-from cachesvc.core.order.permute import MAX_SIZE, U64, Network, Use, mix, mix_each, permute, permute_groups
+from cachesvc.core.order.permute import (
+    MAX_SIZE,
+    U64,
+    Network,
+    Use,
+    mix,
+    mix_each,
+    permute,
+    permute_groups,
+    unpermute,
+)
+from cachesvc.core.order.skipped import NONE_SKIPPED, Skipped, parse_skipped
 
 Last = Literal["drop", "pad", "error", "short"]
 
@@ -57,6 +69,10 @@ class OrderSpec:
     with repeats, raise an `error`, or give a `short` batch, with repeats to the next multiple of the micro-batches in a
     step, so that all of them are equally large and none is empty. Epochs before `rotated_from` have the order of states of
     version 3, whose run is not rotated: a run that was saved in such an epoch ends it in the same order.
+
+    `skipped` names data steps of the run that are left out, and `excluded` samples, as the texts of `Skipped` and
+    `Excluded`. These numbers hold from `since_epoch` on, which begins with data step `since_step`: `global_batch`, `last`
+    and the window may change between epochs.
     Raises `InvalidInput` for numbers that make no order.
     """
 
@@ -67,6 +83,10 @@ class OrderSpec:
     shuffle: bool = True
     last: Last = "drop"
     rotated_from: int = 0
+    skipped: str = ""
+    excluded: str = ""
+    since_epoch: int = 0
+    since_step: int = 0
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -84,6 +104,8 @@ class OrderSpec:
             raise InvalidInput(f"seed {self.seed}: give from 0 to 2^64 - 1")
         if self.last not in get_args(Last):
             raise InvalidInput(f"last={self.last!r}: give one of {', '.join(get_args(Last))}")
+        parse_skipped(self.skipped)
+        parse_excluded(self.excluded)
 
     @property
     def node_parts(self) -> int:
@@ -110,6 +132,14 @@ class Plan(NamedTuple):
     first_step: I64
     last_step: I64
     following: I64 | None = None
+
+
+def window_extents(extent_sizes: I64, window_bytes: int) -> int:
+    """The `window_extents` of a window in bytes, at least one; 0 for 0, which means all."""
+    if not window_bytes:
+        return 0
+    mean = max(1.0, float(extent_sizes.mean())) if extent_sizes.size else 1.0
+    return max(1, round(window_bytes / mean))
 
 
 def merged(plans: Sequence[Plan]) -> Plan:
@@ -190,20 +220,23 @@ class EpochOrder:
     `steps` counts the global batches of the epoch, with a partial one at the end unless it is dropped. `full_steps` of them
     are full. Where `has_tail`, step `full_steps` is the partial one, which `tail` gives.
     `run` holds the extents in their order. A block begins at each position in `block_first`, to which the run's end is
-    appended.
+    appended. `skipped`: steps of this epoch that are left out; see `Assignment`.
     Raises `InvalidInput` when `last` is `error` and samples are left over.
     """
 
-    def __init__(self, spec: OrderSpec, extent_first: I64, epoch: int) -> None:
+    def __init__(
+        self, spec: OrderSpec, extent_first: I64, epoch: int, skipped: Skipped = NONE_SKIPPED
+    ) -> None:
         first = np.ascontiguousarray(extent_first, np.int64)
         self.spec = spec
         self.epoch = epoch
-        self.samples = int(first[-1])
+        self.extent_first, self.samples = first, int(first[-1])
         if self.samples > MAX_SIZE:
             raise InvalidInput(f"{self.samples} samples in one dataset: 2^48 is the most")
         self._assignment = assignment = Assignment(
-            self.samples, spec.global_batch, spec.node_parts, spec.last
+            self.samples, spec.global_batch, spec.node_parts, spec.last, skipped
         )
+        self.skipped, self.data_steps = skipped, assignment.data_steps
         self.steps, self.full_steps = assignment.steps, assignment.full_steps
         self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
         cut = assignment.tail_size > 0 or spec.node_parts > 1
@@ -236,7 +269,7 @@ class EpochOrder:
         for any number of ranks; the repeats are not.
         """
         # Where a block has extents of several sizes, its samples are not equally likely at one position.
-        repeat = self.run.permuted_samples if self._rotated else None
+        repeat = self.run.permuted_samples if self._rotated and not self.skipped else None
         return tail_of(self._assignment, self.at, low, high, batches, repeat)
 
     def plan(self, low: int, high: int, batches: int = 1) -> Plan:
@@ -247,6 +280,17 @@ class EpochOrder:
         extents into which its samples continue.
         """
         return plan_of(self._assignment, self.touches(), low, high, batches)
+
+    def place(self, sample: int) -> tuple[int, int] | None:
+        """The data step of this epoch that has a sample, and its slot there; its row, in the partial batch. None where the
+        tail is dropped. O(log extents); the inverse of `slots` and `tail`."""
+        position = sample
+        if self.spec.shuffle:
+            position = self.run.position(sample)
+            block = int(self._block_of(np.array([position]))[0])
+            start, stop = int(self.block_first[block]), int(self.block_first[block + 1])
+            position = start + unpermute(position - start, stop - start, int(self._block_key[block]))
+        return self._assignment.place(position)
 
     def touches(self) -> Touches:
         """The run positions of each extent: one row for each extent of each block, in the order of the run."""

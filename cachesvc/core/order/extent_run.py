@@ -83,6 +83,21 @@ class ExtentRun:
         extents, row = np.unique(self.extents[entry], return_inverse=True)
         return _permuted(*self._permutations(extents), positions + self.shift[entry], row)
 
+    def position(self, sample: int) -> int:
+        """The position of a sample: the inverse of `samples`. O(extents)."""
+        extent = int(np.searchsorted(self._extent_first, sample, side="right")) - 1
+        for entry in np.flatnonzero(
+            self.extents == extent
+        ).tolist():  # two where the run is opened in the extent
+            row, image = int(self.cut.row[entry]), sample
+            if row >= 0:
+                first = int(self.cut.first[row])
+                image = first + self.cut.network.inverse(sample - first, row)
+            position = image - int(self.shift[entry])
+            if 0 <= position < self._extent_first[-1]:
+                return position
+        raise AssertionError(f"sample {sample} of {self._extent_first[-1]}")
+
     def _permutations(self, extents: I64) -> tuple[I64, Network]:
         """The first sample of each of these extents, and the permutations of their samples."""
         first = self._extent_first[extents]

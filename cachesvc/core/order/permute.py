@@ -83,6 +83,11 @@ def permute(values: npt.NDArray[Any], size: int, key: int) -> U64:
     return network.permute(values.reshape(-1)).reshape(values.shape)
 
 
+def unpermute(image: int, size: int, key: int) -> int:
+    """The value whose image under `permute` is `image`."""
+    return Network(np.array([size], np.uint64), np.array([key & _MASK], np.uint64)).inverse(image)
+
+
 def permute_groups(values: npt.NDArray[Any], group: I64, sizes: I64, keys: U64) -> U64:
     """`permute`, where value i belongs to the permutation (sizes[group[i]], keys[group[i]]).
 
@@ -121,6 +126,23 @@ class Network:
             part = slice(start, start + _SLICE)
             self._walk(images[part], None if group is None else group[part])
         return images
+
+    def inverse(self, image: int, group: int = 0) -> int:
+        """The value whose image under one of the permutations is `image`."""
+        size, low_bits, highs = (int(each[group]) for each in (self.sizes, self.low_bits, self.highs))
+        keys = [int(key) for key in self.keys[:, group]]
+        value = image
+        while True:
+            high, low = value >> low_bits, value & ((1 << low_bits) - 1)
+            for number in reversed(range(len(keys))):
+                hashed = _hash_one(high if number % 2 else low, keys[number])
+                if number % 2:
+                    low ^= hashed >> (32 - low_bits)
+                else:
+                    high = (high - ((hashed >> 16) * highs >> 16)) % highs
+            value = high << low_bits | low
+            if value < size:
+                return value
 
     def _walk(self, values: U64, group: I64 | None) -> None:
         """Permute `values` in place, feeding back those that left [0, size)."""
@@ -169,6 +191,13 @@ def _hash(source: U32, keys: U32, into: U32, spare: U32) -> None:
     np.right_shift(into, _HALF, out=spare)
     into ^= spare
     into *= SETTLE
+
+
+def _hash_one(source: int, key: int) -> int:
+    """`_hash` of one number."""
+    hashed = (source + key) * int(SPREAD) & 0xFFFFFFFF
+    hashed ^= hashed >> 16
+    return hashed * int(SETTLE) & 0xFFFFFFFF
 
 
 def _bit_length(values: U64) -> U64:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from cachesvc.core.order.assignment import I64, Assignment
 from cachesvc.core.order.epoch_order import OrderSpec, Plan, Tail, Touches, plan_of, tail_of
+from cachesvc.core.order.skipped import NONE_SKIPPED, Skipped
 
 
 class Run(Protocol):
@@ -28,12 +29,15 @@ class Run(Protocol):
 
 class RunOrder:
     """The order of one epoch of a run, with the interface of `EpochOrder`. Raises `InvalidInput` when `last` is `error` and
-    samples are left over."""
+    samples are left over. `skipped`: as of `EpochOrder`."""
 
-    def __init__(self, spec: OrderSpec, run: Run, epoch: int) -> None:
+    def __init__(self, spec: OrderSpec, run: Run, epoch: int, skipped: Skipped = NONE_SKIPPED) -> None:
         self.spec, self.epoch, self.samples = spec, epoch, run.size
         self._run = run
-        self._assignment = assignment = Assignment(run.size, spec.global_batch, spec.node_parts, spec.last)
+        self._assignment = assignment = Assignment(
+            run.size, spec.global_batch, spec.node_parts, spec.last, skipped
+        )
+        self.skipped, self.data_steps = skipped, assignment.data_steps
         self.steps, self.full_steps = assignment.steps, assignment.full_steps
         self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.catalog.options import Options
-from cachesvc.catalog.pinned import kept_version
-from cachesvc.catalog.survey import survey
 from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.own_catalogs import own_home
 from cachesvc.client.protocol import Grants
-from cachesvc.core.errors import CorruptData, SourceChanged
-from cachesvc.core.model import DatasetId, Extent
+from cachesvc.core.model import Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
 from cachesvc.core.stalls import StallReport
@@ -53,7 +47,7 @@ class Access:
 def direct_access(catalog: Catalog) -> Access:
     """Grants local files themselves or copies of them, and fills all other extents into this process's memory, in the
     order of the plan."""
-    home = _home()
+    home = own_home()
     settings = SourceSettings(metadata_directory=Path(home) / "metadata")
     sources, own = Sources(settings), threading.local()
 
@@ -82,42 +76,3 @@ def copy_budget(catalog: Catalog, plan: Plan, part: float, most: int = DIRECT_BY
         return 0
     budget = 2 * working_set_bytes(plan, catalog.extent_sizes)
     return budget if budget <= most else 0
-
-
-def compile_locally(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
-    """Compile a catalog, or find the one compiled before; returns its id and its path. Nothing is asked of the source if
-    the catalog of `version` is kept. Raises SourceChanged when the source does not hold `version`."""
-    home = _home()
-    if kept_version(f"{home}/catalogs", version, uris, options):
-        return DatasetId(version), f"{home}/catalogs/{version}.lmdb"
-    sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
-    found = survey(sources.expand(uris), options, sources)
-    if version and version != found.id:
-        raise SourceChanged(
-            f"{found.uri} is now version {found.id}, not {version}; open it without version= to go on with what is there"
-        )
-    path = f"{home}/catalogs/{found.id}.lmdb"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if not _is_complete(path):
-        build(found, path, sources, DirectBytes(sources), lambda done, total: None)
-    return found.id, path
-
-
-def _is_complete(path: str) -> bool:
-    try:
-        Catalog.open(path)
-    except (FileNotFoundError, CorruptData):
-        return False
-    return True
-
-
-def _home() -> str:
-    """The folder of catalogs built by this user: in $XDG_CACHE_HOME or ~/.cache, else in the temporary folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    home = f"{base}/cachesvc"
-    try:
-        os.makedirs(home, mode=0o700, exist_ok=True)
-    except OSError:
-        home = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
-        os.makedirs(home, mode=0o700, exist_ok=True)
-    return home

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import Subset
 
+from cachesvc.core.order.state import SINCE_VERSION_4, SINCE_VERSION_5
 from loader import DataLoader
-from loader.job.checkpoint import SINCE_VERSION_4
 from testbed import WAIT_S
 from testbed.servers import free_ports
 from tests.support.training.loader_fakes import MemoryLink, in_memory
@@ -94,7 +94,9 @@ def _same_order(rank: int, loader: DataLoader) -> None:
 
 def _of_version_3_on_rank_1(rank: int, state: dict[str, Any]) -> dict[str, Any]:
     """Rank 1 loads a file of an earlier version of the program, whose states in mid-epoch keep its order."""
-    older = {name: each for name, each in state.items() if name not in SINCE_VERSION_4} | {"version": 3}
+    older = {name: each for name, each in state.items() if name not in SINCE_VERSION_4 | SINCE_VERSION_5} | {
+        "version": 3
+    }
     return older if rank else state
 
 

@@ -118,6 +118,8 @@ class MemoryLink:
     room: int = 1 << 30
     daemon: str = ""
     kept: tuple[str, ...] = ()
+    uris: tuple[str, ...] = ()
+    options: Options = field(default_factory=Options)
     lost: Mapping[int, Exception] = field(default_factory=dict, hash=False)
     delays_s: Mapping[int, float] = field(default_factory=dict, hash=False)
 

@@ -1,0 +1,126 @@
+"""`cachesvc order`: print which samples a run trained in which steps, from its saved state."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cachesvc.cli import options, output, resolve
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.safe_text import printable
+
+if TYPE_CHECKING:
+    from cachesvc.saved_runs.saved_run import SavedRun, Taken
+
+
+def _steps(text: str) -> range:
+    """The steps of `1000:1010`, or of a single number."""
+    match = re.fullmatch(r"([0-9]{1,18})(?::([0-9]{1,18}))?", text)
+    if match is None or (match[2] and int(match[2]) <= int(match[1])):
+        raise InvalidInput(f"{text!r} is no range of steps; write it as 1000:1010, or one number")
+    return range(int(match[1]), int(match[2]) if match[2] else int(match[1]) + 1)
+
+
+STEPS = options.Parsed("first:end", _steps)
+
+
+@click.command()
+@click.argument("uris", nargs=-1, metavar="[URI]...")
+@options.saved_state
+@click.option("--steps", type=STEPS, help="Data steps: 1000:1010 is ten of them, 1000 one.")
+@click.option(
+    "--key", "keys", multiple=True, metavar="KEY", help="Print the steps of this sample; repeatable."
+)
+@click.option("--rank", type=click.IntRange(0), help="Only this rank's samples of each step.")
+@click.option("--world", type=click.IntRange(1), help="The number of ranks, with --rank.")
+@options.daemon
+def order(
+    uris: tuple[str, ...],
+    state: str | None,
+    name: str,
+    catalog: str | None,
+    ids: str | None,
+    steps: range | None,
+    keys: tuple[str, ...],
+    rank: int | None,
+    world: int | None,
+    socket: str | None,
+    json: bool,
+) -> int:
+    """Print the samples of a run's steps, from its saved state.
+
+    No data is read. Steps are data steps: global batches, counted through all epochs from 0. A line has the data step, the
+    number of the optimizer's step, the slot in the global batch, the key, and where the sample is stored. With --key, lines
+    are the steps before the state's place that had the sample. Give URIs if the data has moved since the state was saved.
+    """
+    from cachesvc.saved_runs.open import opened_run
+
+    if state is None:
+        raise InvalidInput("give the --state of a run")
+    if (steps is None) == (not keys):
+        raise InvalidInput("give either --steps FIRST:END or --key KEY")
+    moved = tuple(resolve.absolute_uri(uri) for uri in uris)
+    run = opened_run(state, name, catalog, ids, moved, socket)
+    with output.written():
+        low, high = run.slots_of(rank, world)
+        if keys:
+            for key in keys:
+                _print(run, (taken for taken in run.steps_with(key) if low <= taken.slot < high), json)
+            return 0
+        assert steps is not None, "one of the two was given"
+        if steps.stop > run.state.data_step:
+            output.print_notes(
+                [
+                    f"the state stands at step {run.state.data_step:,}: from there on, this is what the run reads next"
+                ],
+                json,
+            )
+        for step in steps:
+            if run.is_skipped(step):
+                _print_skipped(step, json)
+            else:
+                _print(run, run.samples_of(step, low, high), json)
+    return 0
+
+
+def _print(run: SavedRun, taken: Iterable[Taken], as_json: bool) -> None:
+    for each, row in _rows(run, [*taken]):
+        if as_json:
+            sys.stdout.write(f"{json_module.dumps(row)}\n")
+            continue
+        places = (
+            f"{place['object']} {place['begin']}-{place['end']}"
+            if "end" in place
+            else f"{place['object']} row {place['row']}"
+            for place in row["places"]
+        )
+        cells = (str(each.step), str(each.trained), str(each.slot), row["key"], " ".join(places))
+        sys.stdout.write("\t".join(map(printable, cells)) + "\n")
+
+
+def _rows(run: SavedRun, taken: list[Taken]) -> Iterator[tuple[Taken, dict[str, Any]]]:
+    for each, sample in zip(taken, run.named([each.sample for each in taken]), strict=True):
+        places = [
+            {"object": place.object}
+            | ({"row": place.row} if place.row >= 0 else {"begin": place.begin, "end": place.end})
+            for place in sample.places
+        ]
+        yield (
+            each,
+            {
+                "step": each.step,
+                "trained": each.trained,
+                "slot": each.slot,
+                "key": sample.key,
+                "places": places,
+            },
+        )
+
+
+def _print_skipped(step: int, as_json: bool) -> None:
+    sys.stdout.write(f'{{"step": {step}, "skipped": true}}\n' if as_json else f"{step}\tskipped\n")

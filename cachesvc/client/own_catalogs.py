@@ -1,0 +1,61 @@
+"""Catalogs that this user's processes compile without a daemon, kept in a folder of the user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cachesvc.catalog.build import DirectBytes, build
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.options import Options
+from cachesvc.catalog.pinned import kept_version
+from cachesvc.catalog.survey import survey
+from cachesvc.core.errors import CorruptData, SourceChanged
+from cachesvc.core.model import DatasetId
+from cachesvc.sources.open import Sources, SourceSettings
+
+
+def compile_locally(uris: Sequence[str], options: Options, version: str) -> tuple[DatasetId, str]:
+    """Compile a catalog, or find the one compiled before; returns its id and its path. Nothing is asked of the source if
+    the catalog of `version` is kept. Raises SourceChanged when the source does not hold `version`."""
+    home = own_home()
+    if kept_version(f"{home}/catalogs", version, uris, options):
+        return DatasetId(version), f"{home}/catalogs/{version}.lmdb"
+    sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
+    found = survey(sources.expand(uris), options, sources)
+    if version and version != found.id:
+        raise SourceChanged(
+            f"{found.uri} is now version {found.id}, not {version}; open it without version= to go on with what is there"
+        )
+    path = f"{home}/catalogs/{found.id}.lmdb"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not _is_complete(path):
+        build(found, path, sources, DirectBytes(sources), lambda done, total: None)
+    return found.id, path
+
+
+def kept_here(version: str) -> str:
+    """The path at which this user's catalog of a version lies, if there is one."""
+    return f"{own_home()}/catalogs/{version}.lmdb"
+
+
+def _is_complete(path: str) -> bool:
+    try:
+        Catalog.open(path)
+    except (FileNotFoundError, CorruptData):
+        return False
+    return True
+
+
+def own_home() -> str:
+    """The folder of catalogs built by this user: in $XDG_CACHE_HOME or ~/.cache, else in the temporary folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = f"{base}/cachesvc"
+    try:
+        os.makedirs(home, mode=0o700, exist_ok=True)
+    except OSError:
+        home = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
+        os.makedirs(home, mode=0o700, exist_ok=True)
+    return home

@@ -1,0 +1,76 @@
+"""Finds the catalog of the dataset version that a saved state names."""
+
+from __future__ import annotations
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.control import Control, answers, find_daemon
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.own_catalogs import compile_locally, kept_here
+from cachesvc.core.errors import CorruptData, NotFound, StateMismatch
+from cachesvc.core.model import DatasetId
+from cachesvc.saved_runs.data import DataSource
+
+
+def catalog_of(source: DataSource, socket: str | None = None) -> Catalog:
+    """The catalog of a version: this user's, the daemon's, or one that is made anew from the source, in this order.
+
+    Raises NotFound where nobody keeps the catalog and the state does not say where the data lies, SourceChanged where the
+    source holds another version now, and what reading the source raises.
+    """
+    try:
+        return Catalog.open(kept_here(source.version))
+    except (FileNotFoundError, CorruptData):  # none, or another release's
+        pass
+    directory = socket or find_daemon()
+    if directory is not None and answers(directory):
+        return _granted(directory, source)
+    if not source.uris:
+        raise _unknown(source)
+    _, path = compile_locally(source.uris, source.options, source.version)
+    return Catalog.open(path)
+
+
+def catalog_at(path: str, source: DataSource) -> Catalog:
+    """The catalog in a file. Raises NotFound, CorruptData for no catalog of this release, StateMismatch for that of another
+    version."""
+    try:
+        catalog = Catalog.open(path)
+    except FileNotFoundError:
+        raise NotFound(f"{path}: no such file") from None
+    if catalog.id != source.version:
+        raise StateMismatch(
+            f"{path} is the catalog of version {catalog.id}, and the state is of {source.version}"
+        )
+    return catalog
+
+
+def _granted(directory: str, source: DataSource) -> Catalog:
+    grants = DaemonGrants(directory, DatasetId(source.version))
+    try:
+        return grants.open_catalog()
+    except NotFound:
+        pass
+    finally:
+        grants.close()
+    open_in_daemon(directory, source)
+    grants = DaemonGrants(directory, DatasetId(source.version))
+    try:
+        return grants.open_catalog()
+    finally:
+        grants.close()
+
+
+def open_in_daemon(directory: str, source: DataSource) -> None:
+    """Have a daemon open a dataset that it does not know. Raises NotFound where the state does not say where the data lies,
+    SourceChanged where the source holds another version now, and what opening it raises."""
+    if not source.uris:
+        raise _unknown(source)
+    with Control(directory) as control:
+        control.open_dataset(source.uris, source.options, source.version)
+
+
+def _unknown(source: DataSource) -> NotFound:
+    return NotFound(
+        f"no catalog of version {source.version} is kept here, and the state does not say where its data lies: give the "
+        "URIs, a --catalog, or a --socket of a daemon that has the dataset open"
+    )

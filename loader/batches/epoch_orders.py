@@ -1,0 +1,141 @@
+"""The orders of a dataset's epochs: which samples each step of a run has, without those that the run leaves out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cachesvc.core.errors import CorruptData
+from cachesvc.core.order.assignment import Assignment
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
+from cachesvc.core.order.excluded import parse_excluded, repaired
+from cachesvc.core.order.run import RunOrder
+from cachesvc.core.order.skipped import NONE_SKIPPED, RunSteps, Skipped, parse_skipped
+from cachesvc.core.order.substitutes import substitutes
+from loader.datasets.extent_layout import ExtentLayout
+from loader.datasets.mixture import Mixture
+from loader.datasets.packing import Packed
+from loader.job.topology import RankShare
+from loader.reading.reader import Ints
+
+
+class EpochOrders:
+    """The orders of a dataset by epoch. `composite`: the mixture or packs that draw samples anew in each epoch; None for a
+    dataset of the given layout."""
+
+    def __init__(self, spec: OrderSpec, layout: ExtentLayout, composite: Mixture | Packed | None) -> None:
+        self.spec, self._layout, self._composite = spec, layout, composite
+        self._skipped, self._excluded = parse_skipped(spec.skipped), parse_excluded(spec.excluded)
+        self.run_steps = RunSteps(spec.since_epoch, spec.since_step, self.mixture_changes, self.data_steps)
+        """The numbers of all steps of the run."""
+
+    def of(self, epoch: int) -> EpochOrder | RunOrder:
+        """Return the order of an epoch."""
+        skipped = self._skipped_in(epoch)
+        if self._composite is not None:
+            return RunOrder(self.spec, self._composite.run(self.spec, epoch), epoch, skipped)
+        return EpochOrder(self.spec, self._layout.extent_first, epoch, skipped)
+
+    def indices_of(self, ordinals: Ints) -> Ints:
+        """Return the dataset's indices of samples of an order."""
+        index_of = self._layout.index_of
+        return ordinals if index_of is None else index_of[ordinals]
+
+    # ---- steps
+
+    @property
+    def mixture_changes(self) -> tuple[int, ...]:
+        """The epochs, ascending, from which a mixture has other weights, so that epochs may have another length."""
+        return self._composite.weight_changes if isinstance(self._composite, Mixture) else ()
+
+    @property
+    def length_changes(self) -> tuple[int, ...]:
+        """The epochs, ascending, from which epochs may have another length: those of other weights, and those that skip
+        steps, or follow one that does."""
+        if not self._skipped:
+            return self.mixture_changes
+        ends = (step for begin, end in self._skipped.ranges for step in (begin, end - 1))
+        skipping = {place[0] for place in map(self.run_steps.place, ends) if place is not None}
+        return tuple(sorted({*self.mixture_changes, *skipping, *(epoch + 1 for epoch in skipping)}))
+
+    def data_steps(self, epoch: int) -> int:
+        """Return the number of steps of an epoch, skipped ones included."""
+        spec, composite = self.spec, self._composite
+        size = int(self._layout.extent_first[-1]) if composite is None else composite.run(spec, epoch).size
+        return Assignment(size, spec.global_batch, spec.node_parts, spec.last).data_steps
+
+    def data_step(self, epoch: int, step: int) -> int:
+        """Return the number, among all steps of an epoch, of a step that is kept."""
+        return self._skipped_in(epoch).step(step)
+
+    def kept_step(self, epoch: int, data_step: int) -> int:
+        """The inverse of `data_step`; of a skipped step, the next one that is kept."""
+        return self._skipped_in(epoch).number(data_step)
+
+    def global_batch(self, epoch: int, data_step: int) -> tuple[Ints, Ints]:
+        """Return the slots and the indices of the real samples of all ranks in a step of an epoch; none of a skipped step.
+        `data_step` counts from the epoch's first."""
+        order = self.of(epoch)
+        if data_step in order.skipped:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        step = order.skipped.number(data_step)
+        if step < order.full_steps:
+            found = self.indices_of(order.slots(step, step + 1, 0, self.spec.global_batch))[0]
+        else:
+            tail = order.tail(0, self.spec.global_batch)
+            found = self.indices_of(tail.samples)[0][: int(tail.valid[0])]
+        run_step = np.array(self.run_steps.first(epoch) + data_step)
+        kept = np.flatnonzero(~self._excluded.among(self._base_of(found), run_step))
+        return kept, found[kept]
+
+    def index_at(self, order: EpochOrder | RunOrder, position: int) -> int:
+        """Return the dataset's index at a position among an epoch's full batches, or in its partial batch if it has no full
+        one."""
+        step, slot = divmod(position, self.spec.global_batch)
+        if order.full_steps:
+            return int(self.indices_of(order.slots(step, step + 1, slot, slot + 1))[0, 0])
+        return int(self.indices_of(order.tail(0, self.spec.global_batch).samples)[0, slot])
+
+    def _skipped_in(self, epoch: int) -> Skipped:
+        """Return the skipped steps of an epoch, counted from its first."""
+        if not self._skipped:
+            return NONE_SKIPPED
+        return self._skipped.within(self.run_steps.first(epoch), self.data_steps(epoch))
+
+    # ---- excluded samples
+
+    def is_excluded(self, index: int) -> bool:
+        """Return whether the run leaves out a sample from some step on."""
+        return bool(self._excluded) and int(self._base_of(np.array([index]))[0]) in self._excluded.since
+
+    def without_excluded(
+        self, order: EpochOrder | RunOrder, share: RankShare, first: int, rows: Ints, valid: Ints | None
+    ) -> tuple[Ints, Ints | None]:
+        """Put repeats in the place of excluded samples, behind the real ones.
+
+        `rows` are the batches of a rank from step `first` of the order on; `valid` counts the real samples of each, None
+        where all are real. Returns both anew.
+        """
+        if not self._excluded:
+            return rows, valid
+        steps = first + np.arange(len(rows)) // share.accumulate
+        data_steps = self.run_steps.first(order.epoch) + order.skipped.steps(steps)
+        bad = self._excluded.among(self._base_of(rows), data_steps[:, None])
+        if not bad.any():
+            return rows, valid
+        rows, valid = repaired(rows, np.full(len(rows), rows.shape[1]) if valid is None else valid, bad)
+        for row in np.flatnonzero(bad.all(axis=1)).tolist():
+            rows[row] = self._replacement(order, int(steps[row]) * self.spec.global_batch + share.low)
+        return rows, valid
+
+    def _replacement(self, order: EpochOrder | RunOrder, position: int) -> int:
+        """Return the index of a sample that repeats in a batch of excluded samples alone."""
+        spec, positions = self.spec, order.full_steps * self.spec.global_batch or order.tail_samples
+        for candidate in substitutes(spec.seed, order.epoch, position, spec.global_batch, positions):
+            index = self.index_at(order, candidate)
+            if not self.is_excluded(index):
+                return index
+        raise CorruptData("nearly all samples are excluded, and none was found for a batch: exclude fewer")
+
+    def _base_of(self, indices: Ints) -> Ints:
+        """Return the numbers by which `excluded` knows samples: their indices, in a mixture those of all epochs alike."""
+        return self._composite.base_of(indices) if isinstance(self._composite, Mixture) else indices

@@ -1,0 +1,180 @@
+"""`cachesvc order` says from a saved state alone what a loader handed over in each step."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cachesvc.__main__ import run
+from loader import DataLoader, Dataset, mix, open_dataset
+
+FILES, BATCH = 90, 8
+GIVEN: dict[str, Any] = {"shuffle": True, "epochs": None, "seed": 7}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of files whose bytes are their numbers, read without a daemon."""
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    for number in range(FILES):
+        file = data / f"{number % 3}" / f"{number:03d}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{number:03d}" * (number + 1))
+    return data
+
+
+def opened(folder: Path) -> Dataset:
+    return open_dataset(folder, fields="txt", extent_bytes=4096)
+
+
+def keys_by_step(loader: DataLoader, steps: int) -> list[list[str]]:
+    """The keys that a loader hands over in its next steps."""
+    found = []
+    for texts in islice(loader, steps):
+        numbers = [int(each[:3]) for each in texts[: loader.valid]]
+        found.append([f"{number % 3}/{number:03d}.txt" for number in numbers])
+    return found
+
+
+def ordered(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert run(["order", *arguments, "--json"]) == 0, capsys.readouterr().err
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def saved(loader: DataLoader, file: Path) -> str:
+    file.write_text(json.dumps({"model": [1, 2], "loader": loader.state_dict()}))
+    return str(file)
+
+
+@pytest.mark.parametrize("part", ["all", "where", "split", "take", "select", "nested"])
+def test_the_samples_of_every_step_come_from_the_state_alone(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    whole = opened(folder)
+    view = {
+        "all": lambda: whole,
+        "where": lambda: whole.where("key.startswith('1/')"),
+        "split": lambda: whole.split({"train": 0.7, "val": 0.3}, seed=3)["train"],
+        "take": lambda: whole.take(50),
+        "select": lambda: whole.select([70, 3, 4, 5, 1, 88, 2, 9, 30, 31]),
+        "nested": lambda: whole.where("key.startswith('1/')").split({"a": 0.5, "b": 0.5})["b"].take(12),
+    }[part]()
+    loader = DataLoader(view, BATCH, **GIVEN)
+    epoch = -(-len(view) // BATCH)
+    expected = keys_by_step(loader, 3 * epoch)
+    state = saved(loader, tmp_path / "state.json")
+    rows = ordered(capsys, "--state", state, "--steps", f"0:{3 * epoch}")
+    assert [[row["key"] for row in rows if row["step"] == step] for step in range(3 * epoch)] == expected
+    for row in rows:
+        (place,) = row["places"]
+        file = Path(place["object"].removeprefix("file://"))
+        assert str(file) == f"{folder}/{row['key']}"
+        assert (place["begin"], place["end"]) == (0, file.stat().st_size)
+    wanted = expected[0][0]
+    found = ordered(capsys, "--state", state, "--key", wanted)
+    assert [row["step"] for row in found] == [step for step, keys in enumerate(expected) if wanted in keys]
+
+
+def test_skipped_steps_excluded_samples_and_ranks_are_in_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaders = [
+        DataLoader(
+            opened(folder),
+            BATCH // 2,
+            rank=rank,
+            world_size=2,
+            skip_steps=[range(2, 4)],
+            exclude=["1/001.txt"],
+            **GIVEN,
+        )
+        for rank in range(2)
+    ]
+    expected = [keys_by_step(loader, 20) for loader in loaders]
+    file = tmp_path / "state.pt"
+    torch.save({"loader": loaders[0].state_dict(), "weights": torch.zeros(9)}, file)
+    rows = ordered(capsys, "--state", str(file), "--steps", "0:22")
+    assert [row["step"] for row in rows if row.get("skipped")] == [2, 3]
+    steps = [0, 1, *range(4, 22)]
+    for rank, wanted in enumerate(expected):
+        rows = ordered(capsys, "--state", str(file), "--steps", "0:22", "--rank", str(rank), "--world", "2")
+        by_step = [[row["key"] for row in rows if row["step"] == step] for step in steps]
+        assert [sorted(row) for row in by_step] == [sorted(row) for row in wanted]
+        assert {row["step"]: row["trained"] for row in rows if "trained" in row} == {
+            step: trained for trained, step in enumerate(steps) if by_step[trained]
+        }
+    assert ordered(capsys, "--state", str(file), "--key", "1/001.txt") == []
+    assert run(["order", "--state", str(file), "--steps", "2:5"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == [["2", "skipped"], ["3", "skipped"]]
+    assert [line[:2] for line in lines[2:]] == [["4", "2"]] * BATCH
+
+
+def test_a_state_without_a_source_needs_the_catalog_or_the_data(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = opened(folder).select([*range(0, FILES, 2), 1])
+    loader = DataLoader(view, BATCH, **GIVEN)
+    expected = keys_by_step(loader, 3)
+    state = loader.state_dict() | {"source": ""}
+    file, ids = tmp_path / "state.json", tmp_path / "ids.npy"
+    file.write_text(json.dumps(state))
+    arguments = ["order", "--state", str(file), "--steps", "0:3"]
+    assert run(arguments) == 12, "the state does not say which part is read"
+    assert "--ids" in capsys.readouterr().err
+    np.save(ids, np.array([*range(0, FILES, 2), 1]))
+    rows = ordered(capsys, *arguments[1:], "--ids", str(ids))
+    assert [[row["key"] for row in rows if row["step"] == step] for step in range(3)] == expected
+    copy = tmp_path / "copy.lmdb"
+    copy.write_bytes((tmp_path / "cache" / "cachesvc" / "catalogs" / f"{view.version}.lmdb").read_bytes())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    assert len(ordered(capsys, *arguments[1:], "--ids", str(ids), "--catalog", str(copy))) == 3 * BATCH
+    assert run([*arguments, "--ids", str(ids), "--catalog", str(ids)]) == 5
+    capsys.readouterr()
+    assert run([*arguments, "--ids", str(ids)]) == 4
+    assert "give the URIs" in capsys.readouterr().err
+    assert run([*arguments, str(tmp_path), "--ids", str(ids)]) in (2, 6), "another folder"
+
+
+def test_files_without_a_usable_state_are_one_clear_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = DataLoader(opened(folder), BATCH, **GIVEN)
+    state = loader.state_dict()
+    file = tmp_path / "file"
+
+    def refused(content: Any, *more: str, code: int = 2) -> str:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        assert run(["order", "--state", str(file), "--steps", "0", *more]) == code
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1, error
+        return error
+
+    assert "neither JSON" in refused("{")
+    assert "holds no state" in refused({"epoch": 3})
+    assert "several" in refused({"train": state, "val": state | {"epoch": 1}})
+    assert "has no state of a loader at 'x'" in refused({"train": state}, "--name", "x")
+    assert "seed" in refused(state | {"seed": -1}, code=12)
+    assert "names no dataset" in refused(state | {"source": "[]"}, code=12)
+    assert "100 samples" in refused(state | {"samples": 100}, code=12)
+    assert "no such part" in refused(state, "--rank", "7", "--world", "2")
+    assert "Give --world" in refused(state, "--rank", "7")
+    mixed = DataLoader(mix({opened(folder): 1}), BATCH, **GIVEN)
+    assert "samples_of" in refused(mixed.state_dict(), code=12)
+    file.write_text(json.dumps({"train": state, "val": state | {"epoch": 1}}))
+    assert run(["order", "--state", str(file), "--steps", "0:2", "--name", "val"]) == 0
+    assert run(["order", "--state", str(tmp_path / "none"), "--steps", "0"]) == 4
+    assert run(["order", "--state", str(tmp_path), "--steps", "0"]) == 2
+    assert run(["order", "--state", str(file)]) == 2
+    assert run(["order", "--state", str(file), "--steps", "7:3"]) == 2
+    assert run(["order", "--state", str(file), "--name", "val", "--key", "no/such"]) == 4
