@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order.state import SINCE_VERSION_5
 from loader import DataLoader, Packed, mix, open_dataset, pack
-from loader.job.checkpoint import SINCE_VERSION_5
 from testbed.node import Daemon
 from tests.support.datasets import megatron
 from tests.support.training.loader_fakes import in_step
