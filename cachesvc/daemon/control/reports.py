@@ -12,13 +12,16 @@ from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.datasets import Datasets, ServedDataset
-from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.residency import resident
 from cachesvc.v1 import cachesvc_pb2 as pb
+
+READ_FROM = ("present", "slow", "unreadable")
+"""The states of members that answer."""
 
 
 class Reports:
@@ -50,7 +53,7 @@ class Reports:
             return pb.NodesReply()
         report = self._cluster.report
         rows = [
-            message_of(pb.NodeStatus, row, me=row.name == report.me and row.state == "present")
+            message_of(pb.NodeStatus, row, me=row.name == report.me and row.state in READ_FROM)
             for row in report.rows
         ]
         return pb.NodesReply(nodes=rows, clustered=True)
