@@ -26,6 +26,7 @@ import trustme
 
 from cachesvc.config import Tls
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.blocks.replies import Lent
 from cachesvc.daemon.blocks.server import BlockServer
@@ -202,7 +203,7 @@ def _read_ours(client: BlockClient, address: str) -> None:
         at = FillProgress.create(EXTENT_BYTES)
         progress = FillProgress(at, EXTENT_BYTES)
         os.close(at)
-        client.read(address, extent, EXTENT_BYTES, fd, progress)
+        client.read(address, extent, EXTENT_BYTES, fd, progress, Patience())
         progress.finish()
         progress.close()
 

@@ -24,7 +24,7 @@ WRAPPED = re.compile(
 def nodes(socket: str | None, json: bool) -> int:
     """Show the members of the cluster.
 
-    Exits 1 when one of them is not present: away, refused, or listed and never heard of.
+    Exits 1 when one of them is not present: away, refused, listed and never heard of, or its extents cannot be read.
     """
     with Control(socket) as control:
         reply = control.nodes()
@@ -34,7 +34,19 @@ def nodes(socket: str | None, json: bool) -> int:
         for node in reply.nodes:
             output.emit(output.plain(node))
     else:
-        heads = ["node", "address", "zone", "state", "capacity>", "extents>", "round trip>", "release", "why"]
+        heads = [
+            "node",
+            "address",
+            "zone",
+            "state",
+            "capacity>",
+            "extents>",
+            "calls>",
+            "blocks>",
+            "rate>",
+            "release",
+            "why",
+        ]
         output.table(heads, [_row(node) for node in reply.nodes])
     return int(any(node.state != "present" for node in reply.nodes))
 
@@ -48,10 +60,16 @@ def _row(node: pb.NodeStatus) -> list[str]:
         away,
         output.size(node.weight_bytes),
         f"{node.extents:,}",
-        f"{node.round_trip_us / 1000:,.1f} ms" if node.round_trip_us else "",
+        _milliseconds(node.round_trip_us),
+        _milliseconds(node.block_round_trip_us),
+        f"{output.size(node.bytes_per_s)}/s" if node.bytes_per_s else "",
         node.release,
         shortened(node.why),
     ]
+
+
+def _milliseconds(time_us: int) -> str:
+    return f"{time_us / 1000:,.1f} ms" if time_us else ""
 
 
 def shortened(why: str) -> str:

@@ -68,10 +68,12 @@ LOCATE_S = 15.0
 """The agent's answer where an extent is. Later, the fill reads from the source."""
 PEER_SILENT_S = 5.0
 """A node that sends nothing of a block is taken for dead: it says each second that it waits."""
-PEER_BLOCK_S = 60.0
-"""The next block of a node that says that it waits for one."""
+FILL_LATE_S = 5.0
+"""A fill is late after this, or after three times what fills of its size take: then another place is asked."""
+PEER_LEAST_RATE = 65536
+"""Bytes a second. A node that sends less for `FILL_LATE_S` is late, too."""
 FILL_LEASE_S = 60.0
-"""A fill for the cluster without progress is given to another node."""
+"""A fill for the cluster without progress is given to another node, unless a node that follows it found it late."""
 
 # Readers and their daemon
 

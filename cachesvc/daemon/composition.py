@@ -160,6 +160,7 @@ class Composition:
                 self._settings, self._weight_bytes(), runner, self._loop, lending, shared
             )
             parts.locate, parts.wrong_copy = self._cluster.locate, self._cluster.wrong_copy
+            parts.judged = self._cluster.judged
         self._fills = Fills(parts)
 
     def readers(self) -> None:

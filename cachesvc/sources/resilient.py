@@ -21,7 +21,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.limits import REQUEST_S
 from cachesvc.core.model import ObjectVersion
-from cachesvc.core.rates.backoff import LatencyTail, SourceBreaker, backoff_s, hedge_allowed
+from cachesvc.core.rates.backoff import LatencyTail, backoff_s, hedge_allowed
+from cachesvc.core.rates.circuit_breaker import CircuitBreaker
 from cachesvc.sources.hedging import Hedger, LateRead
 from cachesvc.sources.paces import SharedPace
 from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
@@ -101,7 +102,7 @@ class Resilient:
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace = pace or SharedPace()
         self._limited = self._said_cut = False
-        self._breaker = SourceBreaker()
+        self._breaker = CircuitBreaker()
         self._last_error = ""
         self._answered_at = self._failed_at = -math.inf
         self._waiting = 0

@@ -547,12 +547,16 @@ class HelloReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., extents: _Optional[int] = ...) -> None: ...
 
 class ExtentQuestion(_message.Message):
-    __slots__ = ("extent", "failed")
+    __slots__ = ("extent", "failed", "late", "left_out")
     EXTENT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     extent: bytes
     failed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, extent: _Optional[bytes] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+    late: _containers.RepeatedScalarFieldContainer[str]
+    left_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, extent: _Optional[bytes] = ..., failed: _Optional[_Iterable[str]] = ..., late: _Optional[_Iterable[str]] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("protocol", "node", "questions", "peek", "keep")
@@ -613,7 +617,7 @@ class NodesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("name", "address", "zone", "release", "weight_bytes", "extents", "state", "away_s", "why", "round_trip_us", "me")
+    __slots__ = ("name", "address", "zone", "release", "weight_bytes", "extents", "state", "away_s", "why", "round_trip_us", "me", "block_round_trip_us", "bytes_per_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -625,6 +629,8 @@ class NodeStatus(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     ME_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     zone: str
@@ -636,7 +642,9 @@ class NodeStatus(_message.Message):
     why: str
     round_trip_us: int
     me: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., away_s: _Optional[int] = ..., why: _Optional[str] = ..., round_trip_us: _Optional[int] = ..., me: _Optional[bool] = ...) -> None: ...
+    block_round_trip_us: int
+    bytes_per_s: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., away_s: _Optional[int] = ..., why: _Optional[str] = ..., round_trip_us: _Optional[int] = ..., me: _Optional[bool] = ..., block_round_trip_us: _Optional[int] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class NodesReply(_message.Message):
     __slots__ = ("nodes", "clustered")

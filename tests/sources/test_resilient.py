@@ -16,10 +16,10 @@ from cachesvc.core.rates.backoff import (
     LATENCY_SAMPLES,
     LatencyTail,
     Pace,
-    SourceBreaker,
     backoff_s,
     hedge_allowed,
 )
+from cachesvc.core.rates.circuit_breaker import SOURCE_TRIP
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.source import OnReceived, Send, ignore_received
 from tests.support.clock import Clock
@@ -208,7 +208,7 @@ def test_an_outage_shorter_than_the_deadline_is_waited_out_with_few_requests() -
     source = DeadSource(clock, until=100.0)
     patient = _resilient(source, clock)
     assert patient.head("fake://x").uri == "fake://x"
-    assert clock.now < 100 + SourceBreaker.LIMIT_S + 1
+    assert clock.now < 100 + SOURCE_TRIP.cap_s + 1
     assert source.calls < 40
 
 

@@ -9,6 +9,10 @@ No node is sent to one that reads, over however many others, from itself. A note
 node reports the extent filled or dropped, or when it was not renewed for `FILL_LEASE_S`. The fills that read from it go
 on, and ask again if they must.
 
+A node that waits too long for a fill reports it *late*. No node is sent to that fill, or to one that it reads from, until
+it makes progress or asks anew. So where the first of a chain stands still, one of those behind it is told to use the
+source, and the others follow that one, in whichever order they ask.
+
 The directory is soft state: a node may forget all of it, and the cost is a duplicate fetch.
 """
 
@@ -37,6 +41,8 @@ class _Place:
     """Where a fill reads the extent. The node named may have left the directory meanwhile."""
     sent_count: int = 0
     """Nodes that were sent here."""
+    late: bool = False
+    """A node waited too long for this fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +78,21 @@ class ExtentDirectory:
         failed: Collection[str] = (),
         away: Collection[str] = (),
         behind: Collection[str] = (),
+        late: Collection[str] = (),
     ) -> Answer:
         """Tell `asker` where to read an extent, and note it as filling it. The answer is never a node that `failed` to
         give it, one that is `away`, or one that would make a circle: nodes `behind` the asker may be reading from it,
-        and other nodes from them. The leases of nodes that `failed` end."""
+        and other nodes from them. The leases of nodes that `failed` end. `late`: nodes from which the asker waited too long
+        for the extent."""
+        self._note_late(asker, extent, late)
         others = [
             place
             for place in self._places.get(extent, ())
             if place.node != asker
             and (not place.filling or (now - place.renewed_at <= FILL_LEASE_S and place.node not in failed))
         ]
-        chosen = self._choose(others, {asker, *behind}, {*failed, *away})
+        slow = {place.node for place in others if place.late or (not place.filling and place.node in late)}
+        chosen = self._choose(others, {asker, *behind}, {*failed, *away, *slow})
         lease = _Place(asker, self._next_generation(), renewed_at=now)
         if chosen is not None:
             lease.upstream = chosen.node
@@ -102,7 +112,7 @@ class ExtentDirectory:
     def wanted(self, extent: ExtentId, now: float) -> bool:
         """Return whether some node holds an extent or has the lease to fill it."""
         return any(
-            not place.filling or now - place.renewed_at <= FILL_LEASE_S
+            not place.filling or (now - place.renewed_at <= FILL_LEASE_S and not place.late)
             for place in self._places.get(extent, ())
         )
 
@@ -113,7 +123,7 @@ class ExtentDirectory:
             if place is None:
                 place = _Place(node, self._next_generation())
                 self._set(extent, [*self._places.get(extent, ()), place])
-            place.filling, place.upstream = False, SOURCE
+            place.filling, place.late, place.upstream = False, False, SOURCE
 
     def renew(self, node: str, fills: Iterable[tuple[ExtentId, int]], now: float) -> list[ExtentId]:
         """Note that a node's fills, each named by its extent and the generation of its lease, make progress. The extents
@@ -124,7 +134,7 @@ class ExtentDirectory:
             if place is None or place.generation != generation:
                 ended.append(extent)
             else:
-                place.renewed_at = now
+                place.renewed_at, place.late = now, False
         return ended
 
     def dropped(self, node: str, extents: Iterable[ExtentId]) -> None:
@@ -175,6 +185,18 @@ class ExtentDirectory:
             ),
             default=None,
         )
+
+    def _note_late(self, asker: str, extent: ExtentId, late: Collection[str]) -> None:
+        """Mark the fills for which a node waited, each with those that it reads from. Fills that have asked anew since the
+        node did are not to blame: they have just been sent elsewhere."""
+        lease = self._find(asker, extent)
+        for node in late:
+            place = self._find(node, extent)
+            while place is not None and place.filling and not place.late:
+                if lease is not None and place.generation > lease.generation:
+                    break
+                place.late = True
+                place = self._find(place.upstream, extent)
 
     def _next_generation(self) -> int:
         self._generation += 1

@@ -1,4 +1,4 @@
-"""Decides when to retry, when to hedge, how fast to ask, and when to stop asking. Time and randomness are arguments."""
+"""Decides when to retry, when to hedge and how fast to ask. Time and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import attrgetter
 from cachesvc.core.limits import RETRY_CAP_S, RETRY_FIRST_S
 
 LATENCY_SAMPLES = 64
-"""Fewer samples say nothing about a tail. The percentile is computed again after as many new ones."""
+"""Fewer samples say nothing about a tail."""
 HEDGE_SHARE = 0.02
 """The most requests that are hedged, as a part of all: the source's load and bill grow by no more."""
 
@@ -25,10 +25,12 @@ def backoff_s(attempt: int, first_s: float = RETRY_FIRST_S, cap_s: float = RETRY
 
 @dataclass(slots=True)
 class LatencyTail:
-    """A high percentile of recent latencies, for each power of two of request size."""
+    """A percentile of recent latencies, by default a high one, for each power of two of request size. It is computed again
+    after `least` new samples."""
 
     share: float = 0.97
     window: int = 512
+    least: int = LATENCY_SAMPLES
     _seen: dict[int, deque[float]] = field(default_factory=dict)
     _since: dict[int, int] = field(default_factory=dict)
     _tail_s: dict[int, float] = field(default_factory=dict)
@@ -39,12 +41,12 @@ class LatencyTail:
         seen = self._seen.setdefault(size, deque(maxlen=self.window))
         seen.append(latency_s)
         self._since[size] = self._since.get(size, 0) + 1
-        if self._since[size] >= LATENCY_SAMPLES:
+        if self._since[size] >= self.least:
             self._since[size] = 0
             self._tail_s[size] = sorted(seen)[min(len(seen) - 1, int(self.share * len(seen)))]
 
     def tail_s(self, size_bytes: int) -> float | None:
-        """The percentile for requests of this size; None until there are `LATENCY_SAMPLES`."""
+        """The percentile for requests of this size; None until there are `least` samples."""
         return self._tail_s.get(size_bytes.bit_length())
 
 
@@ -200,53 +202,3 @@ class Pace:
 
 
 _NUMBERS = attrgetter(*(each.name for each in fields(Pace)))
-
-
-@dataclass(slots=True)
-class SourceBreaker:
-    """A circuit breaker for a source. It opens after `FAILURES` in a row, over at least `QUIET_S`: the retries of a single
-    call take six seconds for that. While it is open, one request an interval is a probe, and all others wait for its
-    outcome."""
-
-    FAILURES = 8
-    QUIET_S = 2.0
-    FIRST_S = 0.5
-    LIMIT_S = 8.0
-    _failures: int = 0
-    _since: float = 0.0
-    _interval_s: float = 0.0
-    _probe_at: float = 0.0
-
-    @property
-    def open(self) -> bool:
-        """True if the source counts as down."""
-        return self._interval_s > 0
-
-    def down_s(self, now: float) -> float:
-        """Seconds since the first of the failures while it is open; else 0."""
-        return now - self._since if self.open else 0.0
-
-    def ask(self, now: float) -> float:
-        """0: send the request, which is the interval's probe while it is open. Otherwise the seconds until the next
-        probe."""
-        if self.open and now < self._probe_at:
-            return self._probe_at - now
-        if self.open:
-            self._probe_at = now + self._interval_s
-            self._interval_s = min(self.LIMIT_S, 2 * self._interval_s)
-        return 0.0
-
-    def succeeded(self) -> None:
-        """Close it: the source answered."""
-        self._failures, self._interval_s = 0, 0.0
-
-    def failed(self, now: float) -> bool:
-        """Count a failure: no answer, a broken one, or one that says that the server does not work. Return True if it opens
-        the breaker."""
-        self._failures += 1
-        if self._failures == 1:
-            self._since = now
-        if not self.open and self._failures >= self.FAILURES and now - self._since >= self.QUIET_S:
-            self._interval_s, self._probe_at = self.FIRST_S, now + self.FIRST_S
-            return True
-        return False

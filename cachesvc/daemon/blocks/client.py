@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
-from cachesvc.core.limits import PEER_BLOCK_S as WAIT_S
+from cachesvc.core.limits import PEER_LEAST_RATE
 from cachesvc.core.limits import PEER_SILENT_S as SILENT_S
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.access.tls import TlsContexts, certificate_trouble
 from cachesvc.daemon.blocks.wire import (
     FRAME_BLOCKS,
@@ -29,6 +30,7 @@ from cachesvc.daemon.blocks.wire import (
     Kind,
     Range,
     Request,
+    TooSlow,
     host_and_port,
     receive,
     receive_frame,
@@ -47,6 +49,8 @@ IDLE_CONNECTIONS = 2
 """Idle connections that are kept for each address."""
 BUFFERS_BYTES = 64 << 20
 """The limit of all buffers, which only extents on disks need."""
+_NO_EXTENT = ExtentId(bytes(16))
+"""No extent has this id."""
 _PART_BLOCKS = CACHED_BYTES // CHECKSUM_BLOCK_BYTES
 
 
@@ -68,7 +72,11 @@ class PeerAborted(PeerFailed):
 
 
 class PeerSilent(PeerFailed):
-    """The peer sent nothing for `silent_s`, or no new block for `wait_s`."""
+    """The peer sent nothing for `silent_s`, although it is to say once a second that it waits."""
+
+
+class PeerLate(PeerFailed):
+    """The peer works, and its blocks come too late."""
 
 
 _FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
@@ -110,12 +118,15 @@ class BlockClient:
         size_bytes: int,
         target_fd: int,
         progress: FillProgress,
-        wait_s: float = WAIT_S,
+        patience: Patience,
     ) -> bytes:
         """Read the blocks that `progress` lacks from the peer at HOST:PORT into `target_fd`; return all digests.
 
         Returns once the peer has committed the extent and its digest of digests agrees; the caller then commits and
         calls `progress.finish`. After an error `progress` has the blocks that came.
+
+        A peer is late when no block came for `patience.wait_s`, when it sends less than PEER_LEAST_RATE, and after
+        `patience.limit_s` in all.
 
         Raises a kind of PeerFailed, or CorruptData for wrong bytes, after which another peer can give the rest; OutOfSpace
         and TierFailed of the target. After CorruptData with all blocks marked, one of the peers asked so far sent wrong
@@ -123,7 +134,7 @@ class BlockClient:
         """
         assert os.getpid() == self._pid, "used across a fork"
         with open_target(target_fd, size_bytes, self._buffers) as target:
-            reading = _Reading(address, extent, target, progress, wait_s)
+            reading = _Reading(address, extent, target, progress, patience)
             while True:
                 wanted = progress.missing(MAX_RANGES)
                 root = self._request(reading, wanted)
@@ -138,7 +149,12 @@ class BlockClient:
             )
         return digests
 
-    def _request(self, reading: _Reading, wanted: Sequence[Range]) -> bytes:
+    def check(self, address: str) -> None:
+        """Ask the peer at HOST:PORT for an extent that does not exist, so that both it and its daemon have to answer.
+        Raises PeerFailed."""
+        self._request(_Check(address), ())
+
+    def _request(self, reading: _Reading | _Check, wanted: Sequence[Range]) -> bytes:
         """Send one request and receive its frames; return the digest of digests."""
         message = Request(reading.extent, tuple(wanted)).pack()
         reading.answered = False
@@ -156,6 +172,8 @@ class BlockClient:
                     # The peer closed the connection while it was idle: make a new one.
             made = _Connection(self._connect(reading.address), generation)
             return self._exchange(made, reading, message)
+        except TooSlow as error:
+            raise PeerLate(f"peer {reading.address}: {error}") from error
         except TimeoutError as error:
             raise PeerSilent(f"peer {reading.address}: {error}") from error
         except (OSError, ConnectionEnded, ValueError) as error:
@@ -166,7 +184,7 @@ class BlockClient:
             why = isinstance(error, OSError) and certificate_trouble(error)
             raise PeerFailed(f"peer {reading.address}: {why or error}") from error
 
-    def _exchange(self, made: _Connection, reading: _Reading, message: bytes) -> bytes:
+    def _exchange(self, made: _Connection, reading: _Reading | _Check, message: bytes) -> bytes:
         keep = False
         try:
             _send(made.connection, message)
@@ -204,11 +222,29 @@ def _send(connection: socket.socket, message: bytes) -> None:
         raise
 
 
+class _Check:
+    """A question that proves that a peer, and its daemon, can answer."""
+
+    extent = _NO_EXTENT
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.answered = False
+
+    def receive(self, connection: socket.socket) -> bytes:
+        """Receive the answer. Raises PeerFailed, TimeoutError, ConnectionEnded, OSError, ValueError."""
+        frame = receive_frame(connection)
+        self.answered = True
+        if frame.kind is not Kind.NOT_FOUND:
+            raise _failure(self.address, frame)
+        return b""
+
+
 class _Reading:
     """One extent on its way from one peer."""
 
     def __init__(
-        self, address: str, extent: ExtentId, target: FillTarget, progress: FillProgress, wait_s: float
+        self, address: str, extent: ExtentId, target: FillTarget, progress: FillProgress, patience: Patience
     ) -> None:
         self.address = address
         self.extent = extent
@@ -216,8 +252,10 @@ class _Reading:
         """Whether a frame came for the current request."""
         self._target = target
         self._progress = progress
-        self._wait_s = wait_s
-        self._late_at = time.monotonic() + wait_s
+        self._wait_s = patience.wait_s
+        now = time.monotonic()
+        self._limit_at = now + patience.limit_s
+        self._late_at = min(now + patience.wait_s, self._limit_at)
 
     def receive(self, connection: socket.socket) -> bytes:
         """Receive frames up to the END frame; return the digest of digests. Raises PeerFailed, CorruptData, OutOfSpace,
@@ -234,10 +272,9 @@ class _Reading:
             elif frame.kind is Kind.END:
                 return receive(connection, ROOT_BYTES)
             elif frame.kind is not Kind.WAIT:
-                failure, why = _FAILURES[frame.kind]
-                raise failure(f"peer {self.address}: {why}")
+                raise _failure(self.address, frame)
             elif time.monotonic() > self._late_at:
-                raise PeerSilent(f"peer {self.address}: no block came in {self._wait_s:g} s")
+                raise PeerLate(f"peer {self.address} does not have the next block in time")
 
     def _receive_blocks(self, connection: socket.socket, frame: Frame) -> None:
         self._check(frame)
@@ -245,7 +282,11 @@ class _Reading:
         for at in range(0, frame.count, _PART_BLOCKS):
             part = digests[at * DIGEST_BYTES : (at + _PART_BLOCKS) * DIGEST_BYTES]
             self._receive_part(connection, frame.first + at, part)
-            self._late_at = time.monotonic() + self._wait_s
+
+    def _moved(self, size_bytes: int) -> None:
+        """Give the peer time for its next bytes."""
+        longest = min(time.monotonic() + self._wait_s, self._limit_at)
+        self._late_at = min(longest, self._late_at + size_bytes / PEER_LEAST_RATE)
 
     def _check(self, frame: Frame) -> None:
         """Refuse blocks that are complete already, which readers may have, and blocks that the extent does not have."""
@@ -273,6 +314,12 @@ class _Reading:
                 )
             self._target.store(room, at)
         self._progress.add(first, digests)
+        self._moved(size_bytes)
+
+
+def _failure(address: str, frame: Frame) -> PeerFailed:
+    failure, why = _FAILURES.get(frame.kind, (PeerFailed, "its answer makes no sense"))
+    return failure(f"peer {address}: {why}")
 
 
 class _Connection(NamedTuple):

@@ -67,6 +67,10 @@ class ConnectionEnded(EOFError):
         self.received_bytes = received_bytes
 
 
+class TooSlow(TimeoutError):
+    """Bytes came, but not all of them in time."""
+
+
 class RequestRefused(Exception):
     """The request is answered by a frame of the kind `answer`, and the connection is closed."""
 
@@ -137,8 +141,8 @@ def receive(connection: socket.socket, size_bytes: int, deadline_s: float = inf)
 def receive_into(connection: socket.socket, view: memoryview, deadline_s: float = inf) -> None:
     """Receive until `view` is full.
 
-    Raises ConnectionEnded; TimeoutError when no byte comes within the connection's timeout (`set_timeout`), or the rest is
-    missing at `deadline_s` of the monotonic clock; OSError.
+    Raises ConnectionEnded; TimeoutError when no byte comes within the connection's timeout (`set_timeout`); TooSlow when
+    the rest is missing at `deadline_s` of the monotonic clock; OSError.
     """
     flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
     done = 0
@@ -152,7 +156,7 @@ def receive_into(connection: socket.socket, view: memoryview, deadline_s: float 
             raise ConnectionEnded(done)
         done += count
         if done < len(view) and time.monotonic() > deadline_s:
-            raise TimeoutError("the bytes came too slowly")
+            raise TooSlow("the bytes came too slowly")
 
 
 def set_timeout(connection: socket.socket, timeout_s: float, tls: bool) -> None:

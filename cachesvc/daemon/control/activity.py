@@ -10,7 +10,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import CAUSES
 from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.datasets import Datasets
-from cachesvc.daemon.fills.fill import SOURCE, Fill
+from cachesvc.daemon.fills.fill import FROM_SOURCE, Fill
 from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -109,7 +109,7 @@ def _place(fill: Fill | None) -> str:
     if fill is None or not fill.reads:
         return "a filler"
     tier = fill.command.from_tier
-    return f"the {SOURCE}" if fill.reads == SOURCE else fill.reads if tier else f"node {fill.reads}"
+    return f"the {FROM_SOURCE}" if fill.reads == FROM_SOURCE else fill.reads if tier else f"node {fill.reads}"
 
 
 def _amount(reader: pb.ReaderStatus) -> str:

@@ -10,7 +10,7 @@ from cachesvc.core.model import RAM, DatasetId
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.status import Counters
 from cachesvc.core.rates.throughput import STEP_S, STEPS, ThroughputHistory
-from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.v1 import cachesvc_pb2 as pb
 

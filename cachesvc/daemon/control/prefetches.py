@@ -14,7 +14,7 @@ from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import ServedDataset
-from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink

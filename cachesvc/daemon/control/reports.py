@@ -29,6 +29,8 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 
 EVENTS = 20
 """The latest events in a snapshot."""
+READ_FROM = ("present", "slow", "unreadable")
+"""The states of members that answer."""
 
 
 class Reports:
@@ -68,7 +70,7 @@ class Reports:
             return pb.NodesReply()
         report = self._cluster.report
         rows = [
-            message_of(pb.NodeStatus, row, me=row.name == report.me and row.state == "present")
+            message_of(pb.NodeStatus, row, me=row.name == report.me and row.state in READ_FROM)
             for row in report.rows
         ]
         return pb.NodesReply(nodes=rows, clustered=True)

@@ -1,7 +1,7 @@
 """One fill: reserve room in the tier, find where to read, fetch, and commit.
 
 Bytes come from a lower tier, from another node, or from the source. A fill that other nodes may follow asks the cluster
-where to read; where a node fails, it keeps the blocks that came and asks again. The source is read last, and whole.
+where to read; where a place fails or is late, it keeps the blocks that came and asks again. The source is read whole.
 """
 
 from __future__ import annotations
@@ -9,39 +9,41 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cachesvc.catalog.survey import provisional_id
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed, from_code
-from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.placement.directory import SOURCE
+from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd, Verdict
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.events.event import SOURCE_ERRORS, Event, failed, record
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
+from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
 from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
-from cachesvc.daemon.fills.shared_fills import MAX_NODES, Locate, Located, SharedFill, SharedFills
+from cachesvc.daemon.fills.shared_fills import Locate, Located, SharedFill, SharedFills
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.steps import Step, Steps
 from cachesvc.daemon.processes import jobs
 from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
-SOURCE = "source"
+FROM_SOURCE = "source"
 
 
 @dataclass(slots=True)
 class FillParts:
     """The parts of the daemon that fills use.
 
-    `locate` finds a node to fill from, and `wrong_copy` is told of a node that sent wrong bytes; None without a cluster.
+    `locate` finds a node to fill from; None without a cluster. `wrong_copy` is told of a node that sent wrong bytes, and
+    `judged` what each fill learned of a place.
     """
 
     tiers: Mapping[TierName, Tier]
@@ -56,44 +58,7 @@ class FillParts:
     shared: SharedFills
     locate: Locate | None = None
     wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
-
-
-@dataclass(slots=True)
-class FillCounts:
-    """Counts of all fills since the daemon's start."""
-
-    from_source: Counter[DatasetId] = field(default_factory=Counter)
-    from_peers: Counter[DatasetId] = field(default_factory=Counter)
-    """Bytes fetched for each dataset."""
-    failures: Counter[str] = field(default_factory=Counter)
-    """Failed fills by the name of the error, including those that were retried."""
-    received_bytes: int = 0
-    """Bytes of extents that came from other nodes, also for fills that failed."""
-    receive_s: float = 0.0
-    """The seconds that all reads from other nodes took. Some waited for blocks that those nodes did not have yet."""
-    peer_reads: int = 0
-    """Reads from other nodes that have ended, those that failed included."""
-    peer_failures: int = 0
-    """How often a node failed to give an extent."""
-
-    def source_bytes(self, dataset: DatasetId) -> int:
-        """Bytes fetched from the source, including those fetched while the dataset was indexed."""
-        return self.from_source[dataset] + self.from_source[provisional_id(dataset)]
-
-    def peer_bytes(self, dataset: DatasetId) -> int:
-        """Bytes fetched from other nodes."""
-        return self.from_peers[dataset]
-
-    def fetched(self, dataset: DatasetId, done: jobs.JobDone) -> None:
-        """Count a job's bytes."""
-        self.from_source[dataset] += done.source_bytes
-        self.from_peers[dataset] += done.peer_bytes
-
-    def received(self, since: float, done: jobs.JobDone) -> None:
-        """Count a read from another node, which began at `since` on the monotonic clock."""
-        self.received_bytes += done.peer_bytes
-        self.receive_s += time.monotonic() - since
-        self.peer_reads += 1
+    judged: Callable[[Verdict], None] = lambda verdict: None
 
 
 class FillError(Exception):
@@ -235,11 +200,11 @@ class Fill:
         """Fetch the bytes into the target, from the nearest place that gives them. Raises FillError."""
         if self.command.from_tier is not None:
             return (yield from self._from_tier(self.command.from_tier, dataset, target))
-        if shared is not None:
-            done = yield from self._from_nodes(dataset, index, target, shared)
-            if done is not None:
-                return done
-        return (yield from self._from_source(dataset, index, target, shared))
+        if shared is None:
+            return self._written(
+                (yield from self._from_source(dataset, jobs.FetchJob(dataset.id, index), target, None))
+            )
+        return self._written((yield from self._from_cluster(dataset, index, target, shared)))
 
     def _from_tier(self, origin: TierName, dataset: ServedDataset, target: int) -> Steps[jobs.JobDone]:
         self.reads = origin
@@ -263,54 +228,89 @@ class Fill:
             raise FillError(SourceUnavailable(done.message), retry=True)
         return _checked(done)
 
-    def _from_nodes(
+    def _from_cluster(
         self, dataset: ServedDataset, index: int, target: int, shared: SharedFill
-    ) -> Steps[jobs.JobDone | None]:
-        """Fetch from nodes, one after the other; None where the source is to be read."""
-        locate, failed = self._parts.locate, list[str]()
-        assert locate is not None, "no cluster"
-        while len(failed) < MAX_NODES and not shared.complete:
-            found: Located = yield Step(lambda then, _: locate(self._extent, tuple(failed), then))
-            if not found.node:
-                return None
-            self.reads = found.node
-            job = jobs.FetchJob(dataset.id, index, found.address, shared=True)
-            descriptors = (target, dataset.catalog_fd, shared.progress_fd)
-            counted = partial(self._counts.received, time.monotonic())
-            done = yield self._job(dataset, job, descriptors, (self._tier_name,), counted)
+    ) -> Steps[jobs.JobDone]:
+        """Fetch from the nodes and the source, one after the other, as the extent's owner names them."""
+        size_bytes = dataset.sizes[index]
+        search = PlaceSearch(size_bytes, self._parts.shared.times, self._parts.shared.hedges)
+        while True:
+            found = Located()
+            if not (search.exhausted or shared.complete):
+                found = yield self._locate(search)
+            self.reads = found.node or FROM_SOURCE
+            if found.node == SOURCE and search.hedging:
+                self._counts.hedged_bytes += size_bytes
+            throttled, began = self._parts.fillers.source_requests.throttled, time.monotonic()
+            job = jobs.FetchJob(dataset.id, index, found.address, True, search.begin(found.node))
+            if found.node == SOURCE:
+                done = yield from self._from_source(dataset, job, target, shared)
+            else:
+                done = yield from self._from_node(dataset, job, target, shared, found.node)
+            now = time.monotonic()
             if done.code in (0, OutOfSpace.code, TierFailed.code):
-                self._from_peer = True
-                return self._written(done)
-            log.info("a peer did not give an extent", extra={"peer": found.node, "error": done.message})
-            if done.code == CorruptData.code:
-                self._parts.wrong_copy(found.node, self._extent)
+                self._from_peer = found.node != SOURCE
+                if not done.code:
+                    self._judge(search.gave(found.node, found.filling, done.peer_bytes, now - began))
+                return done
+            if done.end is ReadEnd.LATE:
+                throttles = self._parts.fillers.source_requests.throttled > throttled
+                late = LateRead(now, found.filling, done.peer_bytes, throttles)
+                search.late_at(found.node, done.message, late)
+            elif found.node != SOURCE:
+                self._judge(search.failed_at(found.node, done.message, done.end or ReadEnd.LACKS))
+            else:
+                return done
+
+    def _locate(self, search: PlaceSearch) -> Step[Located]:
+        locate = self._parts.locate
+        assert locate is not None, "no cluster"
+        return Step(lambda then, _: locate(self._extent, tuple(search.failed), tuple(search.late), then))
+
+    def _judge(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            self._parts.judged(verdict)
+
+    def _from_node(
+        self, dataset: ServedDataset, job: jobs.FetchJob, target: int, shared: SharedFill, node: str
+    ) -> Steps[jobs.JobDone]:
+        descriptors = (target, dataset.catalog_fd, shared.progress_fd)
+        counted = partial(self._counts.received, time.monotonic())
+        done: jobs.JobDone = yield self._job(dataset, job, descriptors, (self._tier_name,), counted)
+        if done.code not in (0, OutOfSpace.code, TierFailed.code):
+            log.info("a peer did not give an extent", extra={"peer": node, "error": done.message})
             self._counts.peer_failures += 1
-            failed.append(found.node)
-        return None
+        if done.code == CorruptData.code:
+            self._parts.wrong_copy(node, self._extent)
+        return done
 
     def _from_source(
-        self, dataset: ServedDataset, index: int, target: int, shared: SharedFill | None
+        self, dataset: ServedDataset, job: jobs.FetchJob, target: int, shared: SharedFill | None
     ) -> Steps[jobs.JobDone]:
         """Fetch from the source, once there is memory to decode it."""
-        self.reads = SOURCE
-        needed_bytes, memory = memory_needed(dataset.catalog, dataset.sizes[index]), self._parts.memory
+        self.reads = FROM_SOURCE
+        size_bytes, memory, hedges = dataset.sizes[job.index], self._parts.memory, self._parts.shared.hedges
+        needed_bytes = memory_needed(dataset.catalog, size_bytes)
         yield Step(
             lambda then, _: memory.begin(needed_bytes, partial(then, None)),
             lambda _: memory.end(needed_bytes),
         )
-        job = jobs.FetchJob(dataset.id, index, shared=shared is not None)
+
+        def ended(done: jobs.JobDone) -> None:
+            memory.end(needed_bytes)
+            hedges.ended(self._extent, 0 if done.code else size_bytes, time.monotonic())
+
+        hedges.began(self._extent, time.monotonic())
         progress = (shared.progress_fd,) if shared is not None else ()
         descriptors = (target, dataset.catalog_fd, *progress)
-        done = yield self._job(
-            dataset, job, descriptors, (self._tier_name,), lambda _: memory.end(needed_bytes)
-        )
+        done: jobs.JobDone = yield self._job(dataset, job, descriptors, (self._tier_name,), ended)
         if done.crashed:
-            uri = dataset.catalog.extent(index).pieces[0].object.uri
+            uri = dataset.catalog.extent(job.index).pieces[0].object.uri
             raise FillError(
                 CorruptData(f"a process crashed while it read {uri}; the object is probably damaged"),
                 retry=done.retry,
             )
-        return self._written(done)
+        return done
 
     def _job(
         self,

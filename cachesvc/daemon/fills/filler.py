@@ -31,10 +31,11 @@ from cachesvc.catalog.catalog import Catalog, is_current
 from cachesvc.catalog.expiry import mark_used
 from cachesvc.catalog.layout import Indirect
 from cachesvc.config import Settings
-from cachesvc.core.errors import CacheError, InvalidInput, OutOfSpace, SourceUnavailable
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, OutOfSpace, SourceUnavailable
 from cachesvc.core.limits import HUNG_S
 from cachesvc.core.model import Extent
-from cachesvc.daemon.blocks.client import BlockClient, PeerFailed
+from cachesvc.core.placement.place_search import ReadEnd
+from cachesvc.daemon.blocks.client import BlockClient, PeerAborted, PeerFailed, PeerLacks, PeerLate
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
 from cachesvc.daemon.fills.openings import KeptVersion, Openings
 from cachesvc.daemon.processes import jobs
@@ -175,22 +176,29 @@ class Filler:
             return self._from_source(job, target, dataset, extent, None)
         with closing(FillProgress(progress_fd, extent.size_bytes)) as progress:
             if job.address:
-                return self._from_node(job.address, target, extent, progress)
+                return self._from_node(job, target, extent, progress)
             return self._from_source(job, target, dataset, extent, progress)
 
-    def _from_node(self, address: str, target: int, extent: Extent, progress: FillProgress) -> jobs.JobDone:
+    def _from_node(
+        self, job: jobs.FetchJob, target: int, extent: Extent, progress: FillProgress
+    ) -> jobs.JobDone:
         """Fetch the missing blocks. What came is counted also where the node fails in the middle."""
         if self._peers is None:
             raise SourceUnavailable("peers are not asked: this node's certificates are unusable")
         before, digests, code, message = _complete_bytes(progress), b"", 0, ""
+        end: ReadEnd | None = None
         try:
-            digests = self._peers.read(address, extent.id, extent.size_bytes, target, progress)
+            digests = self._peers.read(
+                job.address, extent.id, extent.size_bytes, target, progress, job.patience
+            )
         except PeerFailed as error:
-            code, message = SourceUnavailable.code, str(error)
+            code, message, end = SourceUnavailable.code, str(error), _end(error)
+        except CorruptData as error:
+            code, message, end = error.code, str(error), ReadEnd.FAILED
         except CacheError as error:
             code, message = error.code, str(error)
         came = _complete_bytes(progress) - before
-        return jobs.JobDone(code, message[:MAX_MESSAGE_CHARS], digests=digests, peer_bytes=came)
+        return jobs.JobDone(code, message[:MAX_MESSAGE_CHARS], digests=digests, peer_bytes=came, end=end)
 
     def _from_source(
         self, job: jobs.FetchJob, target: int, dataset: Catalog, extent: Extent, progress: FillProgress | None
@@ -304,6 +312,12 @@ def _block_client(settings: Settings) -> BlockClient | None:
     except InvalidInput as error:
         log.error("peers are not asked", extra={"error": str(error)})
         return None
+
+
+def _end(error: PeerFailed) -> ReadEnd:
+    if isinstance(error, PeerLate):
+        return ReadEnd.LATE
+    return ReadEnd.LACKS if isinstance(error, (PeerLacks, PeerAborted)) else ReadEnd.FAILED
 
 
 def _complete_bytes(progress: FillProgress) -> int:

@@ -10,25 +10,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cachesvc.core.model import ExtentId, TierName
+from cachesvc.core.placement.directory import SOURCE
+from cachesvc.core.placement.place_search import FillTimes, Hedges
 from cachesvc.tiers.fill_progress import FillProgress
-
-MAX_NODES = 4
-"""Nodes that a fill reads from, one after the other, before it reads from the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The place to read an extent: from a node at HOST:PORT `address`, or from the source where that is ""."""
+    """The place to read an extent: from a node at HOST:PORT `address`, or from the source where both are "". `filling`: the
+    node is fetching the extent itself."""
 
-    node: str
-    address: str
+    node: str = SOURCE
+    address: str = ""
+    filling: bool = False
 
 
 class Locate(Protocol):
-    """Finds out where to read an extent, apart from nodes that failed. `then` is called exactly once."""
+    """Finds out where to read an extent, apart from places that failed to give it or were late. `then` is called exactly
+    once."""
 
     def __call__(
-        self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]
+        self,
+        extent: ExtentId,
+        failed: tuple[str, ...],
+        late: tuple[str, ...],
+        then: Callable[[Located], None],
     ) -> None: ...
 
 
@@ -64,6 +70,7 @@ class SharedFills:
     """Fills by extent and tier. Runs on the loop's thread."""
 
     def __init__(self) -> None:
+        self.times, self.hedges = FillTimes(), Hedges()
         self._fills: dict[tuple[ExtentId, TierName], SharedFill] = {}
         self._waiting: defaultdict[ExtentId, list[_Begun]] = defaultdict(list)
 
@@ -104,7 +111,7 @@ class SharedFills:
             fill.progress.abort()
         fill.close()
 
-    def progressing(self) -> list[ExtentId]:
+    def progressing(self, now: float) -> list[ExtentId]:
         """The extents of the fills that have got further since the last call."""
         moved = []
         for fill in self._fills.values():
@@ -112,4 +119,5 @@ class SharedFills:
             if complete > fill.complete_blocks:
                 fill.complete_blocks = complete
                 moved.append(fill.extent)
+                self.hedges.moved(fill.extent, now)
         return moved

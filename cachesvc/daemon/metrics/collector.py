@@ -14,7 +14,7 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.node.node import Node
 from cachesvc.core.stalls import CAUSES, QUANTILES, Stalls
 from cachesvc.daemon.datasets import Datasets
-from cachesvc.daemon.fills.fill import FillCounts
+from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
@@ -26,6 +26,8 @@ PRIVATE = "private"
 """The common label of all datasets that are restricted to some users (`daemon/access/tenants.py`): a scraper is no user."""
 WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+STATES = ("present", "slow", "unreadable", "away", "refused", "unknown")
+"""The states of nodes."""
 _OF_TIERS = (
     (_GAUGE, "tier_budget_bytes", "budget_bytes", "Budget of a tier."),
     (_GAUGE, "tier_used_bytes", "used_bytes", "Bytes resident, reserved or being evicted."),
@@ -145,7 +147,7 @@ class MetricsCollector:
             return []
         report, counts = self._cluster.report, self._counts
         states = Counter(row.state for row in report.rows)
-        of_state = [(state, states[state]) for state in ("present", "away", "refused", "unknown")]
+        of_state = [(state, states[state]) for state in STATES]
         nodes = _family(GaugeMetricFamily, "nodes", "Nodes of the cluster, by state.", "state", of_state)
         received = "Bytes received from other nodes, for failed fills too."
         counters = {
@@ -155,7 +157,8 @@ class MetricsCollector:
             "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
             "lookups": ("Questions where an extent is that this node answered.", report.lookups),
             "redirects": ("Answers that named a node and not the source.", report.redirects),
-            "failures": ("Nodes that failed to give an extent.", counts.peer_failures),
+            "failures": ("Nodes that failed to give an extent, or were late.", counts.peer_failures),
+            "hedged_bytes": ("Asked of the source since a node was late.", counts.hedged_bytes),
             "refused_connections": ("Connections that did not prove to be a member's.", report.refused),
         }
         return [

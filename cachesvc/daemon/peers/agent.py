@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import grpc
 import msgspec
@@ -27,18 +28,21 @@ from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import ClusterSettings, Tls
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.directory import SOURCE, Answer
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import server_credentials
+from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S
 from cachesvc.daemon.blocks.server import BlockServer
 from cachesvc.daemon.blocks.wire import host_and_port
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements
+from cachesvc.daemon.peers.block_ports import BlockPorts
 from cachesvc.daemon.peers.daemon_channel import DaemonChannel
 from cachesvc.daemon.peers.locator import Locator
 from cachesvc.daemon.peers.members import Members
-from cachesvc.daemon.peers.owned_extents import OwnedExtents
+from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
 from cachesvc.daemon.ports import next_port
@@ -71,9 +75,18 @@ class Agent:
         self._greeting = Greeting(me, instance, PROTOCOL_VERSION, weight_bytes, cluster.zone)
         self._daemon = DaemonChannel(channel, self._on_message)
         self._calls = PeerCalls(tls, cluster.tls_name)
+        self._ports = BlockPorts(BlockClient(tls, cluster.tls_name))
         roster = Roster(self._greeting, cluster.rejoin_grace_s, cluster.by_zone)
         hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=me, instance=instance)
-        self._members = Members(roster, self._calls, hello, self._view_changed, self._restarted, self._listed)
+        self._members = Members(
+            roster,
+            self._calls,
+            hello,
+            self._view_changed,
+            self._restarted,
+            self._listed,
+            greeted=self._ports.check,
+        )
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
         self._announcements = Announcements(me, self._members, self._owned, self._calls)
@@ -122,24 +135,34 @@ class Agent:
 
     def _on_message(self, message: messages.ToAgent) -> None:
         if isinstance(message, messages.LocateExtent):
-            self._locate(message.number, message.extent, message.failed)
+            self._locate(message)
         elif isinstance(message, messages.SurveyExtents):
             self._surveys.submit(self._survey, message)
         elif isinstance(message, messages.ResidencyChanged):
             self._announcements.changed(message.filled, message.dropped, message.progressing, message.anew)
+        elif isinstance(message, messages.PlaceJudged):
+            self._ports.judge(message.verdict)
         elif isinstance(message, messages.WrongCopy):
             self._announcements.wrong(message.node, message.extent)
 
-    def _locate(self, number: int, extent: ExtentId, failed: tuple[str, ...]) -> None:
-        def done(node: str, generation: int) -> None:
-            address = self._members.address_of(node) if node else ""
-            self._announcements.leased(extent, generation)
-            self._owned.located(extent, node)
-            self._daemon.send(
-                messages.ExtentLocated(number, node if address else "", next_port(address) if address else "")
-            )
+    def _locate(self, wanted: messages.LocateExtent) -> None:
+        extent, left_out = wanted.extent, self._ports.left_out()
 
-        self._locator.locate(extent, failed, done)
+        def done(answer: Answer) -> None:
+            node = answer.node
+            if not self._ports.begin(node) and node not in (SOURCE, *left_out):
+                self._locate(wanted)  # it was left out meanwhile, or another fill is its probe
+                return
+            # An owner of a former release does not know what is left out.
+            address = "" if node in left_out else self._members.address_of(node)
+            self._announcements.leased(extent, answer.generation)
+            self._owned.located(extent, node)
+            found = messages.ExtentLocated(wanted.number)
+            if address:
+                found = messages.ExtentLocated(wanted.number, node, next_port(address), answer.filling)
+            self._daemon.send(found)
+
+        self._locator.locate(Question(extent, wanted.failed, wanted.late, left_out), done)
 
     def _survey(self, message: messages.SurveyExtents) -> None:
         self._members.wait_settled()
@@ -148,10 +171,12 @@ class Agent:
 
     def _view_changed(self, view: View) -> None:
         self._owned.view_changed(view)
+        self._ports.forget({member.name for member in view.members})
         self._announcements.view_changed(view)
         self._daemon.send(messages.ClusterState(self._report()))
 
     def _restarted(self, node: str) -> None:
+        self._ports.restarted(node)
         self._announcements.tell_all([node])
 
     def _listed(self, addresses: set[str]) -> None:
@@ -179,11 +204,25 @@ class Agent:
             by_zone=view.by_zone,
             members=view.members,
             away=view.away,
-            rows=self._members.rows(),
+            rows=tuple(self._with_health(row) for row in self._members.rows()),
             sent_bytes=self._sent_bytes,
             refused=self._blocks.refused,
             lookups=self._owned.lookups,
             redirects=self._owned.redirects,
+        )
+
+    def _with_health(self, row: messages.NodeRow) -> messages.NodeRow:
+        """Return a row with what is known of the way to the member's extents; of this node's, with that to its source."""
+        if row.state != "present":
+            return row
+        me = row.name == self._greeting.name
+        state, record = self._ports.of(SOURCE if me else row.name)
+        return replace(
+            row,
+            state="present" if state == "works" else state,
+            why=row.why if state == "works" else record.why,
+            block_round_trip_us=int(record.round_trip_s * 1e6),
+            bytes_per_s=0 if me else int(record.bytes_per_s),
         )
 
 

@@ -24,6 +24,7 @@ from cachesvc.config import Settings
 from cachesvc.core import events
 from cachesvc.core.limits import LOCATE_S
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.place_search import Verdict
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
@@ -120,14 +121,20 @@ class ClusterLink:
 
     # What the daemon's other parts call.
 
-    def locate(self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]) -> None:
+    def locate(
+        self,
+        extent: ExtentId,
+        failed: tuple[str, ...],
+        late: tuple[str, ...],
+        then: Callable[[Located], None],
+    ) -> None:
         """Find out where to read an extent; `then` is called exactly once, with the source where the agent does not
         answer."""
         number = next(self._numbers)
         unanswered, until = messages.ExtentLocated(number), time.monotonic() + LOCATE_S
-        question = _Question(unanswered, lambda found: then(Located(found.node, found.address)), until)
+        question = _Question(unanswered, lambda at: then(Located(at.node, at.address, at.filling)), until)
         self._questions[number] = question
-        if not self._send(messages.LocateExtent(number, extent, failed)):
+        if not self._send(messages.LocateExtent(number, extent, failed, late)):
             self._answered(unanswered)
 
     def survey(self, extents: Sequence[ExtentId], then: Callable[[messages.ExtentsSurveyed], None]) -> None:
@@ -175,7 +182,7 @@ class ClusterLink:
         """Renew the leases of fills that make progress, and answer peers that wait for a fill which does not begin, and
         fills that wait for the agent."""
         self._tick_at = time.monotonic() + TICK_S
-        if progressing := self._shared_fills.progressing():
+        if progressing := self._shared_fills.progressing(time.monotonic()):
             self._send(messages.ResidencyChanged(progressing=tuple(progressing)))
         node = self._node
         self._shared_fills.give_up(
@@ -199,6 +206,10 @@ class ClusterLink:
     def wrong_copy(self, node: str, extent: ExtentId) -> None:
         """Tell a node that the bytes which it sent of an extent are wrong."""
         self._send(messages.WrongCopy(extent, node))
+
+    def judged(self, verdict: Verdict) -> None:
+        """Tell the agent what a fill learned of a node, or of the source."""
+        self._send(messages.PlaceJudged(verdict))
 
     def _send(self, message: messages.ToAgent) -> bool:
         """Send a message to the agent; return whether it went out."""

@@ -30,16 +30,18 @@ BATCH = 256
 """Questions of one call."""
 STEP = 4096
 """Extents of one call of a survey."""
+NOWHERE = Answer(SOURCE, False, 0)
+"""No node is known to have the extent."""
 CALL_ERRORS = (grpc.RpcError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A question, the nodes to ask next, and the callback for the answer: a node's name or SOURCE, and a generation."""
+    """A question, the nodes to ask next, and the callback for the answer."""
 
     question: Question
     nodes: tuple[str, ...]
-    done: Callable[[str, int], None]
+    done: Callable[[Answer], None]
 
 
 class Locator:
@@ -55,12 +57,12 @@ class Locator:
         self._busy: set[str] = set()
         self._pool = ThreadPoolExecutor(CALLS, "lookup")
 
-    def locate(self, extent: ExtentId, failed: tuple[str, ...], done: Callable[[str, int], None]) -> None:
-        """Find out where to read an extent; `done` gets the node's name, or SOURCE, and the generation of the lease."""
+    def locate(self, question: Question, done: Callable[[Answer], None]) -> None:
+        """Find out where to read an extent."""
         if self._members.waited:
-            self._ask(Question(extent, failed), done)
+            self._ask(question, done)
         else:
-            self._pool.submit(self._ask_later, Question(extent, failed), done)
+            self._pool.submit(self._ask_later, question, done)
 
     def survey(self, extents: Sequence[ExtentId]) -> tuple[list[ExtentId], list[ExtentId]]:
         """Return the extents that other nodes hold, and those that their owners are fetching. Owners fetch what none
@@ -83,20 +85,20 @@ class Locator:
                         (coming if answer.filling else held).append(extent)
         return held, coming
 
-    def _ask_later(self, question: Question, done: Callable[[str, int], None]) -> None:
+    def _ask_later(self, question: Question, done: Callable[[Answer], None]) -> None:
         self._members.wait_settled()
         self._ask(question, done)
 
-    def _ask(self, question: Question, done: Callable[[str, int], None]) -> None:
+    def _ask(self, question: Question, done: Callable[[Answer], None]) -> None:
         view = self._members.view
         if view.alone:
-            done(SOURCE, 0)
+            done(NOWHERE)
             return
         self._queue(_Pending(question, view.askable([question.extent])[0], done))
 
     def _queue(self, pending: _Pending) -> None:
         if not pending.nodes:
-            pending.done(SOURCE, 0)
+            pending.done(NOWHERE)
             return
         node = pending.nodes[0]
         with self._lock:
@@ -140,10 +142,10 @@ class Locator:
             if recent and answer.node == SOURCE and len(each.nodes) > 1:
                 unsure[each.nodes[1]].append((each, answer))
             else:
-                each.done(answer.node, answer.generation)
+                each.done(answer)
         for node, asked in unsure.items():
             for (each, answer), second in zip(asked, self._peek(node, [each.question for each, _ in asked])):
-                each.done(second.node, answer.generation)
+                each.done(Answer(second.node, second.filling, answer.generation))
 
     def _peek(self, node: str, questions: list[Question], keep: bool = False) -> list[Answer]:
         if node == self._me:
@@ -151,7 +153,7 @@ class Locator:
         try:
             return self._call(node, questions, peek=True, keep=keep)[0]
         except CALL_ERRORS:
-            return [Answer(SOURCE, False, 0)] * len(questions)
+            return [NOWHERE] * len(questions)
 
     def _call(
         self, node: str, questions: list[Question], peek: bool, keep: bool = False
@@ -161,7 +163,10 @@ class Locator:
         address = self._members.address_of(node)
         if not address:
             raise ValueError(f"{node} is away")
-        asked = [pb.ExtentQuestion(extent=each.extent, failed=each.failed) for each in questions]
+        asked = [
+            pb.ExtentQuestion(extent=each.extent, failed=each.failed, late=each.late, left_out=each.left_out)
+            for each in questions
+        ]
         request = pb.LookupRequest(
             protocol=PROTOCOL_VERSION, node=self._me, questions=asked, peek=peek, keep=keep
         )

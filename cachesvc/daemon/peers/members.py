@@ -1,7 +1,8 @@
 """The members of the cluster as this node sees them: the roster, fed by the membership and by greetings.
 
 One thread watches the membership; another greets members when the roster says so. `changed` gets each new view,
-`restarted` the name of a member that has started anew, with an empty directory, and `listed` the addresses of each list.
+`restarted` the name of a member that has started anew, with an empty directory, `listed` the addresses of each list, and
+`greeted` the name and the address of each member that answered.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Members:
         restarted: Callable[[str], None],
         listed: Callable[[set[str]], None],
         settle_s: float = SETTLE_S,
+        greeted: Callable[[str, str], None] = lambda name, address: None,
     ) -> None:
         self._roster = roster
         self._calls = calls
@@ -58,6 +60,7 @@ class Members:
         self._changed = changed
         self._restarted = restarted
         self._on_listed = listed
+        self._on_greeted = greeted
         self._instances: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -158,6 +161,8 @@ class Members:
                 self._instances[reply.name] = reply.instance
             if former not in (None, reply.instance):
                 self._restarted(reply.name)
+            if self.address_of(reply.name) == address:
+                self._on_greeted(reply.name, address)
         finally:
             self._greeting.discard(address)
             self._wake.set()

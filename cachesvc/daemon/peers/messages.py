@@ -8,24 +8,34 @@ from typing import TypeAlias
 import msgspec
 
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.place_search import Verdict
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
 
 class LocateExtent(msgspec.Struct, frozen=True, tag=True):
-    """Ask the agent where to read an extent. `failed`: the nodes that failed to give it."""
+    """Ask the agent where to read an extent. `failed`: the places that failed to give it; `late`: those that were late."""
 
     number: int
     extent: ExtentId
     failed: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
 
 
 class ExtentLocated(msgspec.Struct, frozen=True, tag=True):
-    """Answer `LocateExtent`: read it from the node at HOST:PORT `address`, or, where that is "", from the source."""
+    """Answer `LocateExtent`: read it from the node at HOST:PORT `address`, or, where that is "", from the source.
+    `filling`: the node does not have all of it yet."""
 
     number: int
     node: str = ""
     address: str = ""
+    filling: bool = False
+
+
+class PlaceJudged(msgspec.Struct, frozen=True, tag=True):
+    """Tell the agent what a fill learned of a node, or of the source."""
+
+    verdict: Verdict
 
 
 class SurveyExtents(msgspec.Struct, frozen=True, tag=True):
@@ -95,7 +105,8 @@ class WrongCopy(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away."""
+    """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away. `block_round_trip_us`: how
+    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there."""
 
     name: str
     address: str
@@ -107,6 +118,8 @@ class NodeRow:
     away_s: int
     why: str
     round_trip_us: int
+    block_round_trip_us: int = 0
+    bytes_per_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +149,9 @@ class ClusterState(msgspec.Struct, frozen=True, tag=True):
     report: ClusterReport
 
 
-ToAgent: TypeAlias = LocateExtent | SurveyExtents | ResidencyChanged | ExtentsKept | LentExtent | WrongCopy
+ToAgent: TypeAlias = (
+    LocateExtent | SurveyExtents | ResidencyChanged | ExtentsKept | LentExtent | WrongCopy | PlaceJudged
+)
 ToDaemon: TypeAlias = ExtentLocated | ExtentsSurveyed | KeepExtents | BorrowExtent | WrongCopy | ClusterState
 receive_in_agent: Receiver[ToAgent] = Receiver(ToAgent)
 receive_in_daemon: Receiver[ToDaemon] = Receiver(ToDaemon)

@@ -18,10 +18,18 @@ within it."""
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An extent, and the nodes that failed to give it to the asking node."""
+    """An extent, and places that are not to be named to the asking node: those that failed to give it, those that were
+    late, and those from which the node reads nothing now. SOURCE among them: the node does not read the source."""
 
     extent: ExtentId
     failed: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def without_source(self) -> bool:
+        """The asking node does not read the source."""
+        return SOURCE in (*self.failed, *self.late, *self.left_out)
 
 
 class OwnedExtents:
@@ -75,7 +83,15 @@ class OwnedExtents:
                 if each.extent in kept and not self._directory.wanted(each.extent, now):
                     self._directory.lookup(self._me, each.extent, now)
             answers = [
-                self._directory.lookup(asker, each.extent, now, each.failed, self._away, self._behind(each))
+                self._directory.lookup(
+                    asker,
+                    each.extent,
+                    now,
+                    each.failed,
+                    self._away.union(each.left_out),
+                    self._behind(each),
+                    each.late,
+                )
                 for each in questions
             ]
             self.redirects += sum(answer.node != SOURCE for answer in answers)
@@ -124,11 +140,15 @@ class OwnedExtents:
         return (self._me,) if question.failed and not known else ()
 
     def _holder(self, asker: str, question: Question) -> Answer:
-        left_out = {asker, *question.failed, *self._away}
+        left_out = {asker, *question.failed, *question.late, *question.left_out, *self._away}
         found = (node for node in self._directory.holders(question.extent) if node not in left_out)
         return Answer(next(found, SOURCE), False, 0)
 
     def _unknown(self, questions: Sequence[Question]) -> list[ExtentId]:
         now = time.monotonic()
         with self._lock:
-            return [each.extent for each in questions if not self._directory.wanted(each.extent, now)]
+            return [
+                each.extent
+                for each in questions
+                if self._me not in each.left_out and not self._directory.wanted(each.extent, now)
+            ]

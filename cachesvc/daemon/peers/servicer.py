@@ -35,7 +35,10 @@ class PeersServicer:
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
         with errors_as_statuses(context):
             _check_protocol(request.protocol)
-            questions = [Question(_id(each.extent), tuple(each.failed)) for each in request.questions]
+            questions = [
+                Question(_id(each.extent), tuple(each.failed), tuple(each.late), tuple(each.left_out))
+                for each in request.questions
+            ]
             if request.peek:
                 answers = self._owned.peek(request.node, questions, request.keep)
             else:

@@ -9,6 +9,7 @@ import msgspec
 
 from cachesvc.catalog.options import Options
 from cachesvc.core.model import DatasetId
+from cachesvc.core.placement.place_search import Patience, ReadEnd
 from cachesvc.daemon.processes.datagrams import Receiver
 from cachesvc.sources.resilient import SourceCounters
 
@@ -18,13 +19,14 @@ JOBS_AT_ONCE = 16
 
 class FetchJob(msgspec.Struct, frozen=True, tag=True):
     """Fetch extent `index` of a catalog into the target: from its source, or the blocks that its progress lacks from the
-    node at HOST:PORT `address`. Descriptors: target, catalog, and, where other nodes may follow the fill (`shared`), its
-    progress."""
+    node at HOST:PORT `address`. `patience`: how long it may take. Descriptors: target, catalog, and, where other nodes may
+    follow the fill (`shared`), its progress."""
 
     dataset: DatasetId
     index: int
     address: str = ""
     shared: bool = False
+    patience: Patience = Patience()
 
     @property
     def descriptors(self) -> int:
@@ -76,7 +78,8 @@ class JobDone(msgspec.Struct, frozen=True, tag=True):
 
     `code` is 0 for success, else a code of `core/errors.py` with a `message` of one line. `lost`: the process ended
     without an answer. `crashed`: a signal of its own code ended it (an abort, a segmentation fault) while it had
-    this job alone. `holes`: ranges of objects that a successful fill left out, in the format of grants; `hole_code`
+    this job alone. `end`: what a job that failed says about the place that it read from, None where it says
+    nothing. `holes`: ranges of objects that a successful fill left out, in the format of grants; `hole_code`
     and `message` are the error of the first. `listed_at`: a build whose source is down opened the version that was the
     source's then, in seconds of Unix time, and `message` says why; `before`: the versions before it that could be opened
     too.
@@ -91,6 +94,7 @@ class JobDone(msgspec.Struct, frozen=True, tag=True):
     dataset: str = ""
     lost: bool = False
     crashed: bool = False
+    end: ReadEnd | None = None
     holes: str = ""
     hole_code: int = 0
     listed_at: int = 0

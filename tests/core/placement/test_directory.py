@@ -199,3 +199,44 @@ def test_nodes_that_ask_one_after_another_are_spread_over_the_holders() -> None:
         told[directory.lookup(f"n{at}", A, 0.0).node] += 1
         directory.dropped(f"n{at}", [A])
     assert set(told.values()) == {10}
+
+
+@pytest.mark.parametrize("order", ["the head first", "the tail first"])
+def test_of_a_chain_behind_a_fill_that_stands_still_one_reads_the_source(order: str) -> None:
+    directory = ExtentDirectory()
+    reads = {node: directory.lookup(node, A, 0.0).node for node in NODES}
+    assert list(reads.values()) == [SOURCE, *NODES[:-1]]
+    behind = list(NODES[1:])
+    for node in behind if order == "the head first" else reversed(behind):
+        reads[node] = directory.lookup(node, A, 5.0, late=[reads[node]]).node
+    answers = [reads[node] for node in behind]
+    assert answers.count(SOURCE) == 1
+    for node in behind:
+        seen = set[str]()
+        while node != SOURCE:
+            assert node != NODES[0]
+            assert node not in seen
+            seen.add(node)
+            node = reads[node]
+    assert directory.lookup(NODES[0], A, 6.0, late=[SOURCE]).node in behind
+
+
+def test_a_late_fill_is_named_again_once_it_makes_progress() -> None:
+    directory = ExtentDirectory()
+    lease = directory.lookup("n0", A, 0.0)
+    directory.lookup("n1", A, 0.0)
+    assert directory.lookup("n1", A, 5.0, late=["n0"]).node == SOURCE
+    directory.dropped("n1", [A])
+    assert not directory.wanted(A, 5.0)
+    assert directory.lookup("n2", A, 5.0).node == SOURCE
+    directory.dropped("n2", [A])
+    directory.renew("n0", [(A, lease.generation)], 6.0)
+    assert directory.lookup("n2", A, 6.0).node == "n0"
+
+
+def test_a_node_that_holds_an_extent_and_is_slow_for_one_is_named_to_others() -> None:
+    directory = ExtentDirectory()
+    directory.filled("n0", [A])
+    assert directory.lookup("n1", A, 0.0, late=["n0"]).node == SOURCE
+    directory.dropped("n1", [A])
+    assert directory.lookup("n2", A, 0.0).node == "n0"

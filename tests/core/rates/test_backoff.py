@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.core.rates.backoff import Pace, SourceBreaker, backoff_s
+from cachesvc.core.rates.backoff import Pace, backoff_s
 from cachesvc.sources.resilient import RATE_POLL_S
 
 LATE_S = 0.005
@@ -305,31 +305,3 @@ def test_the_rate_stays_a_rate(answers: list[tuple[bool, float]]) -> None:
         pace.accepted(now, now) if fine else pace.refused(now, now, 0.0)
         assert pace.rate(now) >= pace.LEAST_RATE
         assert pace.wait_s(pace.join(now), now) >= 0
-
-
-def test_a_source_that_is_down_costs_one_probe_an_interval() -> None:
-    breaker, probes = SourceBreaker(), []
-    for number in range(breaker.FAILURES):
-        assert breaker.ask(number / 3) == 0
-        breaker.failed(number / 3)
-    assert breaker.open
-    now = 4.0
-    while now < 64:
-        if not breaker.ask(now):
-            probes.append(now)
-            assert breaker.ask(now) > 0  # no other request is sent
-            breaker.failed(now + 0.1)
-        now += 0.05
-    assert len(probes) <= 4 + 60 / breaker.LIMIT_S
-    assert breaker.down_s(64) == 64
-    breaker.succeeded()
-    assert (breaker.ask(64), breaker.down_s(64)) == (0, 0)
-
-
-@given(st.lists(st.booleans(), max_size=100))
-def test_a_source_that_answers_now_and_then_is_not_down(answers: list[bool]) -> None:
-    breaker = SourceBreaker()
-    for number, fine in enumerate(answers):
-        now = number / 10
-        breaker.succeeded() if fine or number % 15 == 0 else breaker.failed(now)
-        assert not breaker.open

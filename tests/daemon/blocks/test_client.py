@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.blocks.client import (
     IDLE_S,
     BlockClient,
@@ -28,6 +29,7 @@ from cachesvc.daemon.blocks.client import (
     PeerBusy,
     PeerFailed,
     PeerLacks,
+    PeerLate,
     PeerSilent,
 )
 from cachesvc.daemon.blocks.wire import Frame, Kind, receive_request
@@ -37,6 +39,7 @@ from testbed import WAIT_S
 from tests.support.membership.blocks import (
     BLOCKS,
     DATA,
+    EXTENT,
     SIZE,
     Copy,
     client,
@@ -279,7 +282,7 @@ def test_a_node_that_is_killed_while_it_sends_leaves_whole_blocks(
 def test_a_filler_that_makes_no_progress_is_given_up() -> None:
     with Copy() as theirs, serving(theirs.lend) as address, client() as peers, Copy() as copy:
         theirs.fill(0)
-        with pytest.raises(PeerSilent, match="no block came"):
+        with pytest.raises(PeerLate, match="next block"):
             copy.read_from(peers, address, wait_s=0.1)
         assert copy.progress.complete(0) == 1
 
@@ -356,6 +359,63 @@ def test_a_peer_that_says_nothing_is_given_up() -> None:
         copy.read_from(peers, f"127.0.0.1:{silent.getsockname()[1]}")
 
 
+@contextmanager
+def trickling(every_s: float) -> Iterator[str]:
+    """A peer that sends a byte of a block now and then, for ever."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                receive_request(connection, WAIT_S)
+                for byte in GOOD:
+                    if ended.wait(every_s):
+                        break
+                    connection.sendall(bytes([byte]))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        ended.set()
+        thread.join(WAIT_S)
+
+
+def test_a_peer_that_trickles_is_given_up() -> None:
+    """It is never silent, and it would take weeks."""
+    with trickling(0.01) as address, client(silent_s=1.0) as peers, Copy() as copy:
+        with pytest.raises(PeerLate):
+            copy.read_from(peers, address, wait_s=0.5)
+        assert copy.progress.complete(0) == 0
+
+
+def test_a_peer_with_steady_progress_is_late_after_the_limit() -> None:
+    with (
+        resident() as lend,
+        serving(lend, bytes_per_s=4 * BLOCK) as address,
+        client() as peers,
+        Copy() as copy,
+    ):
+        with pytest.raises(PeerLate):
+            peers.read(address, EXTENT, SIZE, copy.fd, copy.progress, Patience(WAIT_S, 0.1))
+        assert copy.progress.complete(0) < BLOCKS
+
+
+def test_a_check_tells_whether_a_port_and_its_node_answer() -> None:
+    with resident() as lend, serving(lend) as address, client() as peers:
+        peers.check(address)
+    with client() as peers, pytest.raises(PeerFailed):
+        peers.check(address)
+    with (
+        saying(Frame(Kind.FAILED).pack()) as address,
+        client() as peers,
+        pytest.raises(PeerFailed, match="cannot"),
+    ):
+        peers.check(address)
+    with trickling(WAIT_S) as address, client(silent_s=0.1) as peers, pytest.raises(PeerSilent):
+        peers.check(address)
+
+
 def test_connections_are_used_again_and_replaced_once_the_peer_closed_them() -> None:
     with saying(GOOD, GOOD) as address, client() as peers:
         for _ in range(2):  # the peer closes each connection after its answer
@@ -367,7 +427,7 @@ def test_connections_are_used_again_and_replaced_once_the_peer_closed_them() -> 
         with Copy() as copy:
             for extent in extents:
                 with pytest.raises(PeerLacks):
-                    peers.read(address, extent, SIZE, copy.fd, copy.progress)
+                    peers.read(address, extent, SIZE, copy.fd, copy.progress, Patience())
             copy.read_from(peers, address)
         # three of the lent extent and its progress, the listener, and both ends of one connection
         assert open_descriptors() - before == 6

@@ -26,6 +26,7 @@ from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.processes import jobs
+from cachesvc.sources.resilient import SourceCounters
 from cachesvc.tiers.ram import RamTier
 from cachesvc.tiers.tier import Checksums
 from tests.support.descriptors import descriptors
@@ -67,7 +68,7 @@ class Bench:
         self.extent = self.dataset.extent_ids[0]
         node = Node([TierSpec(each, 1000) for each in self.tiers], NodeSettings())
         lanes: Any = dict.fromkeys(self.tiers, SimpleNamespace(submit=self._call))
-        fillers: Any = SimpleNamespace(submit=self._fetch)
+        fillers: Any = SimpleNamespace(submit=self._fetch, source_requests=SourceCounters())
         handle, holes = self.events.append, HoleRecords(lambda: 0.0)
         checks = Checks(node, self.tiers, lanes, fillers, handle, lambda _: None)
         commits, locate = Commits(lanes, lanes), self._locate if cluster else None
@@ -86,7 +87,13 @@ class Bench:
             os.fstat(fd)
         self.calls.append(lambda: then(self._answers.pop(0) if self._answers else GOOD))
 
-    def _locate(self, extent: ExtentId, failed: tuple[str, ...], then: Callable[[Located], None]) -> None:
+    def _locate(
+        self,
+        extent: ExtentId,
+        failed: tuple[str, ...],
+        late: tuple[str, ...],
+        then: Callable[[Located], None],
+    ) -> None:
         self.calls.append(lambda: then(cast("Located", self._answers.pop(0)) if self._answers else SOURCE))
 
     def start(self, origin: TierName | None = None) -> None:

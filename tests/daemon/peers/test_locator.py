@@ -76,7 +76,7 @@ def test_an_answer_of_another_length_is_none() -> None:
         wait_until(lambda: len(known.view.members) == 2)
         answers = queue.SimpleQueue[str]()
         for extent in EXTENTS:
-            locator.locate(extent, (), lambda node, _: answers.put(node))
+            locator.locate(Question(extent), lambda answer: answers.put(answer.node))
         found = [answers.get(timeout=WAIT_S) for _ in EXTENTS]
         held, coming = locator.survey(EXTENTS)
     assert found == [SOURCE] * len(EXTENTS)
@@ -86,7 +86,7 @@ def test_an_answer_of_another_length_is_none() -> None:
 def test_fills_do_not_wait_for_ever_for_members_that_cannot_be_greeted() -> None:
     known, locator = located(settle_s=0.0)  # not started: the addresses of this node are in use
     answers = queue.SimpleQueue[str]()
-    locator.locate(EXTENTS[0], (), lambda node, _: answers.put(node))
+    locator.locate(Question(EXTENTS[0]), lambda answer: answers.put(answer.node))
     assert answers.get_nowait() == SOURCE
     assert not known.settled
 

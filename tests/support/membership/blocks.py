@@ -16,6 +16,7 @@ import numpy as np
 from cachesvc.config import Tls
 from cachesvc.core.errors import NotFound
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.blocks.replies import Lent
 from cachesvc.daemon.blocks.server import MAX_CONNECTIONS, BlockServer, Lend
@@ -68,7 +69,7 @@ class Copy:
 
     def read_from(self, client: BlockClient, address: str, wait_s: float = WAIT_S) -> bytes:
         """Read the missing blocks from a peer; return all digests."""
-        return client.read(address, EXTENT, len(self.data), self.fd, self.progress, wait_s)
+        return client.read(address, EXTENT, len(self.data), self.fd, self.progress, Patience(wait_s))
 
     def bytes(self) -> bytes:
         """The bytes that lie there."""

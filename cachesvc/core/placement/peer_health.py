@@ -1,0 +1,106 @@
+"""The health of each place that this node reads extents from: what reads showed, and checks of the port that sends extents.
+
+After a few failures a place is left out, for longer each time, until one read of it, the probe, succeeds. A node whose port
+does not answer is not probed before it does. Each node judges by what it sees itself, so a broken link between two nodes
+does not shut either out of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cachesvc.core.placement.directory import SOURCE
+from cachesvc.core.placement.place_search import Verdict
+from cachesvc.core.rates.circuit_breaker import PEER_TRIP, CircuitBreaker, Trip
+
+RATE_SHARE = 0.2
+"""The part of the latest read in the rate that is shown."""
+RATE_LEAST_BYTES = 65536
+"""A read of fewer bytes says nothing about the rate."""
+Health = Literal["works", "slow", "unreadable"]
+"""`slow`: its extents come too late. `unreadable`: the port that sends them does not answer, or breaks off."""
+
+
+@dataclass(slots=True)
+class PlaceHealth:
+    """One place. Times are seconds of the caller's clock."""
+
+    breaker: CircuitBreaker
+    unreachable: bool = False
+    """The way to it is broken, as far as the last read or check of its port tells."""
+    failures: int = 0
+    why: str = ""
+    """The last failure, as text for people."""
+    bytes_per_s: float = 0.0
+    """The rate of one read, smoothed; 0 before the first."""
+    round_trip_s: float = 0.0
+    """What the last check of its port took."""
+
+    def state(self, now: float) -> Health:
+        """Return whether it is left out now, and why. It counts as working when a probe is due."""
+        if not self.breaker.open:
+            return "works"
+        if self.unreachable:
+            return "unreadable"
+        return "slow" if self.breaker.wait_s(now) else "works"
+
+
+@dataclass(slots=True)
+class PlacesHealth:
+    """All places by name; the source of this node is `SOURCE`."""
+
+    trip: Trip = PEER_TRIP
+    _places: dict[str, PlaceHealth] = field(default_factory=dict)
+
+    def of(self, node: str) -> PlaceHealth:
+        """Return the record of a place."""
+        return self._places.setdefault(node, PlaceHealth(CircuitBreaker(self.trip)))
+
+    def left_out(self, now: float) -> list[str]:
+        """The places from which nothing is to be read now."""
+        return [node for node, each in self._places.items() if each.state(now) != "works"]
+
+    def begin(self, node: str, now: float) -> bool:
+        """Return whether a read from a place may begin, which may be its probe."""
+        place = self._places.get(node)
+        if place is None or not place.breaker.open:
+            return True
+        return not place.unreachable and not place.breaker.ask(now)
+
+    def judge(self, verdict: Verdict, now: float) -> bool:
+        """Take a read's verdict. Return True if the place is left out from now on, or is not left out any more."""
+        place = self.of(verdict.node)
+        if verdict.failure:
+            place.failures += 1
+            place.why, place.unreachable = verdict.failure, verdict.unreachable
+            return place.breaker.failed(now)
+        if verdict.size_bytes >= RATE_LEAST_BYTES and verdict.took_s > 0:
+            rate = verdict.size_bytes / verdict.took_s
+            place.bytes_per_s += (RATE_SHARE if place.bytes_per_s else 1.0) * (rate - place.bytes_per_s)
+        was_open = place.breaker.open
+        place.breaker.succeeded()
+        place.unreachable = False
+        return was_open
+
+    def answered(self, node: str, round_trip_s: float) -> None:
+        """Note that a port that sends extents answered a check."""
+        place = self.of(node)
+        place.round_trip_s, place.unreachable = round_trip_s, False
+
+    def silent(self, node: str, why: str, now: float) -> bool:
+        """Note that it did not. Return True if the node is left out from now on."""
+        place = self.of(node)
+        place.failures += 1
+        place.why, place.unreachable = why, True
+        return place.breaker.trip_at(now)
+
+    def reset(self, node: str) -> None:
+        """Forget one place."""
+        self._places.pop(node, None)
+
+    def forget(self, members: Collection[str]) -> None:
+        """Forget all but these nodes and the source."""
+        for node in self._places.keys() - {*members, SOURCE}:
+            del self._places[node]

@@ -1,0 +1,51 @@
+"""Counts of fills, for `status` and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cachesvc.catalog.survey import provisional_id
+from cachesvc.core.model import DatasetId
+from cachesvc.daemon.processes import jobs
+
+
+@dataclass(slots=True)
+class FillCounts:
+    """Counts of all fills since the daemon's start."""
+
+    from_source: Counter[DatasetId] = field(default_factory=Counter)
+    from_peers: Counter[DatasetId] = field(default_factory=Counter)
+    """Bytes fetched for each dataset."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed fills by the name of the error, including those that were retried."""
+    received_bytes: int = 0
+    """Bytes of extents that came from other nodes, also for fills that failed."""
+    receive_s: float = 0.0
+    """The seconds that all reads from other nodes took. Some waited for blocks that those nodes did not have yet."""
+    peer_reads: int = 0
+    """Reads from other nodes that have ended, those that failed included."""
+    peer_failures: int = 0
+    """How often a node failed to give an extent, or was late."""
+    hedged_bytes: int = 0
+    """Bytes of extents that were asked of the source because the node that was fetching them was late."""
+
+    def source_bytes(self, dataset: DatasetId) -> int:
+        """Bytes fetched from the source, including those fetched while the dataset was indexed."""
+        return self.from_source[dataset] + self.from_source[provisional_id(dataset)]
+
+    def peer_bytes(self, dataset: DatasetId) -> int:
+        """Bytes fetched from other nodes."""
+        return self.from_peers[dataset]
+
+    def fetched(self, dataset: DatasetId, done: jobs.JobDone) -> None:
+        """Count a job's bytes."""
+        self.from_source[dataset] += done.source_bytes
+        self.from_peers[dataset] += done.peer_bytes
+
+    def received(self, since: float, done: jobs.JobDone) -> None:
+        """Count a read from another node, which began at `since` on the monotonic clock."""
+        self.received_bytes += done.peer_bytes
+        self.receive_s += time.monotonic() - since
+        self.peer_reads += 1

@@ -1,0 +1,120 @@
+"""Places that fail are left out, probed less and less often, and come back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesvc.core.placement.directory import SOURCE
+from cachesvc.core.placement.peer_health import PlacesHealth
+from cachesvc.core.placement.place_search import Verdict
+from cachesvc.core.rates.circuit_breaker import PEER_TRIP
+
+BROKEN = Verdict("b", failure="refused", unreachable=True)
+SLOW = Verdict("b", failure="late")
+GOOD = Verdict("b", 64 << 20, 0.5)
+
+
+def failing(verdict: Verdict, now: float = 0.0) -> PlacesHealth:
+    """A node that has just failed too often."""
+    health = PlacesHealth()
+    changed = [health.judge(verdict, now) for _ in range(PEER_TRIP.failures)]
+    assert changed == [False] * (PEER_TRIP.failures - 1) + [True]
+    return health
+
+
+@pytest.mark.parametrize(("verdict", "state"), [(BROKEN, "unreadable"), (SLOW, "slow")])
+def test_after_a_few_failures_a_node_is_left_out(verdict: Verdict, state: str) -> None:
+    health = failing(verdict)
+    assert health.left_out(0.0) == ["b"]
+    assert not health.begin("b", 0.0)
+    assert health.of("b").state(0.0) == state
+    assert health.of("b").why == verdict.failure
+
+
+def test_failures_of_one_node_count_for_no_other() -> None:
+    health = failing(SLOW)
+    assert health.begin("c", 0.0)
+    assert health.begin(SOURCE, 0.0)
+
+
+def test_a_slow_node_is_probed_by_one_read_and_comes_back() -> None:
+    health, later = failing(SLOW), PEER_TRIP.first_s
+    assert not health.begin("b", later - 1)
+    assert health.left_out(later) == []
+    assert health.begin("b", later)
+    assert not health.begin("b", later)
+    assert health.left_out(later) == ["b"]
+    assert health.judge(GOOD, later + 1)
+    assert health.left_out(later + 1) == []
+    assert not health.judge(GOOD, later + 2)
+
+
+def test_a_port_that_is_silent_is_not_probed_by_reads() -> None:
+    health, later = PlacesHealth(), 1000 * PEER_TRIP.cap_s
+    assert health.silent("b", "no answer", 0.0)
+    assert health.left_out(later) == ["b"]
+    health.answered("b", 0.001)
+    assert health.left_out(later) == []
+    assert health.begin("b", later)
+    assert not health.begin("b", later)
+    assert health.judge(GOOD, later)
+
+
+def test_a_port_that_answers_although_reads_break_off_does_not_bring_the_node_back() -> None:
+    """As where large packets are dropped on the way, and small ones are not."""
+    health, reads, now = PlacesHealth(), 0, 0.0
+    while now < 3600:
+        health.answered("b", 0.001)
+        if health.begin("b", now):
+            reads += 1
+            health.judge(BROKEN, now)
+        now += 5
+    assert reads <= PEER_TRIP.failures + 18
+
+
+def test_the_rate_is_that_of_whole_reads() -> None:
+    health = PlacesHealth()
+    health.judge(GOOD, 0.0)
+    health.judge(Verdict("b", 10, 5.0), 0.0)
+    assert health.of("b").bytes_per_s == GOOD.size_bytes / GOOD.took_s
+
+
+def test_a_node_that_starts_anew_or_leaves_is_forgotten() -> None:
+    health = failing(SLOW)
+    health.reset("b")
+    assert health.begin("b", 0.0)
+    health = failing(SLOW)
+    health.forget({"c"})
+    assert health.begin("b", 0.0)
+
+
+@given(st.integers(0, 1 << 30), st.floats(0.0, 0.3))
+def test_a_node_that_fails_now_and_then_is_rarely_left_out(seed: int, rate: float) -> None:
+    chance, health, tried, now = random.Random(seed), PlacesHealth(), 0, 0.0
+    for _ in range(1000):
+        now += 1.0
+        if health.begin("b", now):
+            tried += 1
+            health.judge(SLOW if chance.random() < rate else GOOD, now)
+    assert tried >= 500
+
+
+@given(st.lists(st.sampled_from(["read", "check ok", "check silent", "wait"]), max_size=200))
+def test_what_is_left_out_cannot_begin_and_what_works_once_can(steps: list[str]) -> None:
+    health, now = PlacesHealth(), 0.0
+    for number, step in enumerate(steps):
+        if step == "wait":
+            now += 7.0
+        elif step == "check ok":
+            health.answered("b", 0.01)
+        elif step == "check silent":
+            health.silent("b", "no answer", now)
+        else:
+            left_out = "b" in health.left_out(now)
+            assert health.begin("b", now) != left_out
+            if not left_out:
+                health.judge(BROKEN if number % 2 else SLOW, now)

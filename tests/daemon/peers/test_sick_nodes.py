@@ -1,0 +1,161 @@
+"""One sick node harms nobody: its requests to the source hang, or the port that sends its extents is closed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cachesvc.catalog.options import Options
+from cachesvc.client.control import Control
+from cachesvc.core.model import DatasetId
+from loader import DataLoader, open_dataset
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import two_ports
+from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3
+from tests.support.waiting import wait_until
+
+EXTENT, EXTENTS, RECORD = 256 << 10, 8, 4096
+URI = "s3://bucket/d/"
+CONTENTS = np.random.default_rng(3).bytes(EXTENTS * EXTENT)
+OPTIONS = Options(format="records", record_bytes=RECORD)
+
+
+class Cluster:
+    """Daemons of one static cluster over a bucket, each with its own key. All know the node `behind` at 127.0.0.2."""
+
+    def __init__(self, root: Path, server: FakeS3, names: str, behind: str = "") -> None:
+        self._root, self._server = root, server
+        self.ports = {name: two_ports() for name in names}
+        known = (f"127.0.0.{1 + (name == behind)}:{port}" for name, port in self.ports.items())
+        self._members = f"static:{','.join(known)}"
+
+    def node(self, name: str) -> Daemon:
+        given = ["--ram", "8MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--allow", "s3://bucket/"]
+        member = ["--cluster", self._members, "--node-name", name]
+        environment = {
+            "AWS_ACCESS_KEY_ID": f"KEY{name}",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_ENDPOINT_URL": self._server.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        options = [*given, *member, "--advertise", f"127.0.0.1:{self.ports[name]}"]
+        return Daemon(self._root / name, options, environment)
+
+
+def bucket(server: FakeS3) -> None:
+    server.objects["d/0.bin"] = Object(len(CONTENTS), data=CONTENTS)
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    with Control(daemon.socket_dir) as control:
+        return {node.name: node.state for node in control.nodes().nodes}
+
+
+def read(daemon: Daemon) -> bytes:
+    """Read every record in order through the loader."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        dataset = open_dataset(URI, format="records", record_bytes=RECORD)
+        found = b"".join(np.asarray(batch).tobytes() for batch in DataLoader(dataset, batch_size=16))
+        dataset.close()
+    return found
+
+
+def opened(daemon: Daemon) -> DatasetId:
+    with Control(daemon.socket_dir) as control:
+        return control.open_dataset([URI], OPTIONS).id
+
+
+def bytes_from_source(daemon: Daemon) -> int:
+    with Control(daemon.socket_dir) as control:
+        (status,) = control.status().datasets
+    return status.source_bytes
+
+
+def test_a_member_whose_requests_hang_holds_up_the_others_once(tmp_path: Path) -> None:
+    healed, asked = threading.Event(), threading.Event()
+
+    def hang(request: BaseHTTPRequestHandler) -> None:
+        if "KEYc" in request.headers["Authorization"] and "Range" in request.headers:
+            asked.set()
+            healed.wait()
+
+    with fake_s3() as server, ExitStack() as stack:
+        bucket(server)
+        cluster = Cluster(tmp_path, server, "abc")
+        daemons = [stack.enter_context(cluster.node(name)) for name in "abc"]
+        stack.callback(healed.set)
+        wait_until(lambda: all([*states(each).values()] == ["present"] * 3 for each in daemons))
+        for each in daemons:
+            opened(each)
+        server.refuse = hang
+        sick, *others = reversed(daemons)
+        filling = threading.Thread(target=lambda: prefetch(sick))
+        filling.start()
+        assert asked.wait(WAIT_S)  # it leads some fills now
+        assert [read(each) for each in others] == [CONTENTS] * 2
+        assert sum(bytes_from_source(each) for each in others) == len(CONTENTS)
+        healed.set()
+        filling.join(WAIT_S)
+        assert read(sick) == CONTENTS
+
+
+def prefetch(daemon: Daemon) -> None:
+    with Control(daemon.socket_dir) as control:
+        list(control.prefetch(opened(daemon)))
+
+
+@contextmanager
+def forwarding(port: int) -> Iterator[None]:
+    """Forward 127.0.0.2:PORT to 127.0.0.1:PORT."""
+    with socket.create_server(("127.0.0.2", port)) as listener:
+
+        def pump(origin: socket.socket, to: socket.socket) -> None:
+            with suppress(OSError):
+                while data := origin.recv(1 << 16):
+                    to.sendall(data)
+                to.shutdown(socket.SHUT_WR)
+
+        def accept() -> None:
+            with suppress(OSError):  # the listener is closed
+                while True:
+                    near, _ = listener.accept()
+                    try:
+                        far = socket.create_connection(("127.0.0.1", port))
+                    except OSError:  # the node does not listen yet
+                        near.close()
+                        continue
+                    for one, other in ((near, far), (far, near)):
+                        threading.Thread(target=pump, args=(one, other), daemon=True).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(WAIT_S)
+
+
+def test_a_node_whose_extents_cannot_be_read_is_not_present(tmp_path: Path) -> None:
+    with fake_s3() as server, ExitStack() as stack:
+        bucket(server)
+        cluster = Cluster(tmp_path, server, "ab", behind="b")
+        stack.enter_context(forwarding(cluster.ports["b"]))
+        node, sick = (stack.enter_context(cluster.node(name)) for name in "ab")
+        wait_until(lambda: states(node) == {"a": "present", "b": "unreadable"})
+        prefetch(sick)
+        assert read(node) == CONTENTS
+        assert bytes_from_source(node) == len(CONTENTS)
+        with Control(node.socket_dir) as control:
+            (why,) = (each.why for each in control.nodes().nodes if each.name == "b")
+        assert f"127.0.0.2:{cluster.ports['b'] + 1}" in why
+        stack.enter_context(forwarding(cluster.ports["b"] + 1))
+        wait_until(lambda: states(node)["b"] == "present")
