@@ -19,12 +19,14 @@ from cachesvc.cli import (
     index,
     nodes,
     order,
+    output,
     prefetch,
     reload,
     run,
     serve,
     simulate,
     status,
+    stop,
     tokenize,
     verify,
 )
@@ -57,8 +59,23 @@ EXIT_CODES = "\b\nExit codes:\n" + "\n".join(
 (128 + n when signal n ended it)."""
 
 
+class Verbs(click.Group):
+    """A group whose help lists its verbs by task."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs with their first lines."""
+        width = max(map(len, self.commands))
+        limit = formatter.width - width - 6
+        for task, verbs in TASKS.items():
+            rows = [(f"{verb.name:<{width}}", verb.get_short_help_str(limit)) for verb in verbs]
+            with formatter.section(task):
+                formatter.write_dl(rows)
+
+
 @click.group(
-    epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=Verbs,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="cachesvc", prog_name="cachesvc")
 def cli() -> None:
@@ -69,29 +86,37 @@ def cli() -> None:
     """
 
 
-for _verb in (
-    serve.serve,
-    config.config,
-    reload.reload,
-    prefetch.prefetch,
-    status.status,
-    top.top,
-    nodes.nodes,
-    events.events,
-    datasets.list_datasets,
-    index.index,
-    tokenize.tokenize,
-    find.find,
-    order.order,
-    datasets.pin,
-    datasets.unpin,
-    datasets.evict,
-    verify.verify,
-    copy.cat,
-    copy.cp,
-    estimate.estimate,
-    simulate.simulate,
-    run.run,
-    doctor.doctor,
-):
-    cli.add_command(_verb)
+@cli.command("help")
+@click.argument("verb", required=False)
+@click.option("--json", is_flag=True, help="Print JSON, one object a line.")
+@click.pass_context
+def show_help(context: click.Context, verb: str | None, json: bool) -> None:
+    """Show the help of a verb, or this page."""
+    root = context.find_root()
+    found = cli if verb is None else cli.get_command(root, verb)
+    if found is None:
+        raise click.UsageError(f"No such command {verb!r}.", root)
+    inner = root if verb is None else click.Context(found, info_name=verb, parent=root)
+    text = found.get_help(inner)
+    output.report(json, text, {"event": "help", "text": text})
+
+
+TASKS = {
+    "Run a daemon": (serve.serve, run.run, config.config, reload.reload, stop.stop, doctor.doctor),
+    "Look at it": (status.status, top.top, events.events, nodes.nodes),
+    "Keep data": (
+        prefetch.prefetch,
+        datasets.list_datasets,
+        datasets.pin,
+        datasets.unpin,
+        datasets.evict,
+        verify.verify,
+    ),
+    "Read and write data": (find.find, order.order, copy.cat, copy.cp, index.index, tokenize.tokenize),
+    "Plan": (estimate.estimate, simulate.simulate),
+    "Help": (show_help,),
+}
+"""The verbs by task, in the order of the help."""
+for _verbs in TASKS.values():
+    for _verb in _verbs:
+        cli.add_command(_verb)

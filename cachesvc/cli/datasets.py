@@ -12,9 +12,10 @@ from cachesvc.core.errors import CacheError, TierFailed
 
 
 @click.command("ls")
+@options.wide
 @options.daemon
-def list_datasets(socket: str | None, json: bool) -> int:
-    """List the datasets that the daemon knows."""
+def list_datasets(wide: bool, socket: str | None, json: bool) -> int:
+    """List the datasets that the daemon knows, by URI."""
     with Control(socket) as control:
         found = control.list()
     if json:
@@ -23,22 +24,22 @@ def list_datasets(socket: str | None, json: bool) -> int:
         return 0
     rows = [
         [
-            row.dataset.id,
-            row.dataset.format,
-            f"{row.dataset.samples:,}",
-            output.size(row.dataset.size_bytes),
-            output.share(row.resident_bytes, row.dataset.size_bytes),
-            output.marks(row),
+            output.short_id(row.dataset.id, wide),
             row.dataset.uri,
+            output.share(row.resident_bytes, row.dataset.size_bytes),
+            output.size(row.dataset.size_bytes),
+            output.marks(row),
+            f"{row.dataset.samples:,}",
+            row.dataset.format,
         ]
-        for row in found
+        for row in sorted(found, key=lambda row: (row.dataset.uri, row.dataset.id))
     ]
-    output.table(["id", "format", "samples>", "size>", "resident>", "", "uri"], rows)
+    output.table(["id", "uri~", "resident>?", "size>?", "", "samples>?", "format?"], rows, wide)
     return 0
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID")
+@click.argument("name", metavar="URI|ID", type=options.KNOWN)
 @options.dataset
 @options.daemon
 def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
@@ -57,21 +58,23 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID")
+@click.argument("name", metavar="URI|ID", type=options.KNOWN)
 @options.dataset
 @options.daemon
 def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
     """Let a dataset be evicted again; every known version of a URI."""
     with Control(socket) as control:
+        pinned = {row.dataset.id for row in control.list() if row.pinned}
         for dataset in resolve.all_versions(control, name, options.dataset_options(given)):
             control.pin(dataset, False)
-            row = {"event": "unpinned", "dataset": dataset, "target": name}
-            output.report(json, f"{name} ({dataset}) is not pinned", row)
+            row = {"event": "unpinned", "dataset": dataset, "target": name, "was_pinned": dataset in pinned}
+            done = "was pinned, and may be evicted now" if dataset in pinned else "was not pinned"
+            output.report(json, f"{name} ({dataset}) {done}", row)
     return 0
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID")
+@click.argument("name", metavar="URI|ID", type=options.KNOWN)
 @options.dataset
 @options.daemon
 def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:

@@ -20,8 +20,9 @@ WRAPPED = re.compile(
 
 
 @click.command()
+@options.wide
 @options.daemon
-def nodes(socket: str | None, json: bool) -> int:
+def nodes(wide: bool, socket: str | None, json: bool) -> int:
     """Show the members of the cluster.
 
     Exits 1 when one of them is not present: away, refused, listed and never heard of, or its extents cannot be read.
@@ -35,19 +36,19 @@ def nodes(socket: str | None, json: bool) -> int:
             output.emit(output.plain(node))
     else:
         heads = [
-            "node",
-            "address",
-            "zone",
+            "node~",
             "state",
-            "capacity>",
-            "extents>",
-            "calls>",
-            "blocks>",
-            "rate>",
-            "release",
-            "why",
+            "why~",
+            "address~?",
+            "zone?",
+            "capacity>?",
+            "extents>?",
+            "calls>?",
+            "blocks>?",
+            "rate>?",
+            "release?",
         ]
-        output.table(heads, [_row(node) for node in reply.nodes])
+        output.table(heads, [_row(node) for node in reply.nodes], wide)
     return int(any(node.state != "present" for node in reply.nodes))
 
 
@@ -55,16 +56,16 @@ def _row(node: pb.NodeStatus) -> list[str]:
     away = f"{node.state} for {output.duration(node.away_s)}" if node.state == "away" else node.state
     return [
         f"{node.name} (this node)" if node.me else node.name,
+        away,
+        shortened(node.why),
         node.address,
         node.zone,
-        away,
         output.size(node.weight_bytes),
         f"{node.extents:,}",
         _milliseconds(node.round_trip_us),
         _milliseconds(node.block_round_trip_us),
         f"{output.size(node.bytes_per_s)}/s" if node.bytes_per_s else "",
         node.release,
-        shortened(node.why),
     ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from cachesvc import config
 from cachesvc.cluster.addresses import split_address
@@ -108,6 +109,12 @@ def _together(*added: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return add
 
 
+wide = click.option(
+    "--wide",
+    is_flag=True,
+    help="Print all columns, whole, however wide the terminal is.  [default: lines that fit]",
+)
+
 daemon = _together(
     setting(
         "--socket",
@@ -139,6 +146,43 @@ saved_state = _together(
     ),
 )
 """The options of verbs that compute from a saved state."""
+
+
+class _Known(_Param):
+    """A URI, or the id of a dataset; Tab offers the datasets that the daemon knows."""
+
+    name = "text"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the URIs that begin so; none where no daemon answers."""
+        from cachesvc.client.control import Control
+        from cachesvc.core.errors import CacheError
+
+        try:
+            with Control(ctx.params.get("socket")) as control:
+                uris = sorted({row.dataset.uri for row in control.list()})
+        except CacheError:
+            return []
+        return [CompletionItem(uri) for uri in uris if uri.startswith(incomplete)]
+
+
+class _Format(_Param):
+    """The name of a format, which the opening checks; Tab offers all."""
+
+    name = "text"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the names that begin so."""
+        from cachesvc.catalog.formats.all_formats import FORMATS
+
+        return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete)]
+
+
+KNOWN = _Known()
 split = click.option(
     "--split",
     default="",
@@ -147,6 +191,7 @@ split = click.option(
 dataset = _together(
     click.option(
         "--format",
+        type=_Format(),
         default="",
         help="files, objects, whole, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, "
         "documents, tfrecord, records or tokens; inferred unless given.",

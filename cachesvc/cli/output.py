@@ -102,9 +102,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], wide: bool = Fa
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal; None where the output goes elsewhere. `watch` states its terminal's width in
-    COLUMNS."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+    """Return the width of the terminal; None where the output goes elsewhere. `watch` states the size of its
+    terminal in COLUMNS and LINES."""
+    if sys.stdout.isatty() or all(os.environ.get(name, "").isdecimal() for name in ("COLUMNS", "LINES")):
         return shutil.get_terminal_size().columns
     return None
 
@@ -115,6 +115,8 @@ def size(count: float) -> str:
     while count >= 1024 and power < len(_UNITS) - 1:
         count /= 1024
         power += 1
+    if count == 1 and power == 0:
+        return "1 byte"
     return f"{count:.0f} {_UNITS[0]}" if power == 0 else f"{count:.1f} {_UNITS[power]}"
 
 
@@ -123,6 +125,11 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def short_id(dataset: str, wide: bool = False) -> str:
+    """Return as much of a dataset's id as a person needs to name it: 12 digits, unless `wide`."""
+    return dataset if wide else dataset[:12]
 
 
 def plural(count: int, one: str, many: str = "") -> str:

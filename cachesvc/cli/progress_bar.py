@@ -1,4 +1,5 @@
-"""Shows progress: a bar on a terminal, else at most one line a second on stderr, or JSON on stdout."""
+"""Shows progress: a bar on a terminal, which is gone at the end; else at most one line a second on stderr, where something
+changed; or JSON on stdout."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._now = now
         self._started = self._shown = now()
         self._first_done: int | None = None
+        self._told: tuple[int, int] | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> ProgressBar:
@@ -47,6 +49,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
                 console=output.console(to_stderr=True),
+                transient=True,
             )
             self._bar.start()
             self._bar.add_task(self._title, total=None)
@@ -72,9 +75,9 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
                 self._bar.update(task.id, completed=done, total=total)
             return
         now = self._now()
-        if now - self._shown < LINE_S:
+        if now - self._shown < LINE_S or (not self._json and (done, total) == self._told):
             return
-        self._shown = now
+        self._shown, self._told = now, (done, total)
         rate = max(0, done - self._first_done) / max(now - self._started, 1e-9)
         if self._json:
             output.emit(

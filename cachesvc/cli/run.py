@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
 import stat
 import subprocess
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,10 +24,11 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import options, output
-from cachesvc.client.control import Control, answers, find_daemon
+from cachesvc.cli.stop import stop_daemon
+from cachesvc.client.control import answers, find_daemon
 from cachesvc.core.errors import (
     INTERRUPTED,
-    CacheError,
+    DaemonUnavailable,
     DeadlineExceeded,
     InvalidInput,
     NotAllowed,
@@ -38,8 +38,6 @@ from cachesvc.core.errors import (
 
 START_S = 90.0
 """Timeout of the start: a daemon waits for its ports for a minute, and then scans a large NVMe tier."""
-STOP_S = 30.0
-"""Timeout of the shutdown, which waits for fills that are being committed."""
 POLL_S = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -78,7 +76,8 @@ def private_dir() -> str:
     """Return the directory of this user's daemon for this job on this node."""
     job = os.environ.get("SLURM_JOB_ID", "")
     name = f"cachesvc-{os.geteuid()}{'-' if job.isdigit() else ''}{job if job.isdigit() else ''}"
-    return f"{os.environ.get('XDG_RUNTIME_DIR') or tempfile.gettempdir()}/{name}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")  # of a login, which a batch job on another node inherits
+    return f"{runtime if os.path.isdir(runtime) else tempfile.gettempdir()}/{name}"
 
 
 def make_private(directory: str) -> None:
@@ -111,7 +110,8 @@ def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
                 fcntl.flock(ending, fcntl.LOCK_EX)
                 fcntl.flock(users, fcntl.LOCK_UN)
                 if _is_last(users.fileno()):
-                    _stop(directory)
+                    with suppress(DaemonUnavailable):  # it is already gone
+                        stop_daemon(directory)
 
 
 def _is_last(users: int) -> bool:
@@ -163,26 +163,6 @@ def _await_answer(directory: str, daemon: subprocess.Popen[bytes], log: str, beg
                 f"the daemon did not answer within {START_S:.0f} s of its start; see {log}"
             )
         time.sleep(POLL_S)
-
-
-def _stop(directory: str) -> None:
-    """Send SIGTERM and wait until the process is gone: its NVMe directories are then free for the next daemon."""
-    try:
-        with Control(directory) as control:
-            pid = control.status().pid
-        handle = os.pidfd_open(pid)
-    except (CacheError, ProcessLookupError):
-        return  # it is already gone
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-        waiting = select.poll()
-        waiting.register(handle, select.POLLIN)
-        if not waiting.poll(STOP_S * 1000):
-            raise DeadlineExceeded(
-                f"the daemon (pid {pid}) did not stop within {STOP_S:.0f} s; see {directory}"
-            )
-    finally:
-        os.close(handle)
 
 
 def _command(command: Sequence[str], directory: str) -> int:

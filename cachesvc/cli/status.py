@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +17,26 @@ EPOCHS = 3
 """Epochs of a dataset in the table, including the current one; `--json` prints all that are kept."""
 
 
+HEADS = [
+    "dataset~",
+    "resident>",
+    "share>",
+    "readers>",
+    "hits>",
+    "bound>",
+    "source>?",
+    "size>?",
+    "ahead>?",
+    "peers>?",
+    "",
+    "id?",
+]
+
+
 @click.command()
+@options.wide
 @options.daemon
-def status(socket: str | None, json: bool) -> int:
+def status(wide: bool, socket: str | None, json: bool) -> int:
     """Show the daemon's tiers, datasets and counters."""
     with Control(socket) as control:
         reply = control.status()
@@ -27,39 +45,32 @@ def status(socket: str | None, json: bool) -> int:
         return 0
     output.say(
         f"cachesvc {reply.version}, pid {reply.pid}, up {output.duration(reply.uptime_s)},"
-        f" {reply.readers:,} readers, {reply.fills_running:,} fills running,"
+        f" {output.plural(reply.readers, 'reader')}, {output.plural(reply.fills_running, 'fill')} running,"
         f" serves {' '.join(reply.allow) or 'all that its user may read'}"
     )
     if (asked := reply.sources).requests:
         output.say(
-            f"sources: {asked.requests:,} reads, {output.size(asked.bytes)}, {asked.retries:,} retries,"
-            f" {asked.throttled:,} times throttled, {asked.hedges:,} hedged ({output.size(asked.hedge_bytes)})"
+            f"sources: {output.plural(asked.requests, 'read')}, {output.size(asked.bytes)},"
+            f" {output.plural(asked.retries, 'retry', 'retries')}, throttled {output.plural(asked.throttled, 'time')},"
+            f" {asked.hedges:,} hedged ({output.size(asked.hedge_bytes)})"
         )
     if reply.HasField("cluster"):
         output.say(
-            f"cluster: {reply.cluster.present:,} nodes present, {reply.cluster.away:,} away,"
+            f"cluster: {output.plural(reply.cluster.present, 'node')} present, {reply.cluster.away:,} away,"
             f" {output.size(reply.cluster.received_bytes)} received from peers,"
             f" {output.size(reply.cluster.sent_bytes)} sent"
         )
-    heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>", "corrupt>", ""]
-    output.table(heads, [_tier(t) for t in reply.tiers])
+    heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>?", "corrupt>?", ""]
+    output.table(heads, [_tier(t) for t in reply.tiers], wide)
     if reply.datasets:
-        heads = [
-            "dataset",
-            "resident>",
-            "size>",
-            "share>",
-            "readers>",
-            "hits>",
-            "ahead>",
-            "bound>",
-            "source>",
-            "peers>",
-        ]
-        output.table([*heads, "", "uri"], [_dataset(d) for d in reply.datasets])
+        output.table(HEADS, [_dataset(d, wide) for d in _by_use(reply.datasets)], wide)
     if epochs := [_epoch(d, epoch) for d in reply.datasets for epoch in d.epochs[-EPOCHS:]]:
-        output.table(["dataset", "epoch>", "touched>", "hits>", "bound>", "of bound>"], epochs)
+        output.table(["dataset~", "epoch>", "touched>", "hits>", "bound>", "of bound>"], epochs, wide)
     return 0
+
+
+def _by_use(rows: Iterable[pb.DatasetStatus]) -> list[pb.DatasetStatus]:
+    return sorted(rows, key=lambda row: (-row.readers, -row.resident_bytes, row.dataset.uri))
 
 
 def _tier(tier: pb.TierStatus) -> list[str]:
@@ -75,27 +86,27 @@ def _tier(tier: pb.TierStatus) -> list[str]:
     ]
 
 
-def _dataset(row: pb.DatasetStatus) -> list[str]:
+def _dataset(row: pb.DatasetStatus, wide: bool) -> list[str]:
     demands = row.hits + row.ahead + row.misses + row.refused
     return [
-        row.dataset.id[:12],
+        row.dataset.uri,
         output.size(row.resident_bytes),
-        output.size(row.dataset.size_bytes),
         output.share(row.resident_bytes, row.dataset.size_bytes),
         f"{row.readers:,}",
         output.share(row.hits, demands),
-        output.share(row.ahead, demands),
         output.share(row.bound, 1.0 if row.bound else 0.0),
         output.size(row.source_bytes),
+        output.size(row.dataset.size_bytes),
+        output.share(row.ahead, demands),
         output.size(row.peer_bytes),
         output.marks(row),
-        row.dataset.uri,
+        output.short_id(row.dataset.id, wide),
     ]
 
 
 def _epoch(row: pb.DatasetStatus, epoch: pb.EpochStatus) -> list[str]:
     return [
-        row.dataset.id[:12],
+        row.dataset.uri,
         f"{epoch.number}",
         f"{epoch.touched:,}",
         output.share(epoch.hit_rate, 1.0),

@@ -43,6 +43,8 @@ from cachesvc.system.memory import allowed_bytes, check_memfd
 from cachesvc.system.open_files import raise_open_files
 
 log = logging.getLogger(__name__)
+FEW_READERS = 256
+"""A limit of open files that allows more readers, and all of the RAM tier, is not worth a warning."""
 GC_THRESHOLDS = (1000, 2, 5000)
 """A full garbage collection walks every extent's record, 30 ms for 20,000 extents, and delays grants. The core makes no
 reference cycles, so one in millions of allocations is enough."""
@@ -103,9 +105,10 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
         signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
         signal.signal(LEAVE, lambda *_: loop.post(daemon.leave))
         signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
-        if open_files < wanted:
+        in_ram, readers = settings.ram_bytes // settings.extent_bytes, most_readers(open_files)
+        if open_files < wanted and (in_ram > most_in_ram(open_files) or readers < FEW_READERS):
             limits = {"limit": open_files, "advised": wanted, "extents_in_ram": most_in_ram(open_files)}
-            log.warning("few open files are allowed", extra={**limits, "readers": most_readers(open_files)})
+            log.warning("few open files are allowed", extra={**limits, "readers": readers})
         record(Event("started", pid=os.getpid(), why=f"at {settings.socket_dir}: {_allowed(settings)}"))
         parent.serves()
         reloader.start()
