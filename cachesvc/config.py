@@ -146,6 +146,8 @@ class Settings:
     fillers: int = field(default_factory=default_fillers)
     filler_threads: int = 64
     """Connections of one filler. Objects of 110 KB with 20 ms a request need tens in flight."""
+    preparing: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Prepared extents that processes of jobs make at once, each with one core."""
     scrub_rate: int = 32 << 20
     """Bytes per second that the scrub reads: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0

@@ -11,7 +11,7 @@ from cachesvc.catalog import search
 from cachesvc.catalog.address_space import aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
-from cachesvc.catalog.layout import Columns, Field, Fixed, Indirect, Layout, Rows
+from cachesvc.catalog.layout import Columns, Field, Fixed, Indirect, Layout, Prepared, PreparedField, Rows
 from cachesvc.catalog.row_syntax import CsvHeader
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
@@ -331,6 +331,13 @@ def _layout(columns: MappedColumns, samples: int) -> Layout:
         )
     if head["kind"] == "columns":
         return _columns(columns, samples)
+    if head["kind"] == "prepared":
+        fields = (
+            PreparedField(str(name), str(kind), str(dtype), tuple(map(int, shape)), int(offset))
+            for name, kind, dtype, shape, offset in head["fields"]
+        )
+        starts, first = columns["extent.start"], columns["extent.first"]
+        return Prepared(str(head["container"]), int(head["stride_bytes"]), tuple(fields), starts, first)
     raise CorruptData(f"unknown layout {head['kind']!r}")
 
 

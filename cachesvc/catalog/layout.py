@@ -1,7 +1,7 @@
-"""Maps sample numbers to addresses: four layouts, which are all that a loader knows of formats.
+"""Maps sample numbers to addresses: five layouts, which are all that a loader knows of formats.
 
-A draft names one of them (`Draft.kind`: fixed, rows, indirect, table), and has the values of `head` and the columns that
-its class lists here.
+A draft names one of the first four (`Draft.kind`: fixed, rows, indirect, columns), and has the values of `head` and the
+columns that its class lists here. `prepared.py` derives catalogs of the fifth.
 """
 
 from __future__ import annotations
@@ -160,4 +160,37 @@ class Columns:
         return chunks, samples - self.chunk_first[chunks]
 
 
-Layout = Fixed | Rows | Indirect | Columns
+@dataclass(frozen=True, slots=True)
+class PreparedField:
+    """A value of each prepared sample: an array of `dtype` and `shape` at `offset` in the sample's record. `kind`:
+    "tensor", "array", "number" (Python's) or "scalar" (numpy's)."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Samples as a user's function made them: records of `stride_bytes`, one after another in each extent.
+
+    Head: `container` ("value", "tuple", "list" or "dict"), `stride_bytes`, and `fields`: the name, kind, dtype, shape and
+    offset of each. The end of a record says whether its sample was made (`loader/prepare/records.py`).
+    """
+
+    container: str
+    stride_bytes: int
+    fields: tuple[PreparedField, ...]
+    starts: Ints
+    first: Ints
+
+    def locate(self, samples: Ints) -> tuple[Ints, Ints]:
+        """Return addresses and lengths of records, int64[n, 1]."""
+        extent = np.searchsorted(self.first, samples, "right") - 1
+        addresses = (self.starts[extent] + self.stride_bytes * (samples - self.first[extent]))[:, None]
+        return addresses, np.full_like(addresses, self.stride_bytes)
+
+
+Layout = Fixed | Rows | Indirect | Columns | Prepared

@@ -39,6 +39,11 @@ SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
     metavar="PART",
     help="Part of each tier, 0 to 0.5, that is left to readers without a plan; 0: none.",
 )
+@options.setting(
+    "--preparing",
+    type=click.IntRange(1, 1024),
+    help="Prepared extents that jobs on this node make at once.  [default: the cores]",
+)
 @options.setting("--socket", metavar="DIR", help="Directory for the sockets.")
 @options.setting(
     "--socket-mode", type=options.OCTAL, help="File mode of the sockets; wider than 600 needs --allow."

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from cachesvc.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from cachesvc.catalog.options import Options
+    from cachesvc.catalog.prepared import Recipe
     from cachesvc.v1 import cachesvc_pb2 as pb
 
 MAX_MESSAGE_BYTES = 24 << 20
@@ -61,6 +62,16 @@ class DatasetInfo:
     """The warning where the source is down, and this is the version that was opened last; "" otherwise."""
     kept: tuple[str, ...] = ()
     """The versions that open on this node without the source, where it is down."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInfo:
+    """A prepared dataset: the digest of the function that makes it, and the versions of libraries when that was first
+    opened."""
+
+    id: DatasetId
+    digest: str
+    versions: Mapping[str, str]
 
 
 def find_daemon() -> str | None:
@@ -127,6 +138,23 @@ class Control:
             if progress is not None:
                 progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")
+
+    def open_prepared(self, source: DatasetId, recipe: Recipe, form: str = "") -> PreparedInfo | None:
+        """Resolve what a function makes of each sample of a dataset. Without the `form` of its records, None for one that
+        the daemon does not know."""
+        request = self._pb.OpenPreparedRequest(
+            source=source,
+            name=recipe.name,
+            digest=recipe.digest,
+            given_name=recipe.given_name,
+            spec=recipe.spec,
+            form=form,
+            versions=recipe.versions,
+        )
+        reply = self._ask(self._stub.OpenPrepared, request)
+        if not reply.HasField("dataset"):
+            return None
+        return PreparedInfo(DatasetId(reply.dataset.id), reply.digest, dict(reply.versions))
 
     def prefetch(self, dataset: DatasetId, dry_run: bool = False) -> Iterator[pb.PrefetchReply]:
         """Fill a dataset; the last reply has `done` set. Closing the iterator stops filling."""

@@ -31,12 +31,13 @@ class DaemonGrants:
     it.
     """
 
-    def __init__(self, directory: str, dataset: DatasetId, job: int = 0) -> None:
+    def __init__(self, directory: str, dataset: DatasetId, job: int = 0, claims: bool = True) -> None:
         """`directory` holds the daemon's sockets. Readers of one `job` have one share of the fills; with 0 this
-        connection has its own share."""
+        connection has its own share. One that claims nothing has the daemon keep nothing for it."""
         self._path = f"{directory}/{GRANTS_SOCKET}"
         self._dataset = dataset
         self._job = job
+        self._features = wire.KNOWS_HOLES if claims else wire.KNOWS_HOLES | wire.CLAIMS_NOTHING
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._connection: Connection | None = None
@@ -218,9 +219,7 @@ class DaemonGrants:
             self._plan_sent = True
 
     def _greet(self, connection: Connection) -> None:
-        hello = Message(
-            Op.HELLO, wire.MAGIC, self._job, wire.KNOWS_HOLES, digest=bytes.fromhex(self._dataset)
-        )
+        hello = Message(Op.HELLO, wire.MAGIC, self._job, self._features, digest=bytes.fromhex(self._dataset))
         answer = connection.greet(hello, time.monotonic() + HELLO_S)
         if answer.op is Op.FAILED:
             raise from_code(answer.size, answer.text)

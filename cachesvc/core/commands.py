@@ -14,11 +14,13 @@ from cachesvc.core.model import Counted, ExtentId, ReaderId, Stay, TierName
 
 @dataclass(frozen=True, slots=True)
 class StartFill:
-    """Fill an extent into a tier, where its bytes are reserved, from `from_tier`, or from the source where that is None."""
+    """Fill an extent into a tier, where its bytes are reserved, from `from_tier`, or from the source where that is None.
+    With a `preparer`, that process makes the bytes."""
 
     extent: ExtentId
     tier: TierName
     from_tier: TierName | None = None
+    preparer: ReaderId | None = None
 
 
 @dataclass(frozen=True, slots=True)

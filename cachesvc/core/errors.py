@@ -143,6 +143,14 @@ class NotReady(CacheError):
     code = 15
 
 
+def is_bad_sample(error: Exception) -> bool:
+    """Return whether a sample is the cause of an error: it is permanent, or user code raised it. An unavailable daemon or
+    source, a lack of space and a wrong argument are not the sample's fault."""
+    if isinstance(error, CacheError):
+        return error.of_object or isinstance(error, (NotFound, CorruptData, SourceChanged))
+    return not isinstance(error, MemoryError)
+
+
 def kinds(root: type[CacheError] = CacheError) -> list[type[CacheError]]:
     """An error class and all its subclasses."""
     return [root] + [found for child in root.__subclasses__() for found in kinds(child)]

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from cachesvc.core.commands import Grant
 from cachesvc.core.errors import TierFailed
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, SourceExtent, TierName
 from cachesvc.core.placement.view import View
 
 
@@ -29,7 +29,8 @@ class DatasetDeclared:
     `gradual`: the extents, which must be distinct, are claimed a few at each `Tick`, so that a million of them delay no
     other event. Until `Claims.claimed` says so, the job names none of them.
 
-    `sample_bytes`: the mean size of a sample; 0 where it is unknown.
+    `sample_bytes`: the mean size of a sample; 0 where it is unknown. `made_from`: the source extent of each extent of a
+    prepared dataset; () for other datasets.
     """
 
     job: int
@@ -40,6 +41,7 @@ class DatasetDeclared:
     user_quota_bytes: int | None = None
     gradual: bool = False
     sample_bytes: int = 0
+    made_from: tuple[SourceExtent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +339,22 @@ class PeerWants:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparerJoined:
+    """A process offers to prepare extents of a dataset, one at a time: a new one, or one that made no progress before.
+    `ReaderGone` ends the offer."""
+
+    preparer: ReaderId
+    dataset: DatasetId
+
+
+@dataclass(frozen=True, slots=True)
+class PreparerStalled:
+    """A preparer makes no progress, and gets no work until it joins again. Comes before the `FillFailed` of its fill."""
+
+    preparer: ReaderId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. Owed when `Node.next_deadline()` is reached."""
 
@@ -373,5 +391,7 @@ Event: TypeAlias = (
     | Verified
     | ViewChanged
     | PeerWants
+    | PreparerJoined
+    | PreparerStalled
     | Tick
 )

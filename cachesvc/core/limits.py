@@ -43,6 +43,8 @@ FILL_RETRY_CAP_S = 10.0
 """The longest wait between two tries of a fill: readers wait for tens of seconds."""
 FILL_S = 600.0
 """A fill that a builder waits for. The fill's own error comes first."""
+PREPARE_STALL_S = 10.0
+"""A process that prepares an extent and makes no progress: another process gets the extent. A sample takes milliseconds."""
 BUILD_TRIES = 4
 """Builders that one build may kill; a builder may also be killed for other reasons."""
 STALE_AFTER_S = 20.0

@@ -6,10 +6,13 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import Literal, NewType, TypeAlias
 
 ExtentId = NewType("ExtentId", bytes)
 """128-bit digest of an extent's pieces: changed data has another id."""
+
+SourceExtent: TypeAlias = tuple[ExtentId, int]
+"""The extent from whose samples a prepared extent is made, and its size in bytes."""
 
 DatasetId = NewType("DatasetId", str)
 """Hex digest of a catalog: one immutable version of a dataset."""

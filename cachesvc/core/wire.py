@@ -18,6 +18,9 @@ Both ends import this module. A message that does not parse is a protocol error 
     PASSED  step of the reader's plan: everything before `step` has been consumed
     SUSPECT extent index: the granted bytes do not match their checksums
     WAITED  a StallReport (core/stalls.py), every few seconds
+    MAKING  work, first block, digests in hex:   PREPARE work, extent index, size + writable descriptor: to a connection
+            progress of a prepared extent                whose HELLO offers it, one at a time
+    MADE    work, code, message: its end
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ MAX_TEXT_BYTES = 2048
 _HEAD = struct.Struct("<BIQQ16s")
 NO_DATASET = bytes(16)
 HOLES = "holes="
-KNOWS_HOLES = 1
-"""The `size` of a HELLO by a reader that understands holes. Other readers take all granted bytes for data."""
+KNOWS_HOLES, CLAIMS_NOTHING, PREPARES = 1, 2, 4
+"""Bits of the `size` of a HELLO. A reader that does not understand holes takes all granted bytes for data. One that claims
+nothing reads what others prepare from. One that prepares gets PREPARE."""
+DIGESTS_AT_ONCE = 120
+"""Digests in a MAKING."""
 WRONG, ROOM = "wrong", "room"
 """Why an extent is recalled: its bytes are wrong, or others need the room."""
 
@@ -51,11 +57,14 @@ class Op(IntEnum):
     WAITED = 8
     SUSPECT = 9
     PLAN = 10
+    MAKING = 11
+    MADE = 12
     WELCOME = 17
     GRANT = 18
     REFUSED = 19
     FAILED = 20
     RECALL = 21
+    PREPARE = 22
 
 
 _OPS = {int(op): op for op in Op}
@@ -65,9 +74,10 @@ times."""
 
 
 class Message(NamedTuple):
-    """One datagram. `number`: the request (GET and its answers), MAGIC (HELLO, IDENTIFY) or a count of rows (PLAN).
-    `value`: the extent index, step, count, or the number that a job's readers share (HELLO; 0: none). `size`: bytes, the
-    error code (FAILED), or the token (WELCOME)."""
+    """One datagram. `number`: the request (GET and its answers), the work (PREPARE, MAKING, MADE), MAGIC (HELLO, IDENTIFY)
+    or a count of rows (PLAN). `value`: the extent index, step, count, first block (MAKING), or the number that a job's
+    readers share (HELLO; 0: none). `size`: bytes, the features (HELLO), the error code (FAILED, MADE), or the token
+    (WELCOME)."""
 
     op: Op
     number: int = 0

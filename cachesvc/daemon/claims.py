@@ -48,7 +48,7 @@ class DatasetClaims:
         dataset = self._datasets.admit(dataset)  # it may have been unloaded again
         quotas = self._quotas_of(dataset, user)
         claim = events.DatasetDeclared(
-            job, dataset.id, dataset.extents, user, *quotas, gradual, dataset.sample_bytes
+            job, dataset.id, dataset.extents, user, *quotas, gradual, dataset.sample_bytes, dataset.made_from
         )
         self._runner.handle(claim)
 

@@ -43,6 +43,7 @@ from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.fills.shared_fills import SharedFills
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.daemon.grants.plan_intake import PlanIntake
@@ -117,6 +118,7 @@ class Composition:
             fill_bytes=(fills - 1) * settings.extent_bytes,
             scrub_bytes_per_s=settings.scrub_rate,
             unplanned_share=settings.unplanned_share,
+            preparing=settings.preparing,
         )
         node = Node(specs, core)
         self._datasets.claimed, self._datasets.used = partial(is_claimed, node), partial(in_use, node)
@@ -140,6 +142,7 @@ class Composition:
         )
         self._ending.callback(self._pressure.close)
         self._holes, shared = HoleRecords(time.monotonic), SharedFills()
+        self._preparers = Preparers(runner.handle, time.monotonic)
         self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, self._suspect)
         parts = FillParts(
             tiers,
@@ -152,6 +155,7 @@ class Composition:
             runner.handle,
             memory,
             shared,
+            self._preparers,
         )
         self._cluster: ClusterLink | None = None
         if self._settings.cluster is not None:
@@ -167,12 +171,15 @@ class Composition:
         """Build what serves readers, and what watches the disks that it grants from."""
         runner, threads, checks = self._runner, self._threads, self._checks
         self._claims = DatasetClaims(runner, self._datasets, self._quotas, self._holes)
-        requests = ReaderEvents(runner, self._loop, self._datasets, self._claims, self._quotas, checks)
+        requests = ReaderEvents(
+            runner, self._loop, self._datasets, self._claims, self._quotas, checks, self._preparers
+        )
         self._plans, self._stalls = PlanIntake(self._lane("plans")), requests.stalls
         self._ending.callback(self._plans.close)
         self._grants = GrantsServer(
             requests, self._plans, self._loop.watch, self._loop.unwatch, self._claims.next_id
         )
+        self._preparers.offer = self._grants.offer
         granting = Granting(self._grants, threads.open_tiers, checks, self._holes, runner.handle)
         runner.execute = {
             commands.StartFill: self._fills.start,
@@ -193,7 +200,7 @@ class Composition:
             name = each.disk.name
             busy_s = partial(self._fillers.busy_s, name)
             self._watch.add(each.disk, each.probes, threads.of(name), busy_s)
-        runner.timers += [self._watch, self._pressure]
+        runner.timers += [self._watch, self._pressure, self._preparers]
 
     def reload(self, stale: bool) -> Reloader:
         """Build what reloads the settings. `stale`: they may be older than the files."""

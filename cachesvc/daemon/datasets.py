@@ -17,9 +17,10 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.expiry import mark_used, remove_unused
+from cachesvc.catalog.prepared import PreparedForm, Recipe, derive, origin_of
 from cachesvc.config import Rule
 from cachesvc.core.errors import CorruptData, NotAllowed, NotFound
-from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId
+from cachesvc.core.model import MAX_EXTENTS, DatasetId, ExtentId, SourceExtent
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tenants import Tenants
 
@@ -62,7 +63,12 @@ class ServedDataset:
     """Distinct ids with sizes in bytes, as a claim lists them; made once, off the event loop."""
     index_of: dict[ExtentId, int]
     rules: frozenset[Rule]
-    """Rules of its objects' prefixes. Only users that all of them admit may learn that the dataset exists."""
+    """Rules of its objects' prefixes, and of the user who prepared it. Only users that all of them admit may learn that the
+    dataset exists."""
+    source: ServedDataset | None = None
+    """The dataset that this one is prepared from."""
+    made_from: tuple[SourceExtent, ...] = ()
+    """The source extent of each of a prepared dataset's `extents`."""
 
     @property
     def catalog_fd(self) -> int:
@@ -114,6 +120,7 @@ class Datasets:
         self._withdrawn: frozenset[DatasetId] = frozenset()
         """Loaded datasets that were allowed once. Their readers go on, and there are no new ones."""
         self._lock = threading.Lock()
+        self._deriving = threading.Lock()
         self.stale: dict[DatasetId, int] = {}
         """Datasets whose source was down at the last opening, and when it was listed before. On the event loop's thread."""
         self.stale_openings = 0
@@ -191,7 +198,8 @@ class Datasets:
         Indexed datasets come before provisional ones, and then claimed ones first, since the fill's bytes count for the
         dataset. O(datasets). Runs on the event loop's thread.
         """
-        having = [each for each in self._loaded.values() if extent in each.index_of]
+        every = (each for loaded in self._loaded.values() for each in (loaded, loaded.source))
+        having = [each for each in every if each is not None and extent in each.index_of]
         found = min(having, key=lambda each: (each.provisional, not self.claimed(each)), default=None)
         return (found, found.index_of[extent]) if found else None
 
@@ -217,6 +225,20 @@ class Datasets:
             self._tidy_at = now + TIDY_S
         self._executor.submit(self._remove_unused, pinned)
 
+    def prepared(
+        self, source: ServedDataset, recipe: Recipe, form: PreparedForm | None, user: int
+    ) -> ServedDataset | None:
+        """Load what a user's function makes of a dataset. Its catalog is derived where there is none yet; without `form`
+        the result is None then. Raises as `derive` and `load`. Not for the event loop's thread."""
+        recipe.check()
+        dataset = recipe.dataset(source.id, user)
+        with self._deriving:
+            if not self.stored(dataset):
+                if form is None:
+                    return None
+                derive(source.catalog, recipe, form, user, self.directory)
+        return self.load(dataset).result()
+
     def close(self) -> None:
         """Unload all datasets and release the directory."""
         self._loaded.clear()
@@ -228,7 +250,8 @@ class Datasets:
     def _remove_unused(self, pinned: Callable[[], Iterable[DatasetId]]) -> None:
         try:
             with self._lock:
-                kept = {*self._loaded, *self._loading}
+                sources = (each.source.id for each in self._loaded.values() if each.source is not None)
+                kept = {*self._loaded, *self._loading, *sources}
             removed = remove_unused(self.directory, kept.union(pinned()))
         except OSError as error:
             log.warning("unused catalogs cannot be removed", extra={"error": str(error)})
@@ -241,33 +264,44 @@ class Datasets:
             raise unknown(wanted)
         sealed = SealedCatalog(sealed_copy(self._path(wanted)))
         catalog = Catalog.open(f"/proc/self/fd/{sealed.fd}")
-        self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
+        origin = origin_of(catalog)
+        source = self._loaded.get(origin.source) or self._read(origin.source) if origin is not None else None
+        if source is None:
+            self._lookups.run(lambda: self._check_allowed(wanted, catalog), catalog.uri)
         ids = tuple(catalog.extents())
         # Lists first: a tuple under construction stays young, and each young garbage collection would walk all of it.
         sizes = tuple([int(size) for size in catalog.extent_sizes])
         index_of = {extent: index for index, extent in enumerate(ids)}
-        rules = self._rules_of(catalog)
+        rules = self._rules_of(catalog, source)
+        made_from: tuple[SourceExtent, ...] = ()
+        if origin is not None and source is not None:
+            indices = origin.source_extents.tolist()
+            made_from = tuple([(source.extent_ids[index], source.sizes[index]) for index in indices])
         # In Python steps: a single C call for a million extents would hold the GIL, and so block the event loop.
         pairs = enumerate(zip(ids, sizes))
         extents = tuple([pair for index, pair in pairs if index_of[pair[0]] == index])
-        return ServedDataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules)
+        return ServedDataset(wanted, catalog, sealed, ids, sizes, extents, index_of, rules, source, made_from)
 
     def check_again(self) -> None:
         """Check all loaded datasets against an allowlist that changed. Raises SourceUnavailable where a mount hangs."""
         withdrawn, rules = set(), {}
         for each in self.all():
             try:
-                self._lookups.run(partial(self._check_allowed, each.id, each.catalog), each.catalog.uri)
+                checked = (each.source or each).catalog
+                self._lookups.run(partial(self._check_allowed, each.id, checked), checked.uri)
             except NotFound:
                 withdrawn.add(each.id)
-            rules[each.id] = self._rules_of(each.catalog)
+            rules[each.id] = self._rules_of(each.catalog, each.source)
         with self._lock:
             self._withdrawn = frozenset(withdrawn)
             for name, found in rules.items():
                 if name in self._loaded:
                     self._loaded[name] = replace(self._loaded[name], rules=found)
 
-    def _rules_of(self, catalog: Catalog) -> frozenset[Rule]:
+    def _rules_of(self, catalog: Catalog, source: ServedDataset | None) -> frozenset[Rule]:
+        """Return the rules of a dataset; of a prepared one those of its source, and of the user who prepared it."""
+        if source is not None and (origin := origin_of(catalog)) is not None:
+            return self._rules_of(source.catalog, None) | {Rule(catalog.uri, (origin.user,), ())}
         objects = (catalog.object(index).uri for index in range(catalog.objects))
         return self._tenants.rules_of(_folder(catalog), objects)
 

@@ -80,6 +80,48 @@ class OpenDatasetReply(_message.Message):
     kept: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, indexed_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., stale: _Optional[str] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class OpenPreparedRequest(_message.Message):
+    __slots__ = ("source", "name", "digest", "given_name", "spec", "form", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    name: str
+    digest: str
+    given_name: str
+    spec: str
+    form: str
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, source: _Optional[str] = ..., name: _Optional[str] = ..., digest: _Optional[str] = ..., given_name: _Optional[str] = ..., spec: _Optional[str] = ..., form: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class OpenPreparedReply(_message.Message):
+    __slots__ = ("dataset", "digest", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    dataset: Dataset
+    digest: str
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., digest: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class PrefetchRequest(_message.Message):
     __slots__ = ("dataset", "dry_run")
     DATASET_FIELD_NUMBER: _ClassVar[int]

@@ -17,13 +17,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from cachesvc.core.errors import CacheError, CorruptData, NotFound, SourceChanged
+from cachesvc.core.errors import CorruptData, is_bad_sample
 from cachesvc.core.order.substitutes import substitutes
 from loader.batches.feed import Feed
 from loader.reading.reader import Ints
 
 OnError = Literal["raise", "skip", "substitute"]
-_PERMANENT = (NotFound, CorruptData, SourceChanged)
 _CAUSE_CHARS = 500
 MAX_KEPT, MAX_LOGGED = 1000, 20
 """Limits of one epoch. Every bad sample is counted."""
@@ -48,14 +47,6 @@ class BatchRepair:
     indices: Ints
     valid: int
     bad: tuple[BadSample, ...]
-
-
-def is_bad_sample(error: Exception) -> bool:
-    """Return whether the sample is the cause: the error is permanent, or user code raised it. An unavailable daemon
-    or source, a lack of space and a wrong argument are not the sample's fault."""
-    if isinstance(error, CacheError):
-        return error.of_object or isinstance(error, _PERMANENT)
-    return not isinstance(error, MemoryError)
 
 
 class RepairingFeed:

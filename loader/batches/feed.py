@@ -24,7 +24,7 @@ from cachesvc.core.stalls import StallReport
 from loader.batches.epoch_orders import EpochOrders
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.images import ImageMode
-from loader.datasets.extent_layout import RecordSource, plans_for, record_source
+from loader.datasets.extent_layout import RecordSource, plans_for, read_plan, record_source
 from loader.datasets.mixture import Mixture, packs_in
 from loader.datasets.pack_form import NEW_RUNS, Edges
 from loader.datasets.packing import Packed
@@ -102,8 +102,9 @@ class Feed(TorchDataset[Any]):
         core = cache_dataset_in(self.dataset)
         self._composite = core if isinstance(core, (Mixture, Packed)) else None
         self._wrapped = core.leaves if isinstance(core, WrappedDataset) else ()
-        self._opened: list[OpenedDataset] = [] if core is None else [leaf.opened for leaf in core.leaves]
-        self._specs = [] if core is None else [leaf.sample_spec for leaf in core.leaves]
+        self._leaves = () if core is None else tuple(core.leaves)
+        self._opened: list[OpenedDataset] = [leaf.opened for leaf in self._leaves]
+        self._specs = [leaf.sample_spec for leaf in self._leaves]
         self._samples = self._view.sample_reader if self._view is not None else None
         self._gather = self._samples.gather(self.collate) if self._samples is not None else None
         self._samples_of = sample_fetcher(self.dataset)
@@ -227,7 +228,8 @@ class Feed(TorchDataset[Any]):
         part = (share.high - share.low) / self.spec.global_batch / (worker.num_workers if worker else 1)
         cut = share.low, share.high, share.accumulate
         if isinstance(order, RunOrder):
-            plans = [*zip(self._opened, order.plans(*cut), strict=True)]
+            each_plan = zip(self._leaves, order.plans(*cut), strict=True)
+            plans = [(leaf.opened, read_plan(leaf, plan)) for leaf, plan in each_plan]
         else:
             plans = plans_for(self._layout, order, *cut)
         shared: dict[int, list[Plan]] = {}  # one plan per connection: parts of one dataset share it

@@ -20,15 +20,14 @@ from cachesvc.core.arguments import flag, place_of, places_of, shares, text, who
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.parts import random_parts
 from cachesvc.saved_runs.data import DataSource, Pick, identity_of, selected
-from cachesvc.sources.shard_lists import spelled_uris
-from cachesvc.sources.uri import canonical
 from loader.datasets.dtypes import DType, dtype_name
 from loader.datasets.generators import RngKey
-from loader.datasets.samples.kinds import sample_reader
+from loader.datasets.preparing import PreparingSource, open_prepared
+from loader.datasets.samples.kinds import SampleReader, sample_reader
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.datasets.targets import Targets
 from loader.job.topology import rank_hint
-from loader.reading.connect import connect
+from loader.reading.connect import canonical_uris, connect
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
@@ -50,6 +49,8 @@ def open_dataset(
     fields: str | Sequence[str] | None = None,
     decode: Literal["auto", "cuda"] | Callable[..., Any] | None = "auto",
     transform: Callable[..., Any] | None = None,
+    prepare: Callable[[Any], Any] | None = None,
+    prepare_name: str = "",
     version: str | None = None,
     verify: bool = False,
     dtype: DType = "",
@@ -79,7 +80,9 @@ def open_dataset(
       stay encoded until a DataLoader with `device=` decodes those of a batch together, to a list of uint8 tensors.
     - `image_mode`: the mode that decoded images are converted to: "RGB", "L" (grey), or None (the mode of the
       file).
-    - `transform`: callable(sample[, rng]), called after decoding. `rng` is a numpy Generator keyed by (seed, epoch,
+    - `prepare`: a deterministic callable(sample), called after decoding, whose results a daemon keeps. `prepare_name`
+      names it in place of a digest of its code. See `Dataset.prepared`.
+    - `transform`: callable(sample[, rng]), called after these. `rng` is a numpy Generator keyed by (seed, epoch,
       sample), or by torch's generator under a loader other than cachesvc's.
     - `version`: the `ds.version` of an earlier opening, or `state["dataset"]` of a saved state. Nothing is asked of the
       source where its catalog is kept here; reads of objects that were overwritten since raise SourceChanged. Elsewhere
@@ -119,30 +122,18 @@ def open_dataset(
     version = text("version", "" if version is None else version).partition(":")[0]  # `identity` of a subset
     verify = flag("verify", verify)
     rank, processes = rank_hint()
-    link = connect(_uris(uri), options, version, processes)
+    link = connect(canonical_uris(uri), options, version, processes)
     spec = SampleSpec(fields, decode, transform, dtype_name("out", out) or None, image_mode, targets, bare)
     dataset = Dataset(OpenedDataset(link, verify), spec)
     if rank == 0:
         _log_notes(dataset.catalog.notes)
-    return dataset
+    return dataset if prepare is None else dataset.prepared(prepare, prepare_name)
 
 
 def key_transforms(datasets: Iterable[Dataset], seed: int, epoch: int) -> None:
     """Set the (seed, epoch) that the `rng` of transforms is keyed by, for loaders of other kinds."""
     for dataset in datasets:
         dataset.rng_key = seed, epoch
-
-
-def _uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return canonical URIs of one or several, with `~` expanded as in the CLI, of lists joined by `::` and of
-    `pipe:` commands. Raises InvalidInput for other types."""
-    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
-    uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
-    for one in uris:
-        if not isinstance(one, (str, os.PathLike)):
-            raise InvalidInput(f"{one!r} is not a URI; give open_dataset a str, a path, or a list of them")
-    spelled = [each for one in uris for each in spelled_uris(os.fsdecode(one))]
-    return [canonical(os.path.expanduser(each)) for each in spelled]
 
 
 def _log_notes(notes: Sequence[str]) -> None:
@@ -165,16 +156,25 @@ class Dataset(TorchDataset[Any]):
         sample_spec: SampleSpec,
         ids: Ints | None = None,
         picks: tuple[Pick, ...] = (),
+        source: PreparingSource | None = None,
     ) -> None:
-        self.opened, self.sample_spec, self._picks = opened, sample_spec, picks
+        self.opened, self.sample_spec, self._picks, self.preparing = opened, sample_spec, picks, source
         self.ids = ids
         """The catalog's sample id of each index; None if they are equal."""
-        self.catalog = opened.catalog
-        self.sample_reader = sample_reader(opened.catalog, sample_spec)
+        self._bind()
         self._seed: int | None = None
         """The seed of the generators; None until a loader of ours, or `set_epoch`, sets their key."""
         self._epoch: list[int] | torch.Tensor = [0]
         self._identity = ""
+
+    def _bind(self) -> None:
+        self.catalog = (self.preparing or self.opened).catalog
+        """The catalog of its samples; where the daemon keeps them prepared, that of their source."""
+        self.sample_reader: SampleReader = (
+            sample_reader(self.catalog, self.sample_spec)
+            if self.preparing is None
+            else self.preparing.reader_of(self.opened, self.sample_spec)
+        )
 
     def __len__(self) -> int:
         return self.catalog.samples if self.ids is None else len(self.ids)
@@ -200,8 +200,7 @@ class Dataset(TorchDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.catalog = self.opened.catalog
-        self.sample_reader = sample_reader(self.catalog, self.sample_spec)
+        self._bind()
         if isinstance(self._epoch, list):
             self._epoch = [*self._epoch]
 
@@ -212,8 +211,8 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def version(self) -> str:
-        """The pinned dataset version."""
-        return str(self.opened.link.id)
+        """The pinned dataset version; of prepared samples, that of their source."""
+        return str(self.catalog.id)
 
     @property
     def identity(self) -> str:
@@ -239,7 +238,9 @@ class Dataset(TorchDataset[Any]):
     @property
     def via(self) -> str:
         """The way in which data is read, in words."""
-        return "daemon" if self.opened.link.daemon else "direct reads"
+        if not self.opened.link.daemon:
+            return "direct reads" + ", prepared here" * (self.sample_spec.prepare is not None)
+        return "daemon" + ", prepared" * (self.preparing is not None)
 
     @property
     def kept_versions(self) -> tuple[str, ...]:
@@ -279,6 +280,24 @@ class Dataset(TorchDataset[Any]):
         if not len(ids):
             raise InvalidInput(f"{expression!r} selects none of the {len(self)} samples")
         return self._subset(ids, {"where": expression})
+
+    def prepared(self, prepare: Callable[[Any], Any], name: str = "") -> Dataset:
+        """Return what a deterministic function makes of each sample, before `transform`. The samples, their order and the
+        states of a loader are those of this dataset.
+
+        With a daemon each sample of a node is prepared once for all epochs, processes and jobs of this user. An edited
+        function prepares anew; with a `name` its edit is an error. The function returns a tensor, an array or a number, or
+        a tuple, list or dict of these, with one shape and dtype for all samples. Raises InvalidInput otherwise.
+        """
+        if self.sample_spec.prepare is not None:
+            raise InvalidInput("this dataset is prepared already: call both functions in one")
+        name, spec = text("prepare_name", name), replace(self.sample_spec, prepare=prepare)
+        if not self.opened.link.daemon:
+            return Dataset(self.opened, spec, self.ids, self._picks)
+        unclaimed = OpenedDataset(replace(self.opened.link, claims=False))
+        source = Dataset(unclaimed, replace(spec, transform=None))
+        opened, form = open_prepared(unclaimed.link, source, source.sample_spec, name)
+        return Dataset(opened, spec, self.ids, self._picks, PreparingSource(source, form))
 
     def select(self, ids: Sequence[int] | Ints) -> Dataset:
         """Return the samples of these indices, in that order. Raises InvalidInput for an index out of range."""
@@ -332,7 +351,7 @@ class Dataset(TorchDataset[Any]):
         memory.
         """
         layout = self.catalog.layout
-        if not isinstance(layout, Fixed):
+        if self.preparing is not None or not isinstance(layout, Fixed):
             raise InvalidInput(
                 "array() takes only records of one size; read samples with a DataLoader or dataset[i]"
             )
@@ -376,13 +395,15 @@ class Dataset(TorchDataset[Any]):
 
     def close(self) -> None:
         """Release leases, mappings and the connection. The next use connects again."""
+        if self.preparing is not None:
+            self.preparing.close()
         self.opened.close()
 
     def _take(self, indices: Ints) -> list[Any]:
         return list(self.iter_samples(self.ids_of(indices), current_rng_key.get(self.rng_key)))
 
     def _subset(self, ids: Ints, pick: Pick) -> Dataset:
-        found = Dataset(self.opened, self.sample_spec, ids, (*self._picks, pick))
+        found = Dataset(self.opened, self.sample_spec, ids, (*self._picks, pick), self.preparing)
         if self.rng_key is not None:
             found.rng_key = self.rng_key
         return found

@@ -46,9 +46,13 @@ def view_layout(dataset: Dataset, shuffle: bool) -> ExtentLayout:
             return ExtentLayout(np.asarray([0, len(ids)], np.int64), None, ())
         index_of = np.argsort(ids, kind="stable")
         ids = ids[index_of]
-    first = dataset.catalog.extent_first
-    first = first if ids is None else subset_first(first, ids)
-    return ExtentLayout(first, index_of, (LayoutPart(dataset.opened, first),))
+    first = read_first = dataset.catalog.extent_first
+    if ids is not None:
+        first = read_first = subset_first(first, ids)
+    if dataset.preparing is not None:  # the order is the source's, and other extents are read
+        read_first = dataset.opened.catalog.extent_first
+        read_first = read_first if ids is None else subset_first(read_first, ids)
+    return ExtentLayout(first, index_of, (LayoutPart(dataset.opened, read_first),))
 
 
 def plans_for(
@@ -65,6 +69,19 @@ def plans_for(
         )
         for part in layout.parts
     ]
+
+
+def read_plan(dataset: Dataset, plan: Plan) -> Plan:
+    """Convert a plan of a dataset's extents to the extents that are read, which differ where its samples are prepared."""
+    if dataset.preparing is None:
+        return plan
+    layout = ExtentLayout(dataset.catalog.extent_first, None, ())
+    part = LayoutPart(dataset.opened, dataset.opened.catalog.extent_first)
+    read, following = _plan_of_part(part, layout, plan), plan.following
+    if following is not None:
+        steps = np.arange(len(following))
+        following = _plan_of_part(part, layout, Plan(following, steps, steps)).extent
+    return read._replace(following=following)
 
 
 def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:

@@ -163,6 +163,8 @@ class Packed(TorchDataset[Any]):
             )
         if dataset.sample_spec.transform is not None:
             raise InvalidInput("pack() takes tokens as they are stored: open the dataset without a transform")
+        if dataset.sample_spec.prepare is not None:
+            raise InvalidInput("pack() takes tokens as they are stored: open the dataset without prepare=")
         self._counts: Ints | None = None
         self._rows: TokenizedRows | None = None
         if source.tokenize is not None:

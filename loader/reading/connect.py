@@ -5,29 +5,35 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
-from cachesvc.client.control import Control
+from cachesvc.catalog.prepared import Recipe
+from cachesvc.client.control import Control, PreparedInfo
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import open_by_policy, policy, read_timeout_s
 from cachesvc.client.own_catalogs import compile_locally
+from cachesvc.client.preparing import PreparerConnection
+from cachesvc.client.protocol import Grants
 from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.client.upgrades import is_upgrading
-from cachesvc.core.errors import DaemonUnavailable, NotFound, StateMismatch
+from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotFound, StateMismatch
 from cachesvc.core.limits import PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.sources.uri import local_path
+from cachesvc.sources.shard_lists import spelled_uris
+from cachesvc.sources.uri import canonical, local_path
 from cachesvc.system.deadline import Deadline
 from cachesvc.system.fork_hooks import abandon_in_children
 from loader.reading.direct.direct_access import Access, direct_access
+from loader.reading.prepared_grants import PreparedGrants
 from loader.reading.thrash_warning import ThrashWarning, check_extents_fit
 
 _LAUNCHERS = (
@@ -58,6 +64,13 @@ class DatasetLink:
     uris: tuple[str, ...] = ()
     options: Options = field(default_factory=Options)
     kept: tuple[str, ...] = ()
+    claims: bool = True
+    """The daemon keeps this dataset; False for one that others are prepared from."""
+    source: DatasetId | None = None
+    recipe: Recipe | None = None
+    """The function that prepares this dataset from `source`, of `uris` and `options`; None for other datasets."""
+    form: str = ""
+    """The form of its records."""
 
     def catalog(self) -> Catalog:
         """Map the catalog. Raises StateMismatch when the file at `path` is another version's, DaemonUnavailable when the
@@ -74,7 +87,27 @@ class DatasetLink:
         _log.warning("the daemon was started without the catalog of version %s: it opens it again", self.id)
         with Control(self.daemon) as control:
             options = replace(self.options, extent_bytes=extent_bytes or self.options.extent_bytes)
-            control.open_dataset(self.uris, options, self.id)
+            control.open_dataset(self.uris, options, self.source or self.id)
+            if self.recipe is not None and self.source is not None:
+                control.open_prepared(self.source, self.recipe, self.form)
+
+    def prepared(self, recipe: Recipe, form: Callable[[], str]) -> tuple[DatasetLink, PreparedInfo]:
+        """Return the way to what a function makes of each sample, and what the daemon knows of it. `form()` returns the
+        form of its records, for a daemon that does not know it yet."""
+        with Control(self.daemon) as control:
+            found = control.open_prepared(self.id, recipe)
+        if found is None:  # the trial takes its time, and may fork
+            known = form()
+            with Control(self.daemon) as control:
+                found = control.open_prepared(self.id, recipe, known)
+        assert found is not None, "a daemon that knows the form"
+        return replace(self, id=found.id, direct=False, claims=True, source=self.id, recipe=recipe), found
+
+    def preparer(self) -> PreparerConnection:
+        """Offer the daemon to prepare extents of this dataset. Raises as `PreparerConnection`."""
+        made = PreparerConnection(self.daemon, self.id, self.job)
+        abandon_in_children(made)
+        return made
 
     def access(self, catalog: Catalog) -> Access:
         """Connect this process."""
@@ -112,7 +145,7 @@ def _granted_catalog(link: DatasetLink) -> Catalog:
 
 def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -> Access:
     def connection() -> DaemonGrants:
-        made = DaemonGrants(link.daemon, link.id, link.job)
+        made = DaemonGrants(link.daemon, link.id, link.job, link.claims)
         abandon_in_children(made)
         return made
 
@@ -122,7 +155,7 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
         if direct is not None:
             direct.submit(plan, part)
         first.submit(plan)
-        if direct is None:
+        if direct is None and link.recipe is None:
             check_extents_fit(catalog, first.tier_budgets)
         thrash_warning.check(plan, first.tier_budgets)
 
@@ -130,7 +163,9 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
         first, partial(link.open_again, catalog.extent_bytes), lambda: get_worker_info() is None
     )
     fallback = direct.grants if direct is not None else None
-    grants = FailoverGrants(daemon, fallback, partial(is_upgrading, link.daemon))
+    grants: Grants = FailoverGrants(daemon, fallback, partial(is_upgrading, link.daemon))
+    if link.recipe is not None:
+        grants = PreparedGrants(daemon)
     return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
 
 
@@ -151,6 +186,18 @@ def connect(uris: Sequence[str], options: Options, version: str, world_size: int
         )
     found, path = compile_locally(uris, options, version)
     return DatasetLink(found, path=path, direct=True, uris=tuple(uris), options=options)
+
+
+def canonical_uris(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return canonical URIs of one or several, with `~` expanded as in the CLI, of lists joined by `::` and of
+    `pipe:` commands. Raises InvalidInput for other types."""
+    several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, os.PathLike))
+    uris: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
+    for one in uris:
+        if not isinstance(one, (str, os.PathLike)):
+            raise InvalidInput(f"{one!r} is not a URI; give open_dataset a str, a path, or a list of them")
+    spelled = [each for one in uris for each in spelled_uris(os.fsdecode(one))]
+    return [canonical(os.path.expanduser(each)) for each in spelled]
 
 
 def job_number(environ: Mapping[str, str]) -> int:

@@ -16,7 +16,8 @@ from cachesvc.core.model import PAGE_BYTES
 from loader.reading.active_reads import Ints
 from loader.reading.address_range import AddressRange
 
-ORIGINS = ("ram", "nvme", "direct", "local")
+ORIGINS = ("ram", "nvme", "direct", "local", "prepared")
+"""The places that read bytes come from; the last are prepared samples that this process made for itself."""
 MAPPABLE = frozenset({"ram", "direct"})
 """Origins in sealed or private memory: a mapping of it cannot fault on a disk."""
 MAX_FILES = 256

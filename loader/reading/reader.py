@@ -36,6 +36,8 @@ MAPPED_BYTES = 1 << 40
 """Mapping costs page tables (2 MiB a GiB), not memory: the tier holds the bytes once for all processes."""
 _GLIBC_LARGEST_BYTES = (32 << 20) - (64 << 10)
 """Just below DEFAULT_MMAP_THRESHOLD_MAX of 64-bit glibc."""
+CACHED_BYTES = 1 << 20
+"""Items that are copied twice are copied in parts that stay in the processor's cache."""
 MAX_GROUP = 64
 """Extents requested at once; a read that touches more proceeds in groups."""
 
@@ -167,15 +169,28 @@ class ExtentReader:
         finally:
             self._leases.end(read, read_bytes)
 
-    def items(self, addresses: Ints, width: int, first: Ints) -> Bytes:
-        """Items of `width` bytes that lie in one extent each, `first`, concatenated in new memory. Raises as `gather`."""
-        read_bytes = 0
+    def items(
+        self, addresses: Ints, width: int, first: Ints, empty: Callable[[int], Bytes] | None = None
+    ) -> Bytes:
+        """Items of `width` bytes that lie in one extent each, `first`, concatenated in new memory, or in what `empty`
+        returns for a size in bytes. Raises as `gather`."""
+        read_bytes, count = 0, len(addresses)
         read, ready = self._leases.begin(first, first)
         try:
-            if ready:
-                read_bytes = len(addresses) * width
+            if ready and empty is None:
+                read_bytes = count * width
                 return _items(self._held.range.array, width)[addresses].view(np.uint8)
-            return self._items_mixed(read, addresses, np.empty(len(addresses), f"V{width}")).view(np.uint8)
+            out = np.empty(count, f"V{width}") if empty is None else empty(count * width).view(f"V{width}")
+            if not ready:
+                return self._items_mixed(read, addresses, out).view(np.uint8)
+            read_bytes, view, step = (
+                count * width,
+                _items(self._held.range.array, width),
+                max(1, CACHED_BYTES // width),
+            )
+            for at in range(0, count, step):  # `take` would first copy all overlapping items
+                out[at : at + step] = view[addresses[at : at + step]]
+            return out.view(np.uint8)
         finally:
             self._leases.end(read, read_bytes)
 
@@ -209,6 +224,10 @@ class ExtentReader:
         if not self._leases.pinned:
             self._map_all()
         return self._held.range.array
+
+    def count_prepared(self, size_bytes: int) -> None:
+        """Count bytes of prepared samples that this process made, since no extent with them was there."""
+        self._leases.count_origins([(ORIGINS.index("prepared"), size_bytes)])
 
     def origin_bytes(self) -> dict[str, int]:
         """Bytes read so far, by origin."""

@@ -182,7 +182,7 @@ def plan_of(dataset: Dataset, batches: Sequence[Sequence[int]]) -> Plan:
     lengths = np.fromiter(map(len, batches), np.int64, len(batches))
     step = np.repeat(np.arange(len(batches)), lengths)
     indices = places_of([index for batch in batches for index in batch], len(dataset), "sample")
-    extent_of = np.searchsorted(dataset.catalog.extent_first, dataset.ids_of(indices), "right") - 1
+    extent_of = np.searchsorted(dataset.opened.catalog.extent_first, dataset.ids_of(indices), "right") - 1
     extent, first = np.unique(extent_of, return_index=True)
     _, last = np.unique(extent_of[::-1], return_index=True)
     order = np.argsort(first, kind="stable")

@@ -21,6 +21,7 @@ from cachesvc.core.lookahead.plans import Plans
 from cachesvc.core.model import RAM
 from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.fill_starts import FillStarts, Readiness
 from cachesvc.core.tiering.policy import Requester
 
 FEED_LIMIT = 64
@@ -30,8 +31,9 @@ FEED_LIMIT = 64
 class Lookahead:
     """Chooses what plans fetch next."""
 
-    def __init__(self, copies: Copies, plans: Plans, windows: OrderWindows) -> None:
+    def __init__(self, copies: Copies, plans: Plans, windows: OrderWindows, starts: FillStarts) -> None:
         self._copies = copies
+        self._starts = starts
         self._policy = copies.policy
         self._reserve = copies.policy.reserve
         self._plans = plans
@@ -53,7 +55,7 @@ class Lookahead:
             heapq.heapify(urgent)
         queue = deque(sorted(users, key=self._windows.served_at))
         reader_waits = any(copy.entry.waiters for copy in self._copies.filling)
-        waiting, moved = set[int](), False
+        waiting, moved = set[tuple[int, bool]](), False
         for _ in range(FEED_LIMIT):
             while queue and not users[queue[0]]:
                 queue.popleft()
@@ -71,10 +73,11 @@ class Lookahead:
                     continue
                 self._plans.enter(plan, entry)
             else:
-                if user in waiting or not (
+                kind = user, entry.made_from is not None  # which wait for different slots
+                if kind in waiting or not (
                     self._may_fetch(plan, entry, reader_waits) and self._fill(plan, entry)
                 ):
-                    waiting.add(user)
+                    waiting.add(kind)
                     continue
                 self._plans.enter(plan, entry)
             moved = True
@@ -103,15 +106,13 @@ class Lookahead:
         return self._windows.has_room(window, entry.size_bytes)
 
     def _fill(self, plan: PlanState, entry: CacheEntry) -> bool:
-        """Start a fill from the source; False when it must wait for a slot or for room."""
-        if self._copies.busy or self._evict_kept_for(plan, entry):
+        """Start a fill from the source or by a preparer; False when it must wait for a slot or for room."""
+        if self._starts.readiness(entry) is not Readiness.NOW or self._evict_kept_for(plan, entry):
             return False
         requester = (
             Requester.PLAN_IN_ITS_PART if self._reserve.taken_from(plan.window.user) else Requester.PLAN
         )
-        if not self._copies.carry_out(
-            self._policy.place(entry, requester), entry, ahead_of=plan.window.ahead
-        ):
+        if self._starts.start(entry, requester, plan.window.ahead) is not None:
             return False
         self._windows.note_fetched(plan.window)
         return True

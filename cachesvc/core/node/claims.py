@@ -15,6 +15,7 @@ from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.status import Counters, EpochCounters, PrefetchProgress
 from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
+from cachesvc.core.records.residency import CacheEntry
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.role_changes import RoleChanges
 
@@ -42,6 +43,10 @@ class Claims:
             counts = self._copies.counts.setdefault(name, DemandCounts())
             distinct = event.extents if event.gradual else tuple(dict(event.extents).items())
             dataset = DatasetState(name, distinct, counts, event.sample_bytes)
+            if event.made_from:
+                made_from = zip((extent for extent, _ in event.extents), event.made_from, strict=True)
+                dataset.made_from = dict(made_from)
+                dataset.largest_source_bytes = max(size_bytes for _, size_bytes in event.made_from)
             self._shares.add(dataset)
         if not dataset.claimed:  # it is new, or the end of its last claim is under way and stops here
             dataset.user = event.user
@@ -180,6 +185,7 @@ class Claims:
         for extents in self._work.cut(dataset.extents):
             for extent, size_bytes in extents:
                 entry = self._copies.ensure_entry(extent, size_bytes)
+                entry.made_from = dataset.made_from.get(extent)
                 if dataset not in entry.datasets:  # else the end of the last claim had not reached it yet
                     self._shares.join(dataset, entry)
             if self._ownership.shared:
@@ -203,11 +209,18 @@ class Claims:
                 if entry is not None and dataset in entry.datasets:
                     self._shares.leave(dataset, entry)
                     self._roles.reassess(entry)
+                    self._want_no_source(entry)
                     self._copies.forget(entry)
             yield
         self._shares.remove(dataset)
         self._roles.drop_kept_lists(dataset)
         self._reserve.retune()
+
+    def _want_no_source(self, entry: CacheEntry) -> None:
+        source = self._copies.entries.get(entry.made_from[0]) if entry.made_from else None
+        if source is not None and entry in source.wanted_by:
+            source.wanted_by.remove(entry)
+            self._copies.forget(source)
 
     def _evict(self, name: DatasetId, extents: Iterator[ExtentId]) -> Iterator[None]:
         while named := list(islice(extents, self._work.size)):

@@ -44,6 +44,7 @@ class Completions:
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
         entry = copy.entry
         entry.attempts, entry.failed, entry.avoid = 0, False, None
+        entry.wanted_by.clear()
         self._copies.filled(copy, event.from_peer)
         self._copies.note_missing_objects(entry, event.code, event.message)
         self._readers.answer_waiters(entry)
@@ -53,7 +54,7 @@ class Completions:
     def fill_failed(self, event: ev.FillFailed) -> None:
         """End a fill that failed. Its waiters wait for a retry or a fill elsewhere, or get `Fail`."""
         copy = self._copy(event.extent, event.tier, Phase.FILLING)
-        entry, promotion = copy.entry, copy.source is not None
+        entry, promotion = copy.entry, copy.source is not None and copy.preparer is None
         self._copies.drop_failed(copy)
         if event.code in (OutOfSpace.code, TierFailed.code):
             self._place_again(entry, copy)
@@ -81,10 +82,21 @@ class Completions:
             entry.due_at = self._context.now + fill_backoff_s(entry.attempts, entry.id)
             heapq.heappush(self._due, (entry.due_at, entry.id))
             return
+        self._give_up(entry, event)
+        made, entry.wanted_by = entry.wanted_by, []
+        for each in made:
+            self._give_up(each, event)
+        self._copies.forget(entry)
+
+    def _give_up(self, entry: CacheEntry, event: ev.FillFailed) -> None:
+        """Tell the readers of an extent why it cannot be filled. Those of a prepared extent prepare for themselves."""
         entry.attempts, entry.failed = 0, True
         for dataset in entry.datasets:
             dataset.fail(entry.id, event.code, event.message)
-        self._readers.fail_waiters(entry, event.code, event.message)
+        if entry.made_from is None:
+            self._readers.fail_waiters(entry, event.code, event.message)
+        else:
+            self._readers.refuse(entry)
         self._copies.forget(entry)
 
     def next_alarm(self) -> float:
@@ -118,8 +130,8 @@ class Completions:
         copy = self._copy(event.extent, event.tier, Phase.RESIDENT)
         entry = copy.entry
         entry.avoid = copy.tier
+        self._copies.doom(copy)  # first: a recalled copy is evicted as soon as its commit has ended
         self._copies.end_commit(copy)
-        self._copies.doom(copy)
         self._readers.recall(copy)
         if event.code == OutOfSpace.code:
             self._outages.full(copy.tier)

@@ -52,6 +52,8 @@ class Keeping:
         entry = self._copies.entries.get(extent)
         if entry is None or not self._policy.reserve.streams or not entry.owned or not entry.datasets:
             return False
+        if entry.made_from is not None:  # of a user of this node
+            return False
         return extent not in self._wanted and not in_progress(entry)
 
     @property

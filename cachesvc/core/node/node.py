@@ -41,6 +41,7 @@ from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.event_context import EventContext
 from cachesvc.core.records.incremental import IncrementalWork
 from cachesvc.core.tiering.copies import UNDECLARED, Copies
+from cachesvc.core.tiering.fill_starts import FillStarts
 from cachesvc.core.tiering.policy import NodeSettings, Policy, TierSpec
 from cachesvc.core.tiering.role_changes import RoleChanges
 
@@ -57,12 +58,14 @@ class Node:
         self.copies = Copies(self.policy, self._context)
         roles = RoleChanges(self.copies)
         self.work = IncrementalWork(self.policy.settings.claim_step)
-        self.prefetches = Prefetches(self.copies, self.work)
+        self.preparers = self.copies.preparers
+        starts = FillStarts(self.copies, self.preparers)
+        self.prefetches = Prefetches(self.copies, self.work, starts)
         self.claims = Claims(self.copies, roles, self.work, self.prefetches)
         windows = OrderWindows(self.policy.reserve, self._context)
         self.plans = Plans(self.copies, self.work, windows)
-        self.lookahead = Lookahead(self.copies, self.plans, windows)
-        self.readers = Readers(self.copies, self.plans)
+        self.lookahead = Lookahead(self.copies, self.plans, windows, starts)
+        self.readers = Readers(self.copies, self.plans, starts)
         self.reclaim = Reclaim(self.copies, self.readers)
         self.keeping = Keeping(self.copies, roles, self.work)
         self.scrub = Scrub(self.copies, self.policy.settings.scrub_bytes_per_s)
@@ -91,13 +94,15 @@ class Node:
             ev.QuotasChanged: self.claims.requote,
             ev.EvictAsked: self.claims.evict,
             ev.ViewChanged: self.keeping.view_changed,
+            ev.PreparerJoined: self.preparers.joined,
+            ev.PreparerStalled: self.preparers.stalled,
         }
         """Events that always change what fills may start. Handlers of others call `mark_changed` where they do."""
         self._handlers: dict[type, Callable[[Any], None]] = self._changing | {
             ev.Demanded: self.readers.demand,
             ev.NotGranted: self.readers.not_granted,
             ev.Released: self.readers.release,
-            ev.ReaderGone: self.readers.disconnect,
+            ev.ReaderGone: self._reader_gone,
             ev.HoldReported: self.readers.hold,
             ev.Committed: self.completions.committed,
             ev.Corrupt: self.completions.corrupt,
@@ -159,7 +164,7 @@ class Node:
             datasets=tuple(self.counters(name) for name in self.policy.shares.datasets),
             undeclared=self.counters(UNDECLARED),
             fills=len(self.copies.filling),
-            queued=len(self.readers.queue),
+            queued=self.readers.queued,
             plans=len(self.plans.plans),
         )
 
@@ -211,6 +216,11 @@ class Node:
         self.completions.ring()
         if self.reclaim.next_deadline() <= self._context.now:
             self.reclaim.feed()
+
+    def _reader_gone(self, event: ev.ReaderGone) -> None:
+        if self.preparers.leave(event.reader):
+            self._context.mark_changed()
+        self.readers.disconnect(event)
 
     def _job_ended(self, event: ev.JobEnded) -> None:
         self.plans.end_job(event.job)

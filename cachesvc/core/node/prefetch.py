@@ -13,14 +13,16 @@ from cachesvc.core.records.dataset_state import DatasetState
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from cachesvc.core.records.residency import CacheEntry
 from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.fill_starts import FillStarts, Readiness
 from cachesvc.core.tiering.policy import Requester
 
 
 class Prefetches:
     """Starts the fills of prefetches and of lost extents, which it notes in `Copies.refills`."""
 
-    def __init__(self, copies: Copies, work: IncrementalWork) -> None:
+    def __init__(self, copies: Copies, work: IncrementalWork, starts: FillStarts) -> None:
         self._copies = copies
+        self._starts = starts
         self._policy = copies.policy
         self._work = work
         self._fill_count = 0
@@ -50,8 +52,12 @@ class Prefetches:
             self.retry(entry)
 
     def retry(self, entry: CacheEntry) -> None:
-        """Fill an extent again, if a plan or a prefetch wants it."""
-        self._copies.refills[entry.id] = None
+        """Fill an extent again, if a plan or a prefetch wants it. The prefetch of a prepared dataset begins anew instead:
+        an extent that waits for a preparer here would hold back all others."""
+        if entry.made_from is None:
+            self._copies.refills[entry.id] = None
+        for dataset in entry.datasets if entry.made_from is not None else ():
+            dataset.prefetch_at = 0
 
     def will_refill(self, entry: CacheEntry) -> bool:
         """Return whether an extent is noted to be filled again."""
@@ -71,17 +77,28 @@ class Prefetches:
     def feed(self) -> bool:
         """Start the fills of prefetches that have room and a slot: each dataset in its own order, one extent of each in
         turn. False when `FEED_LIMIT` was reached and there is more to do."""
+        waiting: set[DatasetState] = set()
         for _ in range(FEED_LIMIT):
             datasets = self._policy.shares.datasets.values()
-            unfinished = [each for each in datasets if each.prefetched and self._unfinished(each)]
+            unfinished = [
+                each
+                for each in datasets
+                if each.prefetched and each not in waiting and self._unfinished(each)
+            ]
             if not unfinished:
                 return True
             # the one whose last fill was longest ago, so that calls go on round robin
             dataset = min(unfinished, key=lambda each: each.prefetch_fill)
             entry = self._next(dataset)
+            if entry is not None and entry.made_from is not None and entry.queued:
+                waiting.add(dataset)  # its readers may yet be refused
+                continue
             if entry is not None and not in_progress(entry):
                 if not self._fill(entry):
-                    return True
+                    if entry.made_from is None:
+                        return True
+                    waiting.add(dataset)
+                    continue
                 self._fill_count += 1
                 dataset.prefetch_fill = self._fill_count
             dataset.prefetch_at += 1
@@ -110,13 +127,15 @@ class Prefetches:
 
     def _fill(self, entry: CacheEntry) -> bool:
         """Start a fill, or count the extent as stuck; False when it must wait for a slot or an eviction."""
-        if self._copies.busy:
+        readiness = self._starts.readiness(entry)
+        if readiness is Readiness.WAITS:
             return False
-        placement = self._policy.place(entry, Requester.PLAN if entry.needs else Requester.PREFETCH)
-        if self._copies.carry_out(placement, entry):
-            return True
-        if placement.room_coming or self._room_is_coming(entry):
-            return False
+        if readiness is Readiness.NOW:
+            placement = self._starts.start(entry, Requester.PLAN if entry.needs else Requester.PREFETCH)
+            if placement is None:
+                return True
+            if placement.room_coming or self._room_is_coming(entry):
+                return False
         self._copies.note_stuck(entry)
         return True
 

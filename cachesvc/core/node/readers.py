@@ -8,7 +8,7 @@ and is refused when only readers could free room.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,12 +17,13 @@ from cachesvc.core import commands as cmd
 from cachesvc.core import events as ev
 from cachesvc.core.errors import NotFound
 from cachesvc.core.lookahead.plans import Plans
-from cachesvc.core.model import RAM, Counted, ExtentId, ReaderId
+from cachesvc.core.model import RAM, Counted, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.status import ReaderStatus
 from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.budgets import answering
-from cachesvc.core.tiering.copies import Copies
+from cachesvc.core.tiering.copies import UNDECLARED, Copies
+from cachesvc.core.tiering.fill_starts import FillStarts, Readiness
 from cachesvc.core.tiering.policy import Requester
 
 MAX_WAITS = 1024
@@ -94,13 +95,16 @@ class ReaderState:
 class Readers:
     """Readers by connection. The queue holds an extent once for each job, so it is no longer than all waits together."""
 
-    def __init__(self, copies: Copies, plans: Plans) -> None:
+    def __init__(self, copies: Copies, plans: Plans, starts: FillStarts) -> None:
         self._copies = copies
         self._plans = plans
+        self._starts = starts
         self._policy = copies.policy
         self._context = copies.context
         self.readers: dict[ReaderId, ReaderState] = {}
         self.queue: FairQueue[CacheEntry] = FairQueue()
+        self.prepared: OrderedDict[DatasetId, FairQueue[CacheEntry]] = OrderedDict()
+        """Prepared extents that readers wait for, by dataset, since those of one wait for its preparers."""
         self.holds = PreRestartHolds()
 
     def demand(self, event: ev.Demanded) -> None:
@@ -304,7 +308,17 @@ class Readers:
         for job in jobs:
             if job not in entry.queued:
                 entry.queued |= {job}
-                self.queue.append(job, entry)
+                self._queue_of(entry).append(job, entry)
+
+    def _queue_of(self, entry: CacheEntry) -> FairQueue[CacheEntry]:
+        if entry.made_from is None:
+            return self.queue
+        return self.prepared.setdefault(entry.datasets[0].id if entry.datasets else UNDECLARED, FairQueue())
+
+    @property
+    def queued(self) -> int:
+        """The length of all queues."""
+        return sum(map(len, [self.queue, *self.prepared.values()]))
 
     def _take_waiters(self, entry: CacheEntry) -> list[tuple[ReaderId, int]]:
         waiters, entry.waiters = entry.waiters, []
@@ -324,7 +338,8 @@ class Readers:
         for reader, request in self._take_waiters(entry):
             self._grant(reader, request, copy, "misses")
 
-    def _refuse(self, entry: CacheEntry) -> None:
+    def refuse(self, entry: CacheEntry) -> None:
+        """Tell every waiter of an extent to read it elsewhere."""
         self._copies.note_sourced(entry)
         self._copies.note_short_of_room(entry)
         for reader, request in self._take_waiters(entry):
@@ -333,31 +348,46 @@ class Readers:
 
     def feed(self) -> bool:
         """Start the fills that readers wait for, in turn; False when the head of the queue must wait."""
-        while self.queue:
-            job, entry = self.queue.first
+        for dataset, queue in tuple(self.prepared.items()):
+            length = len(queue)
+            self._serve(queue)
+            if not queue:
+                del self.prepared[dataset]
+            elif len(queue) < length:
+                self.prepared.move_to_end(dataset)
+        return self._serve(self.queue)
+
+    def _serve(self, queue: FairQueue[CacheEntry]) -> bool:
+        while queue:
+            job, entry = queue.first
             waits = entry.waiters and not entry.filling() and entry.best() is None
-            if waits and (self._copies.busy or not self._start(entry)):
+            if waits and not self._start(entry):
                 return False
             entry.queued -= {job}
             if waits:
-                self.queue.served()
+                queue.served()
             else:
-                self.queue.drop()
+                queue.drop()
             if entry.waiters and not entry.filling():
                 self.answer_waiters(entry)
             self._copies.forget(entry)
         return True
 
     def _start(self, entry: CacheEntry) -> bool:
-        """Start the fill of an extent, or refuse its waiters; False when room is coming."""
+        """Start the fill of an extent, or refuse its waiters; False when a slot, a source extent or room is coming."""
+        readiness = self._starts.readiness(entry)
+        if readiness is not Readiness.NOW:
+            if readiness is Readiness.NEVER:
+                self.refuse(entry)
+            return readiness is Readiness.NEVER
         planned = any(self._plans.count_of(self.readers[reader].job) for reader, _ in entry.waiters)
         requester = Requester.PLANNED_READER if planned else Requester.UNPLANNED_READER
-        placement = self._policy.place(entry, requester)
-        if self._copies.carry_out(placement, entry):
+        placement = self._starts.start(entry, requester)
+        if placement is None:
             return True
-        if placement.room_coming or self._room_is_coming():
+        if placement.room_coming or self._room_is_coming() or self._starts.ends_without_readers(entry):
             return False
-        self._refuse(entry)
+        self.refuse(entry)
         return True
 
     def _room_is_coming(self) -> bool:

@@ -102,6 +102,9 @@ class Outages:
         self._scrub.lost(tier.name)
         self._roles.reassess_tier(tier)
         self._retune()
+        for copy in self._copies.filling:
+            if copy.preparer is not None and copy.source is not None and copy.source.tier is tier:
+                self._copies.end_source(copy)  # the preparer has opened it, or reads elsewhere
         for copy in [each for each in self._copies.filling if each.tier is tier]:
             self._readers.ensure_fill(copy.entry)
             self._prefetches.refill(

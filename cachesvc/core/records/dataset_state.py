@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cachesvc.core.model import Counted, DatasetId, ExtentId
+from cachesvc.core.model import Counted, DatasetId, ExtentId, SourceExtent
 
 SMALL_SAMPLE_BYTES = 16 << 10
 """A read of a file takes some 8 us beside the copy of its bytes. Below this size that is more than the copy into RAM."""
@@ -63,6 +63,10 @@ class DatasetState:
     counts: DemandCounts
     sample_bytes: int = 0
     """The mean size of a sample; 0 where it is unknown."""
+    made_from: dict[ExtentId, SourceExtent] = field(default_factory=dict)
+    """The source extents of a prepared dataset."""
+    largest_source_bytes: int = 0
+    """The largest of them."""
     size_bytes: int = 0
     largest_bytes: dict[int, int] = field(default_factory=dict)
     """The largest extent of each size class, eight classes to a power of two: the largest of all may fit no tier."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from cachesvc.core.model import DatasetId, ExtentId, ReaderId, TierName
+from cachesvc.core.model import DatasetId, ExtentId, ReaderId, SourceExtent, TierName
 from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.dataset_state import DatasetState
 
@@ -37,7 +37,8 @@ class Copy:
     home: DatasetState | None = None
     """The dataset that a KEPT copy is charged to."""
     source: Copy | None = None
-    """The copy that this one is being filled from; None where that is the source."""
+    """The copy that this one is being filled from, which of a prepared extent is one of its source extent; None where that
+    is the source."""
     leases: int = 0
     fills_from: int = 0
     """Fills under way that read this copy."""
@@ -46,6 +47,8 @@ class Copy:
     """Never granted again; evicted as soon as it is idle."""
     recalled: bool = False
     """Its room is needed: granted for one read only, and evicted as soon as it is idle."""
+    preparer: ReaderId | None = None
+    """The process that prepares these bytes."""
     ahead_of: Ahead | None = None
     """The copies that look-ahead filled it with, until its first read: that read is no hit."""
     touched: bool = False
@@ -102,6 +105,10 @@ class CacheEntry:
     """This node owns it, as it does where it is no member of a cluster."""
     from_peer: bool = False
     """Another node gave the bytes of the fill that brought it to this node."""
+    made_from: SourceExtent | None = None
+    """The source extent of a prepared extent."""
+    wanted_by: list[CacheEntry] = field(default_factory=list)
+    """Prepared extents whose fills wait for this source extent."""
 
     def best(self) -> Copy | None:
         """The copy to grant; of two, the newer one, which is a promotion into RAM."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cachesvc.core.commands import Evict, StartFill
-from cachesvc.core.model import RAM, DatasetId, ExtentId
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
 from cachesvc.core.records.event_context import EventContext
+from cachesvc.core.records.preparers import Preparers
 from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, EvictionList, Role, TierState
 from cachesvc.core.tiering.policy import SMALL_FILLS, Policy
 from cachesvc.core.tiering.room import Placement
@@ -27,6 +28,7 @@ class Copies:
     def __init__(self, policy: Policy, context: EventContext) -> None:
         self.policy = policy
         self.context = context
+        self.preparers = Preparers(policy.settings.preparing)
         self.transitions: Mapping[tuple[Phase, CopyEvent], Phase] = TRANSITIONS
         self.entries: dict[ExtentId, CacheEntry] = {}
         self.filling: dict[Copy, None] = {}
@@ -44,16 +46,21 @@ class Copies:
 
     @property
     def peer_fills(self) -> int:
-        """The number of fills in flight that peers want; they take no slots."""
+        """The fills in flight that peers want; they take no slots."""
         return sum(copy.for_peer for copy in self.filling)
+
+    @property
+    def in_slots(self) -> list[Copy]:
+        """The fills in flight that take slots. Those of preparers have slots of their own."""
+        return [copy for copy in self.filling if not copy.for_peer and copy.preparer is None]
 
     @property
     def busy(self) -> bool:
         """True if no more fills may start."""
-        settings, count = self.policy.settings, len(self.filling) - self.peer_fills
-        if count < settings.max_fills:
+        settings, in_slots = self.policy.settings, self.in_slots
+        if (count := len(in_slots)) < settings.max_fills:
             return False
-        under_way = sum(copy.entry.size_bytes for copy in self.filling if not copy.for_peer)
+        under_way = sum(copy.entry.size_bytes for copy in in_slots)
         return count >= SMALL_FILLS * settings.max_fills or under_way >= settings.fill_bytes
 
     def ensure_entry(self, extent: ExtentId, size_bytes: int) -> CacheEntry:
@@ -83,7 +90,7 @@ class Copies:
     def forget(self, entry: CacheEntry) -> None:
         """Drop the entry of an extent that nothing refers to any more."""
         used = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
-        if not used and entry.due_at is None:
+        if not used and not entry.wanted_by and entry.due_at is None:
             self.entries.pop(entry.id, None)
 
     def find(self, extent: ExtentId, tier: TierState) -> Copy | None:
@@ -125,27 +132,22 @@ class Copies:
         entry: CacheEntry,
         source: Copy | None = None,
         ahead_of: Ahead | None = None,
+        preparer: ReaderId | None = None,
     ) -> bool:
-        """Begin the evictions of a placement, or start the extent's fill. Return whether the fill started. `ahead_of`:
-        what look-ahead fetched for the same order."""
+        """Begin the evictions of a placement, or start the extent's fill; whether it started. `ahead_of`: what look-ahead
+        fetched for the same order. `preparer` makes the bytes from `source`."""
         for victim in placement.victims:
             self.evict(victim)
         if placement.tier is not None:
-            self._start_fill(entry, placement.tier, placement.role, source, ahead_of)
+            copy = Copy(entry, placement.tier, source=source, preparer=preparer)
+            self._start_fill(copy, placement.role, ahead_of)
         return placement.tier is not None
 
-    def _start_fill(
-        self,
-        entry: CacheEntry,
-        tier: TierState,
-        role: Role,
-        source: Copy | None,
-        ahead_of: Ahead | None,
-    ) -> None:
+    def _start_fill(self, copy: Copy, role: Role, ahead_of: Ahead | None) -> None:
         """Reserve the bytes and start the fill."""
+        entry, tier, source = copy.entry, copy.tier, copy.source
         assert entry.size_bytes <= tier.free_bytes, "a reservation beyond the budget"
         assert not tier.lost, "a reservation in a lost tier"
-        copy = Copy(entry, tier, source=source)
         self._move(copy, CopyEvent.RESERVED)
         entry.copies.append(copy)
         tier.used_bytes += entry.size_bytes
@@ -155,10 +157,13 @@ class Copies:
         if source:
             self.unlist(source)
             source.fills_from += 1
-        elif role is not Role.KEPT:
+        if role is not Role.KEPT and (source is None or copy.preparer is not None):
             self.note_short_of_room(entry)
         self.filling[copy] = None
-        self.context.emit(StartFill(entry.id, tier.name, source.tier.name if source else None))
+        if copy.preparer is not None:
+            self.preparers.begin(copy.preparer)
+        origin = source.tier.name if source and copy.preparer is None else None
+        self.context.emit(StartFill(entry.id, tier.name, origin, copy.preparer))
 
     def note_short_of_room(self, entry: CacheEntry) -> None:
         """Note that an extent is not kept, or is read elsewhere, because others hold the room."""
@@ -174,12 +179,14 @@ class Copies:
         copy.committed = copy.tier.name == RAM
         if not copy.committed:
             copy.tier.committing.add(copy)
-        if copy.source is None:
-            entry.from_peer = from_peer
-        if copy.source is None and not from_peer:
-            self.counts_of(entry).source_bytes += entry.size_bytes
+        if copy.preparer is not None:
             self.note_sourced(entry)
-        self._end_source(copy)
+        elif copy.source is None:
+            entry.from_peer = from_peer
+            if not from_peer:
+                self.counts_of(entry).source_bytes += entry.size_bytes
+                self.note_sourced(entry)
+        self.end_source(copy)
         self.update_ready(entry)
 
     def note_sourced(self, entry: CacheEntry) -> None:
@@ -225,9 +232,13 @@ class Copies:
         self._move(copy, event)
         self.set_role(copy, Role.LRU)
         self._unset_ahead(copy)
-        self._end_source(copy)
+        self.end_source(copy)
 
-    def _end_source(self, copy: Copy) -> None:
+    def end_source(self, copy: Copy) -> None:
+        """Stop protecting the copy that a fill reads, and note that its preparer is idle again once it has ended."""
+        if copy.preparer is not None and copy not in self.filling:
+            self.preparers.end(copy.preparer)
+            copy.preparer = None
         source, copy.source = copy.source, None
         if source:
             source.fills_from -= 1

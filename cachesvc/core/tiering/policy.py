@@ -26,7 +26,7 @@ from cachesvc.core.tiering.stream_window import Reserve
 
 
 class Ownership:
-    """Marks entries as owned or not. A node that is alone owns everything."""
+    """Marks entries as owned or not. A node that is alone owns everything, and each node its prepared extents."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -49,7 +49,7 @@ class Ownership:
         else:
             every = self._view.owned([entry.id for entry in entries])
         for entry, owned in zip(entries, every, strict=True):
-            self._shares.set_owned(entry, owned)
+            self._shares.set_owned(entry, owned or entry.made_from is not None)
 
     def turn(self, count: int) -> int:
         """The index of `count` at which this node begins, so that members that fetch the same extents begin at different
@@ -81,6 +81,8 @@ class NodeSettings:
     """While all fills under way hold fewer bytes than this, more may start, up to `SMALL_FILLS` times `max_fills`: a small
     extent is a connection or two, and the latency of the source is most of its time. Set it to the bytes of one extent
     less than `max_fills`, so that no more bytes are under way than without it."""
+    preparing: int = 8
+    """Prepared extents that are made at once. Set it to the processor's cores."""
     max_attempts: int = FILL_TRIES
     """Tries of a fill before its readers get the error: about one second with the backoff, on top of the source's own
     retries."""

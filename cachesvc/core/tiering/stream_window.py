@@ -25,6 +25,8 @@ MOST_OF_CLAIMED = 0.75
 """Where this part of the claimed bytes is read side by side and does not fit, a window saves no more than keeping."""
 ORDERS_AHEAD = 2
 """Where RAM reads ahead of NVMe: what a plan reads side by side, and as much again, which is copied meanwhile."""
+SOURCES = 2
+"""Source extents of prepared datasets, which nothing keeps, have room: the one that is read and the next one."""
 WINDOW_EXTENTS = 2
 """A window holds at least the extent that is being read and the next one."""
 
@@ -112,7 +114,11 @@ class Reserve:
         room = self.tier.budget_bytes - self.tier.unplanned_share_bytes
         self.window_bytes = min(room, self._wanted_bytes(capacity))
         spill = (len(works) - 1) * self.largest_bytes
-        spare = capacity - shares.claimed_bytes - spill
+        sources_bytes = min(
+            room, SOURCES * max((each.largest_source_bytes for each in shares.datasets.values()), default=0)
+        )
+        self.tier.reserve_bytes += sources_bytes
+        spare = capacity - shares.claimed_bytes - spill - sources_bytes
         ahead_bytes = self._ahead_of_nvme_bytes(room) if spare >= 0 else 0
         if 0 < ahead_bytes <= spare:  # it costs no hit
             self.ahead_of_nvme, self.window_bytes = self._reads_small, ahead_bytes

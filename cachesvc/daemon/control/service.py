@@ -11,9 +11,10 @@ from functools import partial
 import grpc
 
 from cachesvc.catalog.options import Options
+from cachesvc.catalog.prepared import PreparedForm, Recipe, origin_of
 from cachesvc.core import errors, events
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.daemon.access.tenants import is_own_user
+from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
 from cachesvc.daemon.control.event_stream import EventStream
@@ -118,6 +119,27 @@ class Service:
                 notes=dataset.catalog.notes[:MAX_NOTES],
                 stale=stale,
                 kept=[dataset.id, *answer.before] if stale else [],
+            )
+
+    def OpenPrepared(
+        self, request: pb.OpenPreparedRequest, context: grpc.ServicerContext
+    ) -> pb.OpenPreparedReply:
+        with self._callers.answering(context, request.source):
+            source, user = self._dataset(request.source, context), self._callers.uid(context)
+            if user == ANONYMOUS:
+                raise errors.NotAllowed("prepared data belongs to a user of this node; open it there")
+            recipe = Recipe(
+                request.name, request.digest, request.spec, request.given_name, dict(request.versions)
+            )
+            form = PreparedForm.from_json(request.form) if request.form else None
+            loaded = self._datasets.prepared(source, recipe, form, user)
+            if loaded is None:
+                return pb.OpenPreparedReply()
+            dataset = self._loop.call(lambda: self._datasets.admit(loaded))
+            origin = origin_of(dataset.catalog)
+            assert origin is not None, "a prepared dataset"
+            return pb.OpenPreparedReply(
+                dataset=dataset_message(dataset), digest=origin.digest, versions=origin.versions
             )
 
     def Prefetch(

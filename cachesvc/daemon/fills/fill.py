@@ -16,7 +16,15 @@ from functools import partial
 from typing import Any
 
 from cachesvc.core import commands, events
-from cachesvc.core.errors import CacheError, CorruptData, OutOfSpace, SourceUnavailable, TierFailed, from_code
+from cachesvc.core.errors import (
+    CacheError,
+    CorruptData,
+    NotFound,
+    OutOfSpace,
+    SourceUnavailable,
+    TierFailed,
+    from_code,
+)
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd, Verdict
@@ -28,6 +36,7 @@ from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
 from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.fills.shared_fills import Locate, Located, SharedFill, SharedFills
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.steps import Step, Steps
@@ -56,6 +65,7 @@ class FillParts:
     handle: Callable[[events.Event], None]
     memory: FillMemory
     shared: SharedFills
+    preparers: Preparers
     locate: Locate | None = None
     wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
     judged: Callable[[Verdict], None] = lambda verdict: None
@@ -92,7 +102,9 @@ class Fill:
         commits = self._parts.commits
         yield Step(lambda then, _: commits.when_below_limit(self._tier_name, partial(then, None)))
         home = self._parts.datasets.dataset_with(self._extent)
-        assert home is not None, "a fill of an unclaimed extent"
+        if home is None:  # of a reader that claims nothing
+            yield self._tell_failed(NotFound("the dataset is not open any more; open it again"), retry=False)
+            return
         dataset, index = (
             home  # the fill keeps the catalog: all readers may leave, and the dataset be unloaded
         )
@@ -177,7 +189,8 @@ class Fill:
     @contextmanager
     def _followed(self, dataset: ServedDataset, index: int, target: int) -> Iterator[SharedFill | None]:
         """Let other nodes follow the fill while it goes on."""
-        if self._parts.locate is None or self.command.from_tier is not None or not dataset.sizes[index]:
+        alone = self.command.from_tier is not None or self.command.preparer is not None
+        if self._parts.locate is None or alone or not dataset.sizes[index]:
             yield None
             return
         try:
@@ -200,6 +213,10 @@ class Fill:
         """Fetch the bytes into the target, from the nearest place that gives them. Raises FillError."""
         if self.command.from_tier is not None:
             return (yield from self._from_tier(self.command.from_tier, dataset, target))
+        if (preparer := self.command.preparer) is not None:
+            make = partial(self._parts.preparers.make, preparer, index, dataset.sizes[index], target)
+            made: jobs.JobDone = yield Step(lambda then, _: make(then))
+            return self._written(made)
         if shared is None:
             return self._written(
                 (yield from self._from_source(dataset, jobs.FetchJob(dataset.id, index), target, None))

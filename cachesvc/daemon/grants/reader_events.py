@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from cachesvc.core import events
+from cachesvc.core import events, wire
 from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport, Stalls
@@ -22,6 +22,7 @@ from cachesvc.daemon.access.tenants import Peer, admits
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import Datasets, ServedDataset, unknown
 from cachesvc.daemon.fills.checks import Checks
+from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.grants.plan_intake import PlanEntries, ReceivedPlan
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.runner import Runner
@@ -56,8 +57,8 @@ class ConnectedReader:
     dataset: ServedDataset | None = None
     plan: ReceivedPlan | None = None
     """The plan that is being read. Later messages of this reader wait until that is done."""
-    knows_holes: bool = False
-    """Its release does not take the bytes of a hole for data."""
+    features: int = 0
+    """Bits of its greeting."""
     job: int = 0
     """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
 
@@ -65,6 +66,11 @@ class ConnectedReader:
     """When it connected."""
     reports: deque[TimedReport] = field(default_factory=lambda: deque(maxlen=RECENT_REPORTS))
     """What a rank reported of its steps last."""
+
+    @property
+    def knows_holes(self) -> bool:
+        """Its release does not take the bytes of a hole for data."""
+        return bool(self.features & wire.KNOWS_HOLES)
 
     def join_job(self, launch: int) -> None:
         """Join the readers of one job, which send the same `launch`."""
@@ -82,8 +88,10 @@ class ReaderEvents:
         claims: DatasetClaims,
         quotas: Quotas,
         checks: Checks,
+        preparers: Preparers,
     ) -> None:
         self.handle = runner.handle
+        self.preparers = preparers
         self.stalls: dict[DatasetId, Stalls] = {}
         """How long the steps of each dataset's readers waited."""
         self._node = runner.node
@@ -99,8 +107,11 @@ class ReaderEvents:
         reader has left."""
 
         def declared(known: ServedDataset) -> None:
-            if not reader.gone:
-                then(known)
+            if reader.gone:
+                return
+            if reader.features & wire.PREPARES and known.source is not None:
+                self.preparers.joined(reader.id, known.id)
+            then(known)
 
         def loaded(future: Future[ServedDataset]) -> None:
             if reader.gone:
@@ -108,6 +119,9 @@ class ReaderEvents:
             error = future.exception() or self._refusal(future.result(), reader)
             if error is None:
                 known = self._datasets.admit(future.result())
+                if reader.features & wire.CLAIMS_NOTHING:
+                    declared(known)
+                    return
                 self._claims.declare(reader.id, known, reader.peer.uid, gradual=True)
                 self._claims.after(self._node.claims.claimed, known.id, partial(declared, known))
             elif isinstance(error, CacheError):
@@ -155,6 +169,7 @@ class ReaderEvents:
         """Handle the reader's end, which ends its leases, its plan and its claim in this order, and unload the
         catalogs that nothing needs any more."""
         self.handle(events.ReaderGone(reader.id))
+        self.preparers.left(reader.id)
         self.handle(events.PlanEnded(reader.id))
         self.handle(events.JobEnded(reader.id))
         self._datasets.unload_unclaimed()

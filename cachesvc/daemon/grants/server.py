@@ -122,6 +122,13 @@ class GrantsServer:
         """Execute `Fail`: tell a reader why it cannot have an extent."""
         self._about(command.reader, Op.FAILED, command.request, command.extent, command.code, command.message)
 
+    def offer(self, preparer: ReaderId, number: int, index: int, size_bytes: int, target: int) -> None:
+        """Send a preparer an extent to make. One that takes no more messages is disconnected, and its work fails."""
+        reader = self._readers.get(preparer)
+        message = wire.encode(Op.PREPARE, number, index, size_bytes)
+        if reader is not None and not self._reply(reader, message, target):
+            self._drop(reader)
+
     def _accepted(self, channel: socket.socket, peer: Peer) -> None:
         reader = ConnectedReader(ReaderId(self._next_id()), channel, peer, secrets.randbits(64))
         self._readers[reader.id] = self._tokens[reader.token] = reader
@@ -179,8 +186,10 @@ class GrantsServer:
         elif dataset is None:
             raise InvalidInput(f"{op.name} before HELLO")
         elif op is Op.GET:
-            extent = dataset.extent_ids[message.value]
-            self._requests.handle(events.Demanded(reader.id, message.number, extent, job=reader.job))
+            extent, unclaimed = dataset.extent_ids[message.value], reader.features & wire.CLAIMS_NOTHING
+            size_bytes = dataset.sizes[message.value] if unclaimed else 0
+            demand = events.Demanded(reader.id, message.number, extent, size_bytes=size_bytes, job=reader.job)
+            self._requests.handle(demand)
         elif op is Op.RELEASE:
             self._requests.handle(events.Released(reader.id, dataset.extent_ids[message.value]))
         elif op is Op.PASSED:
@@ -195,6 +204,10 @@ class GrantsServer:
             self._requests.held(reader, dataset.extent_ids[message.value], size_bytes)
         elif op is Op.SUSPECT:
             self._requests.suspected(dataset.extent_ids[message.value])
+        elif op is Op.MAKING:
+            self._requests.preparers.progress(reader.id, message.number, message.value, message.text)
+        elif op is Op.MADE:
+            self._requests.preparers.made(reader.id, message.number, message.size, message.text)
         else:
             raise InvalidInput(f"{op.name} is not for the daemon")
 
@@ -209,7 +222,7 @@ class GrantsServer:
         if reader.greeted:
             raise InvalidInput("a second greeting")
         reader.greeted = True
-        reader.knows_holes = message.size >= wire.KNOWS_HOLES
+        reader.features = message.size
         reader.join_job(message.value)
         if message.op is Op.IDENTIFY:
             self._reply(reader, wire.encode(Op.WELCOME, size=reader.token))

@@ -36,6 +36,7 @@ class SampleSpec:
     targets: Targets | None = None
     bare: bool = False
     """A sample is the value of its only field, not a tuple of one."""
+    prepare: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_targets(self.targets)
@@ -47,8 +48,15 @@ class SampleSpec:
             raise InvalidInput(
                 "decode='cuda' decodes whole batches on the device: transform those there, and leave transform= out"
             )
-        if not (self.transform is None or callable(self.transform)):
-            raise InvalidInput(f"transform={self.transform!r} is not a function of the sample")
+        for name in ("transform", "prepare"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise InvalidInput(f"{name}={getattr(self, name)!r} is not a function of the sample")
+        if self.prepare is not None and rng_parameter(self.prepare) != "nothing":
+            raise InvalidInput(
+                "prepare= takes the sample alone, since its results are kept: do random work in transform="
+            )
+        if self.prepare is not None and (self.decode == "cuda" or self.targets is not None):
+            raise InvalidInput("prepare= takes decoded samples: leave decode='cuda' and targets= out")
         if self.image_mode not in IMAGE_MODES:
             choices = ", ".join(map(repr, IMAGE_MODES))
             raise InvalidInput(
@@ -79,8 +87,10 @@ class SampleForm:
         self.label = value_of(catalog, LABEL) if alone and catalog.labels is not None else None
         self.is_single = spec.bare or (alone and self.label is None)
         """A sample is the value of its only field."""
-        self._functions = [
-            (each, rng_parameter(each)) for each in (spec.decode, spec.transform) if callable(each)
+        self._functions: list[tuple[Callable[..., Any], RngParameter]] = [
+            (each, "nothing" if each is spec.prepare else rng_parameter(each))
+            for each in (spec.decode, spec.prepare, spec.transform)
+            if callable(each)
         ]
         self.is_plain = not self._held and self.label is None and not self._functions
         """Samples have stored values alone, and no function of the user's changes them."""

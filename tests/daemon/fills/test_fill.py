@@ -24,6 +24,7 @@ from cachesvc.daemon.fills.fill import FillParts
 from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
+from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.processes import jobs
 from cachesvc.sources.resilient import SourceCounters
@@ -72,10 +73,11 @@ class Bench:
         handle, holes = self.events.append, HoleRecords(lambda: 0.0)
         checks = Checks(node, self.tiers, lanes, fillers, handle, lambda _: None)
         commits, locate = Commits(lanes, lanes), self._locate if cluster else None
-        shared = SharedFills()
+        shared, preparers = SharedFills(), Preparers(handle, lambda: 0.0)
         self.fills = Fills(
             FillParts(
-                self.tiers, lanes, commits, self.datasets, fillers, checks, holes, handle, self.memory, shared, locate
+                self.tiers, lanes, commits, self.datasets, fillers, checks, holes, handle, self.memory, shared, preparers,
+                locate,
             )
         )  # fmt: skip
 

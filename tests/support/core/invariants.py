@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import chain
 
 from cachesvc.core.events import Event
 from cachesvc.core.lookahead.plans import Plans
@@ -22,7 +23,7 @@ def check(node: Node) -> None:
     """Assert that every account agrees with what it counts. O(extents)."""
     copies, claims, readers, plans = node.copies, node.claims, node.readers, node.plans
     queued: defaultdict[ExtentId, set[int]] = defaultdict(set)
-    for job, entry in readers.queue:
+    for job, entry in chain(readers.queue, *readers.prepared.values()):
         assert job not in queued[entry.id], "queued twice for one job"
         queued[entry.id].add(job)
     for entry in copies.entries.values():
@@ -38,13 +39,17 @@ def check(node: Node) -> None:
     _check_datasets(copies, claims)
     filling = {copy for copy in _all(copies) if copy.phase is Phase.FILLING}
     assert filling == copies.filling.keys(), "fills in flight"
+    preparing = [copy.preparer for copy in filling if copy.preparer is not None]
+    assert len(preparing) <= copies.policy.settings.preparing, "more prepared extents at once than slots"
+    assert len(preparing) == len(set(preparing)), "two extents for one preparer"
+    assert set(preparing) == copies.preparers.working, "preparers at work"
     shares, entries = copies.policy.shares, copies.entries.values()
     owned = sum(entry.size_bytes for entry in entries if entry.datasets and entry.owned)
     assert shares.owned_bytes == owned, "owned bytes"
     foreign = [c.entry.size_bytes for c in _all(copies) if c.role is Role.KEPT and not c.entry.owned]
     assert shares.foreign_kept_bytes == sum(foreign), "kept bytes of other owners"
     assert copies.peer_fills <= copies.policy.settings.max_fills, "more fills for peers than there may be"
-    slots = [copy for copy in filling if not copy.for_peer]
+    slots = [copy for copy in filling if not copy.for_peer and copy.preparer is None]
     settings, under_way = copies.policy.settings, sorted(copy.entry.size_bytes for copy in slots)
     if len(slots) > settings.max_fills:
         assert len(slots) <= SMALL_FILLS * settings.max_fills, "more fills than slots"
@@ -84,7 +89,8 @@ def _check_entry(entry: CacheEntry, settled: bool) -> None:
         )
     for copy in entry.copies:
         _check_copy(copy, settled)
-    alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued
+    alive = entry.copies or entry.waiters or entry.datasets or entry.needs or entry.queued or entry.wanted_by
+    assert all(each.datasets and each.made_from for each in entry.wanted_by), "wanted by what nobody claims"
     assert alive or entry.due_at is not None, "an entry that nothing refers to"
 
 

@@ -14,8 +14,12 @@ from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 
 NVME = TierName("nvme0")
 EXTENTS = [(ExtentId(bytes([number]) * 16), 1 + number % 4) for number in range(24)]
-SIZES = dict(EXTENTS)
-EXTENT_IDS = tuple(SIZES)
+EXTENT_IDS = tuple(extent for extent, _ in EXTENTS)
+PREPARED = DatasetId("prepared")
+MADE = [(ExtentId(bytes([100 + number]) * 16), 1 + number % 3) for number in range(8)]
+SOURCES = tuple(EXTENTS[number // 2] for number in range(8))
+"""The source extents of the prepared ones, two of each."""
+SIZES = dict([*EXTENTS, *MADE])
 DATASETS = {
     DatasetId("a"): tuple(EXTENTS[:10]),
     DatasetId("b"): tuple(EXTENTS[8:18]),
@@ -42,6 +46,7 @@ def small_node(
         lookahead_bytes=4,
         max_fills=2,
         fill_bytes=5,
+        preparing=2,
         max_attempts=2,
         scrub_bytes_per_s=200,
         unplanned_share=unplanned_share,

@@ -1,0 +1,163 @@
+"""Opens datasets that a daemon keeps prepared, and makes their samples from the source."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.layout import Prepared
+from cachesvc.catalog.prepared import PreparedForm, Recipe
+from cachesvc.client.control import PreparedInfo
+from cachesvc.core.errors import InvalidInput, is_bad_sample
+from loader.datasets.generators import RngKey
+from loader.datasets.samples.prepared import PreparedSamples
+from loader.datasets.samples.sample_form import SampleSpec
+from loader.prepare.identity import digest_of, library_versions, qualified_name
+from loader.prepare.preparer import Preparers
+from loader.prepare.records import encode, form_of
+from loader.reading.connect import DatasetLink
+from loader.reading.opened_dataset import OpenedDataset
+from loader.reading.reader import Ints
+
+TRIED_TWICE = 3
+"""The samples whose results are compared with a second try before data is prepared."""
+MOST_BAD = 100
+"""Samples that are tried for one that can be prepared."""
+_log = logging.getLogger("cachesvc")
+
+
+class Source(Protocol):
+    """A dataset whose samples are made by `prepare` on each read."""
+
+    catalog: Catalog
+
+    def iter_samples(self, ids: Ints, rng_key: RngKey) -> Iterator[Any]:
+        """Make samples by catalog id one at a time."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; the next use connects again."""
+        ...
+
+
+class PreparingSource:
+    """Makes prepared samples from their source, for readers and for the daemon. Picklable."""
+
+    def __init__(self, source: Source, form: PreparedForm) -> None:
+        self._source, self._form = source, form
+        self._preparers: Callable[[], Preparers | None] = lambda: None
+        """A weak reference: the threads that prepare refer to this object, and end with the last reader."""
+
+    def __getstate__(self) -> tuple[Source, PreparedForm]:
+        return self._source, self._form
+
+    def __setstate__(self, state: tuple[Source, PreparedForm]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    @property
+    def catalog(self) -> Catalog:
+        """The source's."""
+        return self._source.catalog
+
+    @property
+    def form(self) -> PreparedForm:
+        """The form of the samples' records."""
+        return self._form
+
+    def samples(self, ids: Ints) -> Iterator[Any]:
+        """Make samples one at a time. Raises the error of the first that cannot be made."""
+        return self._source.iter_samples(ids, None)
+
+    def reader_of(self, opened: OpenedDataset, spec: SampleSpec) -> PreparedSamples:
+        """Return what reads the prepared samples of a dataset, and its views."""
+        preparers = self._preparers()
+        if preparers is None:
+            preparers = Preparers(opened.link.preparer, self, opened.catalog.extent_first)
+            self._preparers = weakref.ref(preparers)
+        return PreparedSamples(opened.catalog, self, spec, preparers)
+
+    def close(self) -> None:
+        """Prepare no more, and release the source."""
+        if (preparers := self._preparers()) is not None:
+            preparers.close()
+        self._source.close()
+
+
+def open_prepared(
+    link: DatasetLink, source: Source, spec: SampleSpec, name: str
+) -> tuple[OpenedDataset, PreparedForm]:
+    """Open what `spec.prepare` makes of a dataset in the daemon of its link. The function is tried where the daemon does
+    not know it yet. `name` stands for the digest of its code.
+
+    Raises InvalidInput for a changed function of the same name, and for results that cannot be kept.
+    """
+    recipe = _recipe(spec, name)
+    prepared, found = link.prepared(recipe, lambda: form_by_trial(source).to_json())
+    _check(recipe, found)
+    opened = OpenedDataset(prepared)
+    layout = opened.catalog.layout
+    assert isinstance(layout, Prepared), "the daemon answers with a prepared dataset"
+    form = PreparedForm(layout.container, layout.stride_bytes, layout.fields)
+    opened.link = replace(prepared, form=form.to_json())
+    return opened, form
+
+
+def form_by_trial(source: Source) -> PreparedForm:
+    """Return the form of the first samples, each of which is prepared twice. Raises InvalidInput where two results differ,
+    or samples have several forms; the error of the last of `MOST_BAD` samples that cannot be prepared."""
+    form: PreparedForm | None = None
+    tried, count = 0, min(source.catalog.samples, MOST_BAD)
+    try:
+        for sample in range(count):
+            try:
+                results = [next(source.iter_samples(np.asarray([sample]), None)) for _ in range(2)]
+            except Exception as error:
+                if (sample == count - 1 and form is None) or not is_bad_sample(error):
+                    raise
+                continue
+            form = form or form_of(results[0])
+            if encode(form, results[0]) != encode(form, results[1]):
+                raise InvalidInput(
+                    f"prepare= gave two results for {source.catalog.key(sample)}: it must be deterministic; do random"
+                    " work in transform="
+                )
+            tried += 1
+            if tried == TRIED_TWICE:
+                break
+    finally:
+        source.close()
+    assert form is not None, "a sample was prepared, or its error raised"
+    return form
+
+
+def _recipe(spec: SampleSpec, name: str) -> Recipe:
+    prepare, decode = spec.prepare, spec.decode
+    assert prepare is not None, "there is a function"
+    chosen = (
+        spec.fields,
+        digest_of(decode) if callable(decode) else decode,
+        spec.image_mode,
+        spec.out,
+        spec.bare,
+    )
+    digest, versions = digest_of(prepare, opaque=bool(name)), library_versions(prepare)
+    return Recipe(qualified_name(prepare), digest, repr(chosen), name, versions)
+
+
+def _check(recipe: Recipe, found: PreparedInfo) -> None:
+    if found.digest != recipe.digest:
+        raise InvalidInput(
+            f"prepare_name={recipe.given_name!r} names data that another version of {recipe.name} prepared: give another"
+            " name, or none"
+        )
+    now = dict(recipe.versions or {})
+    differ = sorted(name for name, version in found.versions.items() if now.get(name, version) != version)
+    if differ:
+        texts = (f"{name} {found.versions[name]} (now {now[name]})" for name in differ)
+        _log.warning("the samples of %s were prepared with %s", recipe.name, ", ".join(texts))

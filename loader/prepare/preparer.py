@@ -1,0 +1,234 @@
+"""Prepares extents for the daemon of this node, on threads beside the ones that read.
+
+Each thread that reads prepared samples has one that prepares. It works while the reading one waits for the daemon, and
+rests with it: after `IDLE_S` without a read it ends its offer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from cachesvc.catalog.prepared import PreparedForm
+from cachesvc.client.preparing import PreparerConnection, Work
+from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace, TierFailed, is_bad_sample
+from cachesvc.core.limits import PROBE_CAP_S
+from cachesvc.system.fork_hooks import abandon_in_children
+from cachesvc.tiers.checksum import block_digest
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
+from loader.prepare.records import encode, encode_error
+from loader.reading.reader import Ints
+
+IDLE_S = 60.0
+"""How long a thread goes on to prepare after the last read beside it."""
+LOOK_S = 0.5
+"""How often an idle thread looks whether it is to end."""
+SAMPLES_AT_ONCE = 32
+"""Samples whose bytes are read at once."""
+_log = logging.getLogger("cachesvc")
+
+
+class Maker(Protocol):
+    """Makes prepared samples of a dataset."""
+
+    @property
+    def form(self) -> PreparedForm:
+        """The form of their records."""
+        ...
+
+    def samples(self, ids: Ints) -> Iterator[Any]:
+        """Make samples one at a time. Raises the error of the first that cannot be made."""
+        ...
+
+
+class Preparers:
+    """The preparing threads of one dataset in this process. Safe to share between threads; a forked child begins anew."""
+
+    def __init__(self, connect: Callable[[], PreparerConnection], maker: Maker, extent_first: Ints) -> None:
+        """`extent_first`: the first sample of each prepared extent."""
+        self._connect, self._maker, self._first = connect, maker, extent_first
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._threads: list[_Thread] = []
+        weakref.finalize(self, _stop, self._threads).atexit = False
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Prepare while the body reads, and for a while after it."""
+        mine: _Thread | None = getattr(self._own, "thread", None)
+        if mine is None or not mine.alive:
+            mine = self._own.thread = _Thread(self._connect, self._maker, self._first)
+            with self._lock:
+                self._threads[:] = [*(each for each in self._threads if each.alive), mine]
+            abandon_in_children(self)
+            mine.start()
+        mine.reads += 1
+        try:
+            yield
+        finally:
+            mine.reads -= 1
+            mine.read_at = time.monotonic()
+
+    def close(self) -> None:
+        """End all offers. An extent that is being prepared goes to another process."""
+        with self._lock:
+            _stop(self._threads)
+
+    def abandon(self) -> None:
+        """Forget the parent's threads in a forked child."""
+        for each in self._threads:
+            each.abandon()
+        self._own, self._lock = threading.local(), threading.Lock()
+        self._threads.clear()
+
+
+def _stop(threads: list[_Thread]) -> None:
+    for each in threads:
+        each.stop()
+
+
+class _Thread:
+    def __init__(self, connect: Callable[[], PreparerConnection], maker: Maker, first: Ints) -> None:
+        self._connect, self._maker, self._first = connect, maker, first
+        self._connection: PreparerConnection | None = None
+        self._ends = threading.Event()
+        self.reads, self.read_at = 0, time.monotonic()
+        self.alive = True
+
+    def start(self) -> None:
+        """Offer to prepare, so that the daemon knows of it before the first read, and start the thread."""
+        with suppress(CacheError):
+            self._connection = self._connect()
+        threading.Thread(target=self._run, name="cachesvc-prepare", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ends.set()
+        if (connection := self._connection) is not None:
+            connection.end()
+
+    def abandon(self) -> None:
+        if self._connection is not None:
+            self._connection.abandon()
+
+    @property
+    def _rests(self) -> bool:
+        return not self.reads and time.monotonic() - self.read_at >= IDLE_S
+
+    def _run(self) -> None:
+        if get_worker_info() is not None:  # in a forked child torch cannot use several threads
+            torch.set_num_threads(1)
+        try:
+            while not (self._ends.is_set() or self._rests):
+                try:
+                    self._connection = self._connection or self._connect()
+                    while not (self._ends.is_set() or self._rests):
+                        if (work := self._connection.next(LOOK_S)) is not None:
+                            prepare(self._connection, work, self._maker, self._first, self._ends.is_set)
+                except CacheError as error:  # mostly DaemonUnavailable: it restarts
+                    _log.debug("a preparer is without its daemon: %s", error)
+                    self._disconnect()
+                    self._ends.wait(PROBE_CAP_S)
+        finally:
+            self.alive = False
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def prepare(
+    connection: PreparerConnection,
+    work: Work,
+    maker: Maker,
+    extent_first: Ints,
+    ends: Callable[[], bool] = lambda: False,
+) -> None:
+    """Prepare one extent, and report it as made, or why not. Raises DaemonUnavailable when the daemon is gone, and where
+    `ends()` says so in the middle."""
+    failure: CacheError | None = None
+    try:
+        ids = np.arange(extent_first[work.extent], extent_first[work.extent + 1])
+        with _Target(work.target) as target:
+            for record in _records(maker, ids):
+                if ends():
+                    raise DaemonUnavailable("this process prepares no more")
+                connection.progress(work, target.write(record))
+            connection.progress(work, target.finish())
+    except DaemonUnavailable:
+        raise
+    except CacheError as error:
+        failure = error
+    except Exception as error:  # noqa: BLE001  another process may succeed; otherwise readers get the error themselves
+        _log.warning("an extent could not be prepared", exc_info=error)
+        failure = CacheError(f"prepare= failed: {type(error).__name__}: {error}")
+    connection.made(work, failure)
+
+
+def _records(maker: Maker, ids: Ints) -> Iterator[bytearray]:
+    """Yield the record of each sample. Raises an error that no sample caused."""
+    for begin in range(0, len(ids), SAMPLES_AT_ONCE):
+        some = ids[begin : begin + SAMPLES_AT_ONCE]
+        while len(some):
+            done = 0
+            try:
+                for sample in maker.samples(some):
+                    record = encode(maker.form, sample)
+                    done += 1
+                    yield record
+            except Exception as error:
+                if not is_bad_sample(error):
+                    raise
+                yield encode_error(maker.form, error)
+                done += 1
+            some = some[done:]
+
+
+class _Target:
+    """Writes an extent from its beginning to its end, in whole blocks. Closes the descriptor at the end."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at = fd, 0
+        self._rest = bytearray()
+
+    def __enter__(self) -> _Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, record: bytearray) -> bytes:
+        """Add a record; return the digests of the blocks that are complete. Raises OutOfSpace, TierFailed."""
+        self._rest += record
+        return self._store(len(self._rest) // CHECKSUM_BLOCK_BYTES * CHECKSUM_BLOCK_BYTES)
+
+    def finish(self) -> bytes:
+        """Write the last block; return its digest."""
+        return self._store(len(self._rest))
+
+    def _store(self, count: int) -> bytes:
+        digests = []
+        with memoryview(self._rest)[:count] as whole:
+            for begin in range(0, count, CHECKSUM_BLOCK_BYTES):
+                digests.append(block_digest(whole[begin : begin + CHECKSUM_BLOCK_BYTES]))
+            done = 0
+            try:
+                while done < count:
+                    done += os.pwrite(self._fd, whole[done:], self._at + done)
+            except OSError as error:
+                failure = OutOfSpace if error.errno in (28, 122) else TierFailed
+                raise failure(f"cannot write a prepared extent: {error.strerror}") from error
+        del self._rest[:count]
+        self._at += count
+        return b"".join(digests)

@@ -1,0 +1,136 @@
+"""The records of prepared samples: the values of a sample one after another, and whether it could be made.
+
+All samples have one form: a tensor, an array or a number, or a tuple, list or dict of these, with one shape and dtype
+each. So samples are gathered without Python for each. A sample whose function raised is kept as the code and the message
+of its error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cachesvc.catalog.layout import PreparedField
+from cachesvc.catalog.prepared import PreparedForm
+from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, from_code
+
+END = struct.Struct("<HHI")
+"""The end of a record: `MADE` or `FAILED` (0: never written), the code of the error, and the length of its message, which
+lies at the record's beginning."""
+MADE, FAILED = 1, 2
+_ALIGNMENT = 8
+_ADVICE = "return a tensor, an array or a number, or a tuple or dict of these"
+
+
+def form_of(sample: Any) -> PreparedForm:
+    """Return the form of records for samples like this one. Raises InvalidInput for values that records do not hold."""
+    container, names, values = _parts(sample)
+    fields, end = list[PreparedField](), 0
+    for name, value in zip(names, values, strict=True):
+        kind, array = _array(name, value)
+        fields.append(PreparedField(name, kind, array.dtype.str, array.shape, end))
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return PreparedForm(container, end + END.size, tuple(fields))
+
+
+def encode(form: PreparedForm, sample: Any) -> bytearray:
+    """Return the record of a sample. Raises InvalidInput for a sample of another form."""
+    container, names, values = _parts(sample)
+    if container != form.container or names != tuple(each.name for each in form.fields):
+        raise _other_form(f"a {container} of {', '.join(names)}", f"a {form.container}")
+    record = bytearray(form.stride_bytes)
+    for field, value in zip(form.fields, values, strict=True):
+        kind, array = _array(field.name, value)
+        if (kind, array.dtype.str, array.shape) != (field.kind, field.dtype, field.shape):
+            found = f"{array.dtype} {list(array.shape)}"
+            raise _other_form(found, f"{np.dtype(field.dtype)} {list(field.shape)}", field.name)
+        np.ndarray(field.shape, field.dtype, record, field.offset)[...] = array
+    END.pack_into(record, form.stride_bytes - END.size, MADE, 0, 0)
+    return record
+
+
+def encode_error(form: PreparedForm, error: Exception) -> bytearray:
+    """Return the record of a sample that could not be made. Errors of the user's code become CorruptData."""
+    record, room = bytearray(form.stride_bytes), form.stride_bytes - END.size
+    code = error.code if isinstance(error, CacheError) else CorruptData.code
+    text = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
+    message = " ".join(text.split()).encode("utf-8", "replace")[:room]
+    record[: len(message)] = message
+    END.pack_into(record, room, FAILED, code, len(message))
+    return record
+
+
+def error_in(record: bytes | bytearray, key: str) -> CacheError:
+    """Return the error that a record holds in place of the sample `key`."""
+    state, code, length = END.unpack_from(record, len(record) - END.size)
+    if state != FAILED:
+        return CorruptData(f"{key}: its prepared record was never written; cachesvc evict drops it")
+    error = from_code(code, f"{key}: {record[:length].decode('utf-8', 'replace')}")
+    error.of_object = True
+    return error
+
+
+def value_of(field: PreparedField, row: np.ndarray[Any, Any]) -> Any:
+    """Return the value of a field from its array, which the value keeps."""
+    if field.kind == "number":
+        return row.item()
+    if field.kind == "scalar":
+        return row[()]
+    return torch.from_numpy(row) if field.kind == "tensor" else row
+
+
+def contained(form: PreparedForm, values: Sequence[Any]) -> Any:
+    """Return values of all fields as the function returned them."""
+    if form.container == "value":
+        return values[0]
+    if form.container == "dict":
+        return dict(zip((each.name for each in form.fields), values, strict=True))
+    return tuple(values) if form.container == "tuple" else list(values)
+
+
+def _parts(sample: Any) -> tuple[str, tuple[str, ...], Sequence[Any]]:
+    """Return a sample's container, the names of its fields and their values."""
+    if type(sample) is dict:
+        if not all(type(name) is str for name in sample):
+            raise InvalidInput(f"prepare= returned a dict with keys that are not text; {_ADVICE}")
+        return "dict", tuple(sample), list(sample.values())
+    if type(sample) in (tuple, list):
+        return type(sample).__name__, tuple(map(str, range(len(sample)))), sample
+    return "value", ("value",), [sample]
+
+
+def _array(name: str, value: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    """Return a value's kind, and the value as an array."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        try:
+            return "tensor", value.detach().cpu().numpy()
+        except TypeError:  # numpy has no bfloat16
+            raise InvalidInput(
+                f"prepare= returned {value.dtype} for {name}, which records do not hold"
+            ) from None
+    if type(value) in (bool, int, float):
+        try:
+            return "number", np.asarray(
+                value, {bool: np.bool_, int: np.int64, float: np.float64}[type(value)]
+            )
+        except OverflowError:
+            raise InvalidInput(f"prepare= returned {value} for {name}, beyond 64 bits") from None
+    if isinstance(value, (np.ndarray, np.generic)) and np.asarray(value).dtype.kind in "biufc":
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        return kind, np.asarray(value)
+    raise InvalidInput(
+        f"prepare= returned a {type(value).__module__}.{type(value).__qualname__} for {name}; {_ADVICE}"
+    )
+
+
+def _other_form(found: str, wanted: str, name: str = "") -> InvalidInput:
+    of = f" for {name}" if name else ""
+    error = InvalidInput(
+        f"prepare= returned {found}{of}, and {wanted} for the first sample: make all samples alike"
+    )
+    error.of_object = True
+    return error

@@ -1,0 +1,137 @@
+"""Prepared extents: which preparer makes which, when, and that no fill waits for another in a circle."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from cachesvc.core.commands import Command, Grant, Refuse, StartFill
+from cachesvc.core.events import (
+    DatasetDeclared,
+    Demanded,
+    Filled,
+    FillFailed,
+    Planned,
+    Prefetched,
+    PreparerJoined,
+    PreparerStalled,
+    ReaderGone,
+    Released,
+    Tick,
+)
+from cachesvc.core.model import RAM, ExtentId, ReaderId
+from cachesvc.core.node.node import Node
+from tests.support.core.names import DATASET, ONE, SIZE, TWO, A, B, C, D, E, F
+from tests.support.core.node import fill, node_of, tell
+from tests.support.core.preparing import PreparingMachine
+
+TestPreparing = PreparingMachine.TestCase
+TestPreparing.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+FIRST, SECOND = ReaderId(11), ReaderId(12)
+STALLED = FillFailed(A, RAM, 11, "no progress", retry=True)
+
+
+def prepared(*made: ExtentId, sources: tuple[ExtentId, ...], job: int = 1) -> DatasetDeclared:
+    """Extents that are prepared from source extents of the same size."""
+    extents, made_from = ((each, SIZE) for each in made), ((each, SIZE) for each in sources)
+    return DatasetDeclared(job, DATASET, tuple(extents), made_from=tuple(made_from))
+
+
+def preparing_node(ram: int = 10, preparers: int = 2, **settings: int) -> Node:
+    """A node where A and B are prepared from E, and C and D from F."""
+    node = node_of(ram, **settings)
+    tell(node, prepared(A, B, C, D, sources=(E, E, F, F)))
+    tell(node, *(PreparerJoined(each, DATASET) for each in (FIRST, SECOND)[:preparers]))
+    return node
+
+
+def starts(commands: list[Command]) -> list[tuple[ExtentId, ReaderId | None]]:
+    return [(each.extent, each.preparer) for each in commands if isinstance(each, StartFill)]
+
+
+def test_a_demand_fetches_the_source_extent_then_has_one_preparer_make_it_for_all() -> None:
+    node = preparing_node()
+    assert starts(tell(node, Demanded(ONE, 1, A), Demanded(TWO, 2, A))) == [(E, None)]
+    assert starts(tell(node, Filled(E, RAM))) == [(A, FIRST)]
+    assert tell(node, Filled(A, RAM)) == [Grant(ONE, 1, A, RAM, counted="misses"), Grant(TWO, 2, A, RAM)]
+
+
+def test_a_plan_has_source_extents_there_before_a_preparer_is_idle() -> None:
+    node = preparing_node(preparers=1)
+    plan = tuple((extent, step, step) for step, extent in enumerate((A, C)))
+    assert starts(tell(node, Planned(1, 1, plan))) == [(E, None)]
+    assert starts(tell(node, Filled(E, RAM))) == [(A, FIRST), (F, None)]
+    assert starts(tell(node, Filled(F, RAM))) == []
+    assert starts(tell(node, Filled(A, RAM))) == [(C, FIRST)]
+
+
+def test_slots_are_the_nodes_not_each_preparers() -> None:
+    node = preparing_node(preparing=1)
+    tell(node, Demanded(ONE, 1, A), Demanded(TWO, 2, B))
+    assert starts(tell(node, Filled(E, RAM))) == [(A, FIRST)]
+    assert starts(tell(node, Filled(A, RAM))) == [(B, SECOND)]
+
+
+def test_an_extent_of_a_preparer_without_progress_goes_to_another_one() -> None:
+    node = preparing_node()
+    tell(node, Demanded(ONE, 1, A), Filled(E, RAM))
+    assert starts(tell(node, PreparerStalled(FIRST), STALLED)) == []
+    assert starts(tell(node, Tick(), now=60.0)) == [(A, SECOND)]
+
+
+@pytest.mark.parametrize("joined", [0, 1])
+def test_without_a_preparer_readers_prepare_for_themselves(joined: int) -> None:
+    node = preparing_node(preparers=joined)
+    commands = tell(node, Demanded(ONE, 1, A))
+    if joined:
+        commands = tell(node, ReaderGone(FIRST))
+    assert Refuse(ONE, 1, A) in commands
+
+
+def test_readers_prepare_for_themselves_what_a_preparer_cannot_make() -> None:
+    node = preparing_node(preparers=1, max_attempts=1)
+    tell(node, Demanded(ONE, 1, A), Filled(E, RAM))
+    assert tell(node, FillFailed(A, RAM, 1, "an odd error", retry=True)) == [Refuse(ONE, 1, A)]
+
+
+def test_readers_of_a_source_extent_that_fails_are_told_to_read_it_themselves() -> None:
+    node = preparing_node()
+    tell(node, Demanded(ONE, 1, A))
+    assert tell(node, FillFailed(E, RAM, 6, "it has changed")) == [Refuse(ONE, 1, A)]
+
+
+def test_a_source_extent_is_not_evicted_before_its_prepared_extent_is_done() -> None:
+    node = preparing_node(ram=2)
+    tell(node, Demanded(ONE, 1, A))
+    assert starts(tell(node, Filled(E, RAM))) == [(A, FIRST)]
+    assert tell(node, Demanded(TWO, 2, C)) == []  # F waits for the room of E
+    assert starts(tell(node, Filled(A, RAM), Released(ONE, A))) == []
+    assert node.where(A) == RAM
+
+
+def test_a_prefetch_of_a_prepared_dataset_does_not_hold_back_another() -> None:
+    node = preparing_node(ram=12, preparers=1)
+    other = DatasetDeclared(2, "plain", ((ExtentId(b"p" * 16), SIZE),))  # type: ignore[arg-type]
+    tell(node, other, Prefetched(1, DATASET))
+    tell(node, Filled(E, RAM))
+    assert (ExtentId(b"p" * 16), None) in starts(tell(node, Prefetched(2, other.dataset)))
+
+
+def test_a_prefetch_prepares_all_of_its_dataset() -> None:
+    node = preparing_node(ram=12)
+    tell(node, Prefetched(1, DATASET))
+    for extents in ((E,), (A, B), (F,), (C, D)):
+        fill(node, *extents)
+    assert node.progress(1).resident_extents == 4
+
+
+def test_a_source_extent_of_a_prepared_dataset_is_of_no_claim() -> None:
+    node = preparing_node(ram=12)
+    tell(node, Demanded(ONE, 1, A), Filled(E, RAM), Filled(A, RAM))
+    assert node.counters(DATASET).kept_bytes == SIZE
+    assert node.status().tiers[0].used_bytes == 2 * SIZE
