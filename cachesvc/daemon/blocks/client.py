@@ -24,6 +24,7 @@ from cachesvc.daemon.blocks.wire import (
     FRAME_BLOCKS,
     MAX_RANGES,
     VERSION,
+    VERSIONS,
     ConnectionEnded,
     Frame,
     Kind,
@@ -45,6 +46,8 @@ IDLE_S = 20.0
 """An idle connection is used again within this time, before the server would close it."""
 IDLE_CONNECTIONS = 2
 """Idle connections that are kept for each address."""
+MAX_ADDRESSES = 4096
+"""Peers whose version is remembered."""
 BUFFERS_BYTES = 64 << 20
 """The limit of all buffers, which only extents on disks need."""
 _PART_BLOCKS = CACHED_BYTES // CHECKSUM_BLOCK_BYTES
@@ -71,12 +74,19 @@ class PeerSilent(PeerFailed):
     """The peer sent nothing for `silent_s`, or no new block for `wait_s`."""
 
 
+class _OtherVersion(Exception):
+    """The peer does not speak the version of the request, and `version` is its newest."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+
 _FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
     Kind.ABORTED: (PeerAborted, "its fill of the extent failed"),
     Kind.NOT_FOUND: (PeerLacks, "it does not have the extent"),
     Kind.BUSY: (PeerBusy, "it serves as many connections as it can"),
     Kind.FAILED: (PeerFailed, "it cannot read the extent"),
-    Kind.VERSION: (PeerFailed, "it takes the request for one of another version"),
     Kind.INVALID: (PeerFailed, "it takes the request for invalid"),
 }
 
@@ -90,11 +100,15 @@ class BlockClient:
         tls_name: str = "",
         silent_s: float = SILENT_S,
         now: Callable[[], float] = time.monotonic,
+        versions: range = VERSIONS,
     ) -> None:
-        """`tls_name`: the name that the certificates of all peers bear, "" where each bears its own host. Raises
-        InvalidInput for unusable certificates."""
+        """`tls_name`: the name that the certificates of all peers bear, "" where each bears its own host. `versions` of the
+        protocol are spoken. Raises InvalidInput for unusable certificates."""
         self._tls = TlsContexts(tls, tls_name) if tls else None
         self._silent_s = silent_s
+        self._versions = versions
+        self._spoken: dict[str, int] = {}
+        """The version to begin with at an address that does not speak the newest one."""
         self._idle = _IdleConnections(now)
         self._buffers = Buffers(BUFFERS_BYTES)
         self._pid = os.getpid()
@@ -126,7 +140,11 @@ class BlockClient:
             reading = _Reading(address, extent, target, progress, wait_s)
             while True:
                 wanted = progress.missing(MAX_RANGES)
-                root = self._request(reading, wanted)
+                try:
+                    root = self._request(reading, wanted)
+                except _OtherVersion as other:
+                    self._agree(address, other.version)
+                    continue
                 if any(progress.runs(*each) != [each] for each in wanted):
                     raise CorruptData(f"peer {address} left out blocks of extent {extent.hex()}")
                 if not progress.missing(1):
@@ -138,9 +156,22 @@ class BlockClient:
             )
         return digests
 
+    def _agree(self, address: str, theirs: int) -> None:
+        """Note the version to speak with a peer whose newest is `theirs`. Raises PeerFailed where there is none."""
+        version = min(theirs, self._versions[-1])
+        if version not in self._versions or version == self._spoken.get(address, self._versions[-1]):
+            raise PeerFailed(
+                f"peer {address} speaks version {theirs} of the protocol, and this node {self._versions[0]} to"
+                f" {self._versions[-1]}"
+            )
+        if len(self._spoken) >= MAX_ADDRESSES:
+            self._spoken.clear()
+        self._spoken[address] = version
+
     def _request(self, reading: _Reading, wanted: Sequence[Range]) -> bytes:
         """Send one request and receive its frames; return the digest of digests."""
-        message = Request(reading.extent, tuple(wanted)).pack()
+        reading.version = self._spoken.get(reading.address, self._versions[-1])
+        message = Request(reading.extent, tuple(wanted), reading.version).pack()
         reading.answered = False
         try:
             generation = self._tls.renew() if self._tls else 0
@@ -214,6 +245,8 @@ class _Reading:
         self.extent = extent
         self.answered = False
         """Whether a frame came for the current request."""
+        self.version = VERSION
+        """The version of the current request."""
         self._target = target
         self._progress = progress
         self._wait_s = wait_s
@@ -225,9 +258,11 @@ class _Reading:
         while True:
             frame = receive_frame(connection)
             self.answered = True
-            if frame.version != VERSION:
+            if frame.kind is Kind.VERSION:
+                raise _OtherVersion(frame.version)
+            if frame.version != self.version:
                 raise PeerFailed(
-                    f"peer {self.address} speaks version {frame.version} of the protocol, not {VERSION}"
+                    f"peer {self.address} answers in version {frame.version} of the protocol, not {self.version}"
                 )
             if frame.kind is Kind.BLOCKS:
                 self._receive_blocks(connection, frame)
