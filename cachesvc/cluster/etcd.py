@@ -112,12 +112,14 @@ class EtcdMembership:
         self._hosts = [*hosts[first:], *hosts[:first]]
         self._prefix, self._key, self._me, self._tls = prefix, f"{prefix}/{me.name}", me, tls
         self._entries = Entries(LEASE_S + FOLLOW_S)
+        self._last = LastList(f"etcd {prefix}")
         self._closed = threading.Event()
         self._calls: EtcdCalls | None = None
         self._doubled = False
 
     def watch(self, changed: Changed) -> None:
-        last = LastList(f"etcd {self._prefix}", changed)
+        last = self._last
+        last.changed = changed
         for host in itertools.cycle(self._hosts):
             if self._closed.is_set():
                 return
@@ -129,6 +131,11 @@ class EtcdMembership:
                 self._failed(last, f"{host}: {error.details() or error.code().name}")
             except OSError as error:
                 self._failed(last, str(error))
+
+    @property
+    def trouble(self) -> str:
+        """Why etcd failed the last time."""
+        return self._last.trouble
 
     def close(self) -> None:
         self._closed.set()

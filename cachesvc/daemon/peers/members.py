@@ -6,35 +6,37 @@ One thread watches the membership; another greets members when the roster says s
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
 from cachesvc.cluster.membership import Membership
-from cachesvc.core.placement.roster import Endpoint, Greeting, Roster, Row
+from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting, Roster, Row
+from cachesvc.core.placement.traits import Traits
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.peers.messages import NodeRow
 from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.reasons import reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
-log = logging.getLogger(__name__)
 GREETERS = 8
+TELLERS = 16
+"""Members that are told at a time that this node ends, or that one is to be forgotten."""
 SETTLE_S = 5.0
 """How long after the start questions wait for the members' first greetings; else they would go to the wrong owners."""
 
 
 @dataclass(slots=True)
 class _Contact:
-    """An address: the release of its node, the extents that the node holds, the seconds that the last greeting took, and
-    the error of the last call that failed."""
+    """An address: what its node told of itself, the seconds that the last greeting took, and the error of the last call
+    that failed."""
 
-    release: str = ""
-    extents: int = 0
+    traits: Traits = field(default_factory=Traits)
     round_trip_s: float = 0.0
     error: str = ""
 
@@ -51,13 +53,17 @@ class Members:
         restarted: Callable[[str], None],
         listed: Callable[[set[str]], None],
         settle_s: float = SETTLE_S,
+        own: Callable[[], Traits] = Traits,
     ) -> None:
+        """`own` returns what this node tells of itself now."""
         self._roster = roster
         self._calls = calls
         self._hello = hello
         self._changed = changed
         self._restarted = restarted
         self._on_listed = listed
+        self._own = own
+        self._membership: Membership | None = None
         self._instances: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -70,6 +76,7 @@ class Members:
 
     def start(self, membership: Membership) -> None:
         """Watch the membership and greet members from now on."""
+        self._membership = membership
         threading.Thread(
             target=membership.watch, args=(self._listed,), name="membership", daemon=True
         ).start()
@@ -100,6 +107,80 @@ class Members:
         with self._lock:
             return "" if name in self._roster.view().away else self._roster.address_of(name)
 
+    @property
+    def list_read(self) -> bool:
+        """Whether a list of members has been read."""
+        return self._roster.list_read
+
+    @property
+    def trouble(self) -> str:
+        """Why the list of members cannot be read now; "" while it can."""
+        return self._membership.trouble if self._membership is not None else ""
+
+    def leave(self) -> None:
+        """Say goodbye to the members that are present, and end this node's entry in the list where it has one."""
+        goodbye = pb.HelloRequest()
+        goodbye.CopyFrom(self._hello)
+        goodbye.leaving = True
+        if self._membership is not None:
+            self._membership.close()
+        self._tell_present(lambda address: self._calls.hello(address, goodbye))
+
+    def heard(self, name: str) -> None:
+        """Note that a node greets this one."""
+        with self._lock:
+            self._roster.heard(name, time.monotonic())
+        self._wake.set()
+
+    def left(self, name: str, instance: str) -> None:
+        """Note that a member said goodbye."""
+        with self._lock:
+            self._roster.left(name, instance, time.monotonic())
+        self._wake.set()
+
+    def forget(self, name: str) -> bool:
+        """Forget a member that is away; return whether there was one."""
+        with self._lock:
+            known = self._roster.forget(name)
+        self._wake.set()
+        return known
+
+    def forget_everywhere(self, name: str) -> tuple[tuple[str, ...], bool]:
+        """Have all present members forget one that is away. Return the names of those that could not be told, and whether
+        the list of members still has its address.
+
+        Raises NotFound where there is no member of that name, InvalidInput for one that answers.
+        """
+        with self._lock:
+            address = self._roster.address_of(name)
+            listed = self._roster.lists(address)
+        if self.address_of(name):
+            raise InvalidInput(f"{name} answers at {address}, so it cannot be removed; stop it first")
+        if not self.forget(name):
+            raise NotFound(f"there is no member {name!r} that is away; see `cachesvc nodes`")
+        request = pb.ForgetRequest(protocol=PROTOCOL_VERSION, node=name)
+        return self._tell_present(lambda address: self._calls.forget_member(address, request)), listed
+
+    def _tell_present(self, call: Callable[[str], object]) -> tuple[str, ...]:
+        """Make a call to all present members at once; return the names of those that failed."""
+        with self._lock:
+            view = self._roster.view()
+            others = {
+                each.name: self._roster.address_of(each.name)
+                for each in view.members
+                if each.name != view.me and each.name not in view.away
+            }
+
+        def told(name: str) -> bool:
+            try:
+                call(others[name])
+            except grpc.RpcError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(TELLERS, "tell") as pool:
+            return tuple(name for name, good in zip(others, pool.map(told, others), strict=True) if not good)
+
     def failed(self, name: str, why: str) -> None:
         """Note that a member did not answer a call."""
         address = self.address_of(name)
@@ -108,10 +189,15 @@ class Members:
 
     def rows(self) -> tuple[NodeRow, ...]:
         """All members and refused nodes, for `cachesvc nodes`."""
-        now = time.monotonic()
+        now, own = time.monotonic(), self._own()
         with self._lock:
-            rows = self._roster.members()
-        return tuple(_row(each, self._contacts.get(each.address) or _Contact(), now) for each in rows)
+            rows, me = self._roster.members(), self._view.me
+        found = []
+        for each in rows:
+            contact = self._contacts.get(each.address)
+            mine = each.name == me and each.state == "present"
+            found.append(_row(each, contact, own if mine else contact.traits if contact else Traits(), now))
+        return tuple(found)
 
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
@@ -148,9 +234,11 @@ class Members:
         try:
             reply = self._calls.hello(address, self._hello)
         except grpc.RpcError as error:
-            self._note_failed(address, f"{error.code().name}: {error.details()}")
+            unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+            trouble = self._calls.certificate_trouble(address) if unavailable else ""
+            self._note_failed(address, trouble or reason(error))
         else:
-            self._contacts[address] = _Contact(reply.release, reply.extents, time.monotonic() - began)
+            self._contacts[address] = _Contact(_traits(reply), time.monotonic() - began)
             greeting = Greeting(reply.name, reply.instance, reply.protocol, reply.weight_bytes, reply.zone)
             with self._lock:
                 self._roster.greeted(address, greeting, time.monotonic())
@@ -174,20 +262,35 @@ class Members:
             if view is self._view:
                 return
             self._view = view
-        log.info("the cluster changed", extra={"members": len(view.members), "away": len(view.away)})
         self._changed(view)
 
 
-def _row(row: Row, contact: _Contact, now: float) -> NodeRow:
+def _traits(reply: pb.HelloReply) -> Traits:
+    return Traits(
+        release=reply.release,
+        extents=reply.extents,
+        free_bytes=reply.free_bytes,
+        source=reply.source,
+        extent_bytes=reply.extent_bytes,
+        domain=reply.domain,
+        allow=tuple(reply.allow),
+        blocks=reply.blocks,
+        certificate_ends=reply.certificate_ends,
+    )
+
+
+def _row(row: Row, contact: _Contact | None, traits: Traits, now: float) -> NodeRow:
+    """Return a row. `contact`: of its address, None where it is listed no more."""
+    gone = row.state in ("away", "left")
+    why = "it is listed no more" if contact is None and gone else contact.error if contact else ""
     return NodeRow(
         name=row.name,
         address=row.address,
         zone=row.zone,
-        release=contact.release,
         weight_bytes=row.weight_bytes,
-        extents=contact.extents,
         state=row.state,
-        away_s=int(now - row.since) if row.state == "away" else 0,
-        why=row.why or ("" if row.state == "present" else contact.error),
-        round_trip_us=int(contact.round_trip_s * 1e6),
+        away_s=int(now - row.since) if gone else 0,
+        why=row.why or ("" if row.state == "present" else why),
+        round_trip_us=int(contact.round_trip_s * 1e6) if contact else 0,
+        traits=traits,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.traits import ClusterWarning, Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
@@ -85,6 +86,35 @@ class LentExtent(msgspec.Struct, frozen=True, tag=True):
     digests: bytes = b""
 
 
+class NodeChanged(msgspec.Struct, frozen=True, tag=True):
+    """Tell the agent how the sources answer this node, and how much room its tiers have free."""
+
+    source: str
+    free_bytes: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Tell the agent that this node ends in good order. It says goodbye to the others, and ends."""
+
+
+class ForgetNode(msgspec.Struct, frozen=True, tag=True):
+    """Ask the agent to have all present members forget one that is away."""
+
+    number: int
+    name: str
+
+
+class NodeForgotten(msgspec.Struct, frozen=True, tag=True):
+    """Answer `ForgetNode`. `code` and `error`: those of `core/errors.py`, 0 and "" for none. `untold`: present members that
+    could not be told. `listed`: the list of members still has its address."""
+
+    number: int
+    code: int = 0
+    error: str = ""
+    untold: tuple[str, ...] = ()
+    listed: bool = False
+
+
 class WrongCopy(msgspec.Struct, frozen=True, tag=True):
     """A copy failed its checksums on its way between two nodes. To the agent: the copy of `node`. To the daemon: its own,
     and `node` is ""."""
@@ -95,18 +125,18 @@ class WrongCopy(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away."""
+    """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away. `traits`: of its last
+    greeting."""
 
     name: str
     address: str
     zone: str
-    release: str
     weight_bytes: int
-    extents: int
     state: str
     away_s: int
     why: str
     round_trip_us: int
+    traits: Traits = field(default_factory=Traits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +150,8 @@ class ClusterReport:
     members: tuple[Member, ...] = ()
     away: frozenset[str] = frozenset()
     rows: tuple[NodeRow, ...] = ()
+    warnings: tuple[ClusterWarning, ...] = ()
+    list_read: bool = False
     sent_bytes: int = 0
     refused: int = 0
     lookups: int = 0
@@ -136,7 +168,19 @@ class ClusterState(msgspec.Struct, frozen=True, tag=True):
     report: ClusterReport
 
 
-ToAgent: TypeAlias = LocateExtent | SurveyExtents | ResidencyChanged | ExtentsKept | LentExtent | WrongCopy
-ToDaemon: TypeAlias = ExtentLocated | ExtentsSurveyed | KeepExtents | BorrowExtent | WrongCopy | ClusterState
+ToAgent: TypeAlias = (
+    LocateExtent
+    | SurveyExtents
+    | ResidencyChanged
+    | ExtentsKept
+    | LentExtent
+    | WrongCopy
+    | NodeChanged
+    | Leave
+    | ForgetNode
+)
+ToDaemon: TypeAlias = (
+    ExtentLocated | ExtentsSurveyed | KeepExtents | BorrowExtent | WrongCopy | ClusterState | NodeForgotten
+)
 receive_in_agent: Receiver[ToAgent] = Receiver(ToAgent)
 receive_in_daemon: Receiver[ToDaemon] = Receiver(ToDaemon)
