@@ -61,6 +61,7 @@ def test_serve_options_become_settings() -> None:
         ("--zone", "z"),
         ("--domain", "zone"),
         ("--rejoin-grace", "0"),
+        ("--cluster-wait", "0"),
         ("--peer-bandwidth", "0"),
         ("--tls-name", "peers"),
     ],

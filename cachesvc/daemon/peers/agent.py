@@ -92,6 +92,7 @@ class Agent:
             self._restarted,
             self._listed,
             own=self._own_traits,
+            list_wait_s=cluster.wait_s,
         )
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)

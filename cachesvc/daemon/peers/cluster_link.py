@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 QUIET = {"GRPC_VERBOSITY": "NONE"}
 """gRPC's own lines have no level and name no node; what they tell is in the agent's lines."""
 KEPT_VARIABLES = frozenset(
-    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "GRPC_VERBOSITY"}
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"}
+    | {"GRPC_VERBOSITY", "CACHESVC_ETCD_USER"}
 )
 END_S = 2.0
 GOODBYE_S = 3.0
@@ -124,11 +125,13 @@ class ClusterLink:
         """The cluster as the agent told it last."""
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
         self._notices = Notices()
+        self._list_wait_s, self._list_until = cluster.wait_s, 0.0
         """The names of the present members; None before the first list."""
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
 
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""
+        self._list_until = time.monotonic() + self._list_wait_s + LOCATE_S
         self._runner.handle(events.ViewChanged(self._view))
         self._runner.listeners.append(self._handled)
         self._runner.timers.append(self)
@@ -172,6 +175,8 @@ class ClusterLink:
         answer."""
         number = next(self._numbers)
         unanswered, until = messages.ExtentLocated(number), time.monotonic() + LOCATE_S
+        if not self.report.list_read:  # the agent answers once the list is read, or its time is over
+            until = max(until, self._list_until)
         question = _Question(unanswered, lambda found: then(Located(found.node, found.address)), until)
         self._questions[number] = question
         if not self._send(messages.LocateExtent(number, extent, failed)):
@@ -367,5 +372,6 @@ class ClusterLink:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that Python needs, and none with credentials, since the process faces the network."""
+    """The variables that Python and the list of members need, and none with credentials of sources, since the process faces
+    the network."""
     return QUIET | {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}

@@ -6,6 +6,7 @@ One thread watches the membership; another greets members when the roster says s
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,9 @@ GREETERS = 8
 TELLERS = 16
 """Members that are told at a time that this node ends, or that one is to be forgotten."""
 SETTLE_S = 5.0
-"""How long after the start questions wait for the members' first greetings; else they would go to the wrong owners."""
+"""How long questions wait for the members' first greetings after their list was read; else they would go to the wrong
+owners."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -54,8 +57,9 @@ class Members:
         listed: Callable[[set[str]], None],
         settle_s: float = SETTLE_S,
         own: Callable[[], Traits] = Traits,
+        list_wait_s: float = 0.0,
     ) -> None:
-        """`own` returns what this node tells of itself now."""
+        """`own` returns what this node tells of itself now. Questions wait `list_wait_s` for the first list of members."""
         self._roster = roster
         self._calls = calls
         self._hello = hello
@@ -69,6 +73,7 @@ class Members:
         self._wake = threading.Event()
         self._settled = threading.Event()
         self._settle_s, self._settle_at = settle_s, time.monotonic() + settle_s
+        self._list_wait_s = list_wait_s
         self._greeting: set[str] = set()
         self._pool = ThreadPoolExecutor(GREETERS, "greet")
         self._contacts: dict[str, _Contact] = {}
@@ -77,6 +82,7 @@ class Members:
     def start(self, membership: Membership) -> None:
         """Watch the membership and greet members from now on."""
         self._membership = membership
+        self._settle_at = max(self._settle_at, time.monotonic() + self._list_wait_s)
         threading.Thread(
             target=membership.watch, args=(self._listed,), name="membership", daemon=True
         ).start()
@@ -88,8 +94,8 @@ class Members:
         return self._view
 
     def wait_settled(self) -> None:
-        """Wait until each member has answered or failed once, up to `SETTLE_S` after this process began: the addresses of
-        this node may be in use for longer, and fills must not wait for them."""
+        """Wait until each member has answered or failed once, up to `SETTLE_S` after their list was read. Before `start`,
+        wait up to `SETTLE_S`: the addresses of this node may be in use for longer, and fills must not wait for them."""
         self._settled.wait(max(0.0, self._settle_at - time.monotonic()))
 
     @property
@@ -201,6 +207,8 @@ class Members:
 
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
+            if not self._roster.list_read:
+                self._settle_at = time.monotonic() + self._settle_s
             self._roster.listed(endpoints, time.monotonic())
             self._instances = {
                 name: each for name, each in self._instances.items() if self._roster.knows(name)
@@ -213,21 +221,29 @@ class Members:
         self._on_listed(addresses)
 
     def _run(self) -> None:
-        settle_at = time.monotonic() + self._settle_s
         while True:
             now = time.monotonic()
             with self._lock:
+                settle_at = self._settle_at
                 due = [each for each in self._roster.due(now) if each not in self._greeting]
                 self._greeting.update(due)
                 next_at = self._roster.next_deadline()
                 if self._roster.settled or now >= settle_at:
-                    self._settled.set()
+                    self._settle()
             for address in due:
                 self._pool.submit(self._greet, address)
             self._update()
             limit = min(next_at, settle_at) if not self._settled.is_set() else next_at
             self._wake.wait(max(0.01, min(1.0, limit - time.monotonic())))
             self._wake.clear()
+
+    def _settle(self) -> None:
+        if not self._settled.is_set() and not self._roster.list_read:
+            late = {"waited_s": self._list_wait_s, "reason": self.trouble}
+            log.warning(
+                "no list of members was read in time; this node works alone until there is one", extra=late
+            )
+        self._settled.set()
 
     def _greet(self, address: str) -> None:
         began = time.monotonic()

@@ -36,11 +36,7 @@ def changes(before: Sequence[NodeRow], after: Sequence[NodeRow]) -> list[Event]:
 
 def _same(old: NodeRow, row: NodeRow) -> bool:
     """Return whether nothing happened to a node that is worth an event. The reason why a member is away may change."""
-    if row.state == "refused":
-        return old.state == row.state and old.why == row.why
-    if row.state == "unknown":
-        return old.state == row.state and bool(old.why) == bool(row.why)
-    return old.state == row.state
+    return old.state == row.state and (row.state in _MEMBERS or old.why == row.why)
 
 
 def _by_key(rows: Iterable[NodeRow]) -> dict[tuple[str, str], NodeRow]:

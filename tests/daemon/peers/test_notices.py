@@ -55,7 +55,6 @@ def test_a_change_gives_one_event(before: NodeRow | None, after: NodeRow | None,
         (AWAY, replace(AWAY, away_s=9, why="it did not answer in 2 s")),
         (None, LISTED),
         (LISTED, None),
-        (replace(LISTED, why="no route"), replace(LISTED, why="Connection refused")),
     ],
 )
 def test_what_is_no_news_gives_no_event(before: NodeRow | None, after: NodeRow | None) -> None:
