@@ -165,6 +165,7 @@ class Composition:
                 lending,
                 shared,
                 lambda: self._fillers.source_requests,
+                lambda: self._tenants.allowed,
             )
             parts.locate, parts.wrong_copy = self._cluster.locate, self._cluster.wrong_copy
         self._fills = Fills(parts)

@@ -78,7 +78,7 @@ class Agent:
         me, instance = cluster.node_name, secrets.token_hex(8)
         self._greeting = Greeting(me, instance, PROTOCOL_VERSION, weight_bytes, cluster.zone)
         self._traits = traits
-        self._state = messages.NodeChanged("", 0)
+        self._state = messages.NodeChanged()
         self._certificates = Certificates(tls) if tls else None
         self._daemon = DaemonChannel(channel, self._on_message)
         self._calls = PeerCalls(tls, cluster.tls_name)
@@ -152,6 +152,7 @@ class Agent:
             extents=self._announcements.extents,
             source=self._state.source,
             free_bytes=self._state.free_bytes,
+            allow=self._state.allow,
             certificate_ends=self._certificates.end() if self._certificates else 0,
         )
 

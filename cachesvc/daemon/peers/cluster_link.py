@@ -92,7 +92,9 @@ class ClusterLink:
         lending: Lending,
         shared_fills: SharedFills,
         source_counters: Callable[[], SourceCounters],
+        allowed: Callable[[], tuple[str, ...]],
     ) -> None:
+        """`source_counters` and `allowed` return the counters of all sources, and the prefixes that are allowed now."""
         cluster = settings.cluster
         assert cluster is not None, "no cluster"
         self._given = {  # of `agent.Given`, whose module imports a lot
@@ -105,12 +107,11 @@ class ClusterLink:
                 release=cachesvc.__version__,
                 extent_bytes=settings.extent_bytes,
                 domain="zone" if cluster.by_zone else "none",
-                allow=settings.allow,
                 blocks=BLOCKS_VERSION,
             ),
         }
         self._source_counters, self._source_health = source_counters, SourceHealth()
-        self._told = messages.NodeChanged("", 0)
+        self._allowed, self._told = allowed, messages.NodeChanged()
         self._runner, self._node, self._loop = runner, runner.node, loop
         self._lending, self._shared_fills = lending, shared_fills
         self._closed, self._leaving = threading.Event(), threading.Event()
@@ -242,7 +243,7 @@ class ClusterLink:
         asked, tiers = self._source_counters(), self._node.status().tiers
         source = self._source_health.observe(asked.bytes, asked.retries, asked.throttled, time.monotonic())
         free_bytes = sum(max(0, each.budget_bytes - each.used_bytes) for each in tiers if not each.lost)
-        state = messages.NodeChanged(source, free_bytes)
+        state = messages.NodeChanged(source, free_bytes, self._allowed())
         if state != self._told and self._send(state):
             self._told = state
 
@@ -304,7 +305,8 @@ class ClusterLink:
     def _began(self) -> None:
         """Tell a new agent all that this node holds."""
         self._send(messages.ResidencyChanged(anew=True))
-        self._send(self._told)
+        self._told = messages.NodeChanged()
+        self._tell_state()
         for tier in self._node.policy.tiers:
             self._note(self._node.resident_in(tier))
 

@@ -87,10 +87,11 @@ class LentExtent(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeChanged(msgspec.Struct, frozen=True, tag=True):
-    """Tell the agent how the sources answer this node, and how much room its tiers have free."""
+    """Tell the agent what changes of the node's traits (`core/placement/traits.py`)."""
 
-    source: str
-    free_bytes: int
+    source: str = ""
+    free_bytes: int = 0
+    allow: tuple[str, ...] = ()
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

@@ -74,7 +74,7 @@ def test_differing_settings_and_bad_certificates_are_told_everywhere(tmp_path: P
         for part in (
             "b has extents of 512 KiB, this node of 256 KiB",
             "b has --domain none, this node zone",
-            "b allows other data than this node (but /srv/)",
+            "b allows other data than this node (but file:///srv)",
             "a has no --zone, and others have",
             "the certificate of a ends in 7 days or sooner",
         ):
