@@ -49,6 +49,8 @@ READERS_SHARE = 8
 """One open file in so many is for a reader's connection, and as many again for control connections."""
 PEER_PORT = 7070
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+CLUSTER_WAIT_S = 60.0
+"""Lists are late by seconds when nodes boot together; a server of DNS or etcd restarts within a minute."""
 REJOIN_GRACE_S = 600.0
 """A node that restarts, or is replaced in a rolling update, is back within ten minutes."""
 MAX_UNPLANNED_SHARE = 0.5
@@ -101,6 +103,8 @@ class ClusterSettings:
     """Each zone owns every extent, so that no extent crosses zones."""
     rejoin_grace_s: float = REJOIN_GRACE_S
     """How long a member that is away keeps its share."""
+    wait_s: float = CLUSTER_WAIT_S
+    """How long fills wait after the start for the first list of members."""
     bytes_per_s: int = 0
     """The most bytes that this node sends to others, each second; 0: no limit."""
     tls_name: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
     """Check what a daemon needs, and say what to change.
 
-    Settings, memory, open files, disk, state, socket, credentials, clock and kernel.
+    Settings, memory, open files, disk, state, socket, certificate, credentials, clock and kernel.
 
     Give it the same options, or variables, as `serve`. Exits 1 when a check fails; warnings do not count.
     """
@@ -58,6 +59,8 @@ def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
         yield from doctor_checks.disk(spec, settings.extent_bytes)
     yield doctor_checks.state(settings.state_dir)
     yield from doctor_checks.socket(settings.socket_dir)
+    if settings.tls is not None:
+        yield doctor_checks.certificate(settings.tls, time.time())
     yield doctor_checks.credentials()
     if endpoint:
         yield doctor_checks.clock(endpoint)

@@ -26,7 +26,11 @@ from cachesvc.core.errors import (
     OutOfSpace,
     SourceUnavailable,
 )
+from cachesvc.core.placement.traits import certificate_stage
+from cachesvc.daemon.access.certificate_end import certificate_end
+from cachesvc.daemon.access.certificate_watch import certificate_text
 from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.tls import read_tls
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.tiers.directory import NAME
@@ -254,6 +258,21 @@ def memory(settings: config.Settings, allowed: int) -> Finding:
         return _warn("memory", text, advice)
     largest = largest_ram_bytes(allowed, settings.own_bytes)
     return _ok("memory", f"{line}, {largest:,} at most beside the daemon's own processes")
+
+
+def certificate(tls: config.Tls, now: float) -> Finding:
+    """Check whether the files of mutual TLS can be used, and when the certificate ends. `now`: Unix time."""
+    try:
+        read_tls(tls)
+        ends = certificate_end(tls.certificate)
+    except InvalidInput as error:
+        return _fail("certificate", str(error), "make it again: deploy/certificates.sh")
+    text, stage = certificate_text(ends, now).rpartition("; ")[0], certificate_stage(ends, now)
+    if stage is None:
+        return _ok("certificate", text)
+    return Finding(
+        "certificate", Level.WARN if stage else Level.FAIL, text, "renew it: deploy/certificates.sh"
+    )
 
 
 def credentials() -> Finding:

@@ -297,6 +297,12 @@ cluster_settings = _together(
         help="How long a node that is away keeps its share.  [default: 600]",
     ),
     setting(
+        "--cluster-wait",
+        type=Number(0, 86_400),
+        metavar="SECONDS",
+        help="How long reads of uncached data wait after the start for the first list of members.  [default: 60]",
+    ),
+    setting(
         "--peer-bandwidth", type=SIZE, help="The most bytes/s that this node sends to others; 0: no limit."
     ),
     setting(

@@ -109,7 +109,16 @@ def serve(context: click.Context, /, json: bool, **given: Any) -> int:
     return run_service(settings, context.obj or launch_daemon)
 
 
-_OF_CLUSTER = ("node_name", "advertise", "zone", "domain", "rejoin_grace", "peer_bandwidth", "tls_name")
+_OF_CLUSTER = (
+    "node_name",
+    "advertise",
+    "zone",
+    "domain",
+    "rejoin_grace",
+    "cluster_wait",
+    "peer_bandwidth",
+    "tls_name",
+)
 """Options that need --cluster."""
 _NAMES = {"stale_if_error": "stale_if_error_s"}
 """Names of settings, where they differ from the option's."""
@@ -154,6 +163,7 @@ def _member(
     zone: str = "",
     domain: str = "zone",
     rejoin_grace: float = config.REJOIN_GRACE_S,
+    cluster_wait: float = config.CLUSTER_WAIT_S,
     peer_bandwidth: int = 0,
     tls_name: str = "",
 ) -> config.ClusterSettings:
@@ -165,6 +175,7 @@ def _member(
         zone=zone,
         by_zone=domain != "none",
         rejoin_grace_s=rejoin_grace,
+        wait_s=cluster_wait,
         bytes_per_s=peer_bandwidth,
         tls_name=tls_name,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cachesvc.cli import options, output
+from cachesvc.cli.nodes import say_warnings
 from cachesvc.client.control import Control
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def status(wide: bool, socket: str | None, json: bool) -> int:
             f" {output.size(reply.cluster.received_bytes)} received from peers,"
             f" {output.size(reply.cluster.sent_bytes)} sent"
         )
+        say_warnings(reply.cluster.warnings)
+        if not reply.cluster.list_read:
+            output.say("warning: this node has not read a list of members yet, so it works alone")
     heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>?", "corrupt>?", ""]
     output.table(heads, [_tier(t) for t in reply.tiers], wide)
     if reply.datasets:

@@ -200,6 +200,12 @@ class Control:
         reply: pb.ReloadReply = self._ask(self._stub.Reload, self._pb.ReloadRequest())
         return reply
 
+    def remove_node(self, name: str) -> pb.RemoveNodeReply:
+        """Have all present members of the cluster forget one that is away."""
+        request = self._pb.RemoveNodeRequest(name=name)
+        reply: pb.RemoveNodeReply = self._ask(self._stub.RemoveNode, request)
+        return reply
+
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
         reply: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())

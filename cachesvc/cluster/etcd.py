@@ -107,17 +107,23 @@ class EtcdMembership:
     The key of an entry is PREFIX/NAME. Of two nodes with one name the last to register is seen, and the other logs it.
     """
 
-    def __init__(self, hosts: Sequence[str], prefix: str, me: Registration, tls: Tls | None) -> None:
+    def __init__(
+        self, hosts: Sequence[str], prefix: str, me: Registration, tls: Tls | None, user: str = ""
+    ) -> None:
+        """`user`: NAME:PASSWORD where etcd demands them."""
         first = zlib.crc32(me.name.encode()) % len(hosts)  # members spread over the servers
         self._hosts = [*hosts[first:], *hosts[:first]]
         self._prefix, self._key, self._me, self._tls = prefix, f"{prefix}/{me.name}", me, tls
+        self._user = user
         self._entries = Entries(LEASE_S + FOLLOW_S)
+        self._last = LastList(f"etcd {prefix}")
         self._closed = threading.Event()
         self._calls: EtcdCalls | None = None
         self._doubled = False
 
     def watch(self, changed: Changed) -> None:
-        last = LastList(f"etcd {self._prefix}", changed)
+        last = self._last
+        last.changed = changed
         for host in itertools.cycle(self._hosts):
             if self._closed.is_set():
                 return
@@ -130,6 +136,11 @@ class EtcdMembership:
             except OSError as error:
                 self._failed(last, str(error))
 
+    @property
+    def trouble(self) -> str:
+        """Why etcd failed the last time."""
+        return self._last.trouble
+
     def close(self) -> None:
         self._closed.set()
         if self._calls is not None:
@@ -141,7 +152,7 @@ class EtcdMembership:
             self._closed.wait(PAUSE_S)
 
     def _connected(self, host: str, last: LastList) -> None:
-        self._calls = calls = EtcdCalls(host, self._tls)
+        self._calls = calls = EtcdCalls(host, self._tls, self._user)
         if self._closed.is_set():  # `close` may have looked before
             calls.close()
         try:
@@ -151,11 +162,15 @@ class EtcdMembership:
 
     def _registered(self, calls: EtcdCalls, last: LastList) -> None:
         """Register and follow changes, until the lease ends or a call fails."""
+        calls.authenticate()
         lease = calls.grant(LEASE_S)
         try:
+            revision = self._read(calls)
+            self._tell_others(
+                last
+            )  # before this node is seen: it knows the others, also where it may not write
             calls.put(self._key, encode(self._me), lease)
-            self._entries.await_again(time.monotonic())
-            revision = 0
+            self._entries.put(self._key, encode(self._me))
             while calls.renew(lease) and not self._closed.is_set():
                 if revision and self._entries.get(self._key) is None:
                     calls.put(self._key, encode(self._me), lease)
@@ -163,6 +178,17 @@ class EtcdMembership:
         finally:
             if self._closed.is_set():
                 calls.revoke(lease)
+
+    def _read(self, calls: EtcdCalls) -> int:
+        """Read all entries after an outage; return the revision."""
+        self._entries.await_again(time.monotonic())
+        entries, revision = calls.list(self._prefix)
+        self._entries.list(entries)
+        return revision
+
+    def _tell_others(self, last: LastList) -> None:
+        if members := self._entries.members(time.monotonic()):
+            last.found(members)
 
     def _follow(self, calls: EtcdCalls, revision: int, last: LastList) -> int:
         """Follow changes after `revision`, 0 for none, for a while or until this node's own entry is gone. Return the last

@@ -30,13 +30,15 @@ class EtcdCalls:
     """Calls one server at HOST:PORT. All methods but `close` run on one thread. They raise grpc.RpcError, and
     grpc.FutureCancelledError after `close`."""
 
-    def __init__(self, address: str, tls: Tls | None) -> None:
-        """Raises OSError where the files of `tls` cannot be read."""
+    def __init__(self, address: str, tls: Tls | None, user: str = "") -> None:
+        """`user`: NAME:PASSWORD where etcd demands them. Raises OSError where the files of `tls` cannot be read."""
         self._channel = _channel(address, tls)
         self._kv, self._lease = rpc.KVStub(self._channel), rpc.LeaseStub(self._channel)
         self._watch = rpc.WatchStub(self._channel)
         self._closed = threading.Event()
         self._current: Any = None
+        self._user = user
+        self._token: tuple[tuple[str, str], ...] = ()
 
     def close(self) -> None:
         """Cancel the call in progress and each later one but `revoke`. Safe on any thread."""
@@ -48,6 +50,14 @@ class EtcdCalls:
         """Release the connection."""
         self._channel.close()
 
+    def authenticate(self) -> None:
+        """Get a token for the user, where there is one. The other calls have it from then on."""
+        if self._user:
+            name, _, password = self._user.partition(":")
+            request = rpc.AuthenticateRequest(name=name, password=password)
+            answer = self._call(rpc.AuthStub(self._channel).Authenticate, request)
+            self._token = (("token", answer.token),)
+
     def grant(self, ttl_s: int) -> int:
         """Make a lease; return its id."""
         lease: int = self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID
@@ -56,7 +66,7 @@ class EtcdCalls:
     def renew(self, lease: int) -> bool:
         """Renew a lease; false where it has ended."""
         requests = iter([rpc.LeaseKeepAliveRequest(ID=lease)])
-        call = self._started(self._lease.LeaseKeepAlive(requests, timeout=CALL_S))
+        call = self._started(self._lease.LeaseKeepAlive(requests, timeout=CALL_S, metadata=self._token))
         answer = next(call, None)
         call.cancel()
         return answer is not None and answer.TTL > 0
@@ -64,7 +74,7 @@ class EtcdCalls:
     def revoke(self, lease: int) -> None:
         """End a lease, which removes its entries; after `close` too. Nothing is raised: a lease ends by itself."""
         with suppress(grpc.RpcError):
-            self._lease.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease), timeout=REVOKE_S)
+            self._lease.LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease), timeout=REVOKE_S, metadata=self._token)
 
     def put(self, key: str, value: bytes, lease: int) -> None:
         """Write an entry that ends with a lease."""
@@ -84,7 +94,7 @@ class EtcdCalls:
         first, end = _range(prefix)
         create = rpc.WatchCreateRequest(key=first, range_end=end, start_revision=revision + 1)
         requests = iter([rpc.WatchRequest(create_request=create)])
-        call = self._started(self._watch.Watch(requests, timeout=limit_s))
+        call = self._started(self._watch.Watch(requests, timeout=limit_s, metadata=self._token))
         try:
             for answer in call:
                 if answer.canceled:
@@ -101,7 +111,7 @@ class EtcdCalls:
             call.cancel()
 
     def _call(self, method: Callable[..., Any], request: object) -> Any:
-        return self._started(method.future(request, timeout=CALL_S)).result()  # type: ignore[attr-defined]
+        return self._started(method.future(request, timeout=CALL_S, metadata=self._token)).result()  # type: ignore[attr-defined]
 
     def _started(self, call: Any) -> Any:
         self._current = call

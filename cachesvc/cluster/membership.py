@@ -29,6 +29,11 @@ class Membership(Protocol):
         they change. Blocks until `close`; runs once, on a thread of its own. An error that `changed` raises ends it."""
         ...
 
+    @property
+    def trouble(self) -> str:
+        """Why the list cannot be read now; "" while it can, and before the first try."""
+        ...
+
     def close(self) -> None:
         """End `watch` within 2 s, from any thread, without waiting for it. Before `watch` returns it removes this node's
         own entry where there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
@@ -13,6 +14,7 @@ from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput, install
 
 FORMS = "static:HOSTS:PORT, file:///PATH, dns+srv://NAME or etcd://HOST:PORT/PREFIX"
+ETCD_USER = "CACHESVC_ETCD_USER"
 _NAME = re.compile(r"[^\s/]{1,253}")
 
 
@@ -48,7 +50,15 @@ def _open_etcd(spec: str, me: Registration, tls: Tls | None) -> Membership:
     _needs("aetcd", "aetcd", spec)
     from cachesvc.cluster.etcd import EtcdMembership
 
-    return EtcdMembership(hosts, prefix, me, tls if secure else None)
+    return EtcdMembership(hosts, prefix, me, tls if secure else None, _user())
+
+
+def _user() -> str:
+    """Return NAME:PASSWORD from the environment: command lines and files of settings are seen by others."""
+    user = os.environ.get(ETCD_USER, "")
+    if user and not all(user.partition(":")):
+        raise InvalidInput(f"${ETCD_USER} is not understood; write NAME:PASSWORD")
+    return user
 
 
 def _path(spec: str) -> str:

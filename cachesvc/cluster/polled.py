@@ -69,13 +69,14 @@ def _members(path: str) -> frozenset[Endpoint]:
 
 
 class LastList:
-    """Tells changes of the members, and logs each outage of their source once."""
+    """Tells `changed` of changes of the members, and logs each outage of their source once."""
 
-    def __init__(self, source: str, changed: Changed) -> None:
+    def __init__(self, source: str, changed: Changed = lambda _: None) -> None:
         self._source = source
-        self._changed = changed
+        self.changed = changed
         self._members: frozenset[Endpoint] = frozenset()
-        self._away = False
+        self.trouble = ""
+        """Why the source failed the last time; "" where it did not."""
 
     def found(self, members: frozenset[Endpoint]) -> None:
         """Take the members that the source has now. No member, or more than `MAX_MEMBERS`, is a failure of the source."""
@@ -83,19 +84,24 @@ class LastList:
             return self.failed("it has no members")
         if len(members) > MAX_MEMBERS:
             return self.failed(f"it has more than {MAX_MEMBERS:,} members")
-        if self._away:
+        if self.trouble:
             log.info("the cluster's members are known again", extra={"cluster": self._source})
-        self._away = False
+        self.trouble = ""
         if members != self._members:
             self._members = members
-            self._changed(members)
+            self.changed(members)
 
     def failed(self, reason: str) -> None:
         """Keep the last list. `reason` is logged unless the last attempt failed too."""
-        if not self._away:
-            kept = {"cluster": self._source, "reason": reason[:MAX_REASON], "members": len(self._members)}
-            log.warning("the cluster's members cannot be read; the last list holds", extra=kept)
-        self._away = True
+        said: dict[str, object] = {"cluster": self._source, "reason": reason[:MAX_REASON]}
+        if not self.trouble and self._members:
+            log.warning(
+                "the cluster's members cannot be read; the last list holds",
+                extra=said | {"members": len(self._members)},
+            )
+        elif not self.trouble:
+            log.warning("the cluster's members cannot be read yet; this node is alone", extra=said)
+        self.trouble = reason[:MAX_REASON] or "it fails"
 
 
 class StaticList:
@@ -122,15 +128,20 @@ class PolledMembership:
     """Asks `source` until `close`; `name` stands in the log."""
 
     def __init__(self, name: str, source: MemberSource) -> None:
-        self._name = name
+        self._last = LastList(name)
         self._source = source
         self._closed = threading.Event()
 
+    @property
+    def trouble(self) -> str:
+        """Why the source failed the last time."""
+        return self._last.trouble
+
     def watch(self, changed: Changed) -> None:
         """Tell `changed` of the members until `close`."""
-        last = LastList(self._name, changed)
+        self._last.changed = changed
         while not self._closed.is_set():
-            self._closed.wait(self._source.ask(last, self._closed))
+            self._closed.wait(self._source.ask(self._last, self._closed))
 
     def close(self) -> None:
         self._closed.set()

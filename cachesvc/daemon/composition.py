@@ -15,6 +15,7 @@ from cachesvc.core import commands
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
+from cachesvc.daemon.access.certificate_watch import CertificateWatch
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
@@ -161,7 +162,14 @@ class Composition:
         if self._settings.cluster is not None:
             lending = Lending(node, self._checks, shared, self._holes)
             self._cluster = ClusterLink(
-                self._settings, self._weight_bytes(), runner, self._loop, lending, shared
+                self._settings,
+                self._weight_bytes(),
+                runner,
+                self._loop,
+                lending,
+                shared,
+                lambda: self._fillers.source_requests,
+                lambda: self._tenants.allowed,
             )
             parts.locate, parts.wrong_copy = self._cluster.locate, self._cluster.wrong_copy
             parts.judged = self._cluster.judged
@@ -265,11 +273,16 @@ class Composition:
             self._journal,
             self._reloader,
             settings.extent_bytes,
+            cluster,
         )
         control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))
         ending.callback(control.close)
         directories = OwnDirectories(settings, loop, self._grants, control)
         ending.callback(directories.close)
+        certificate = CertificateWatch(settings.tls) if settings.tls is not None else None
+        if certificate is not None:
+            ending.callback(certificate.close)
+            certificate.start()
         if settings.metrics:  # Prometheus's library takes 50 ms of CPU
             from cachesvc.daemon.metrics.collector import MetricsCollector
             from cachesvc.daemon.metrics.scrape_server import ScrapeServer
@@ -285,6 +298,7 @@ class Composition:
                 cluster,
                 self._stalls,
                 self._reloader,
+                certificate,
             ).register()
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics))
 

@@ -78,6 +78,9 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
     check_open_files(open_files)
     gc.set_threshold(*GC_THRESHOLDS)
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # its own lines have no level, and errors come back as statuses
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Schedulers send the first two as warnings to each process of a job; fillers inherit the setting. The parent handles
     # the others.

@@ -475,16 +475,22 @@ class OtherDatasets(_message.Message):
     def __init__(self, datasets: _Optional[int] = ..., size_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., readers: _Optional[int] = ..., source_bytes: _Optional[int] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("present", "away", "received_bytes", "sent_bytes")
+    __slots__ = ("present", "away", "received_bytes", "sent_bytes", "left", "list_read", "warnings")
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     AWAY_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    LIST_READ_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     present: int
     away: int
     received_bytes: int
     sent_bytes: int
-    def __init__(self, present: _Optional[int] = ..., away: _Optional[int] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    left: int
+    list_read: bool
+    warnings: _containers.RepeatedCompositeFieldContainer[ClusterWarning]
+    def __init__(self, present: _Optional[int] = ..., away: _Optional[int] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., left: _Optional[int] = ..., list_read: _Optional[bool] = ..., warnings: _Optional[_Iterable[_Union[ClusterWarning, _Mapping]]] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
     __slots__ = ("requests", "bytes", "retries", "throttled", "hedges", "hedge_wins", "hedge_bytes")
@@ -561,17 +567,33 @@ class VerifyReply(_message.Message):
     def __init__(self, checked_extents: _Optional[int] = ..., extents: _Optional[int] = ..., corrupt_extents: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
-    __slots__ = ("protocol", "name", "instance")
+    __slots__ = ("protocol", "name", "instance", "leaving")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     instance: str
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("protocol", "node")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    node: str
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+
+class ForgetReply(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "name", "instance", "weight_bytes", "zone", "release", "extents")
+    __slots__ = ("protocol", "name", "instance", "weight_bytes", "zone", "release", "extents", "extent_bytes", "domain", "allow", "blocks", "source", "certificate_ends", "free_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -579,6 +601,13 @@ class HelloReply(_message.Message):
     ZONE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     instance: str
@@ -586,7 +615,14 @@ class HelloReply(_message.Message):
     zone: str
     release: str
     extents: int
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., extents: _Optional[int] = ...) -> None: ...
+    extent_bytes: int
+    domain: str
+    allow: _containers.RepeatedScalarFieldContainer[str]
+    blocks: int
+    source: str
+    certificate_ends: int
+    free_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., instance: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., extents: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., domain: _Optional[str] = ..., allow: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ..., source: _Optional[str] = ..., certificate_ends: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class ExtentQuestion(_message.Message):
     __slots__ = ("extent", "failed", "late", "left_out")
@@ -659,7 +695,7 @@ class NodesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("name", "address", "zone", "release", "weight_bytes", "extents", "state", "away_s", "why", "round_trip_us", "me", "block_round_trip_us", "bytes_per_s")
+    __slots__ = ("name", "address", "zone", "release", "weight_bytes", "extents", "state", "away_s", "why", "round_trip_us", "me", "block_round_trip_us", "bytes_per_s", "extent_bytes", "domain", "allow", "blocks", "source", "certificate_ends", "free_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
@@ -673,6 +709,13 @@ class NodeStatus(_message.Message):
     ME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     zone: str
@@ -686,12 +729,45 @@ class NodeStatus(_message.Message):
     me: bool
     block_round_trip_us: int
     bytes_per_s: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., away_s: _Optional[int] = ..., why: _Optional[str] = ..., round_trip_us: _Optional[int] = ..., me: _Optional[bool] = ..., block_round_trip_us: _Optional[int] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
+    extent_bytes: int
+    domain: str
+    allow: _containers.RepeatedScalarFieldContainer[str]
+    blocks: int
+    source: str
+    certificate_ends: int
+    free_bytes: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., release: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., extents: _Optional[int] = ..., state: _Optional[str] = ..., away_s: _Optional[int] = ..., why: _Optional[str] = ..., round_trip_us: _Optional[int] = ..., me: _Optional[bool] = ..., block_round_trip_us: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., domain: _Optional[str] = ..., allow: _Optional[_Iterable[str]] = ..., blocks: _Optional[int] = ..., source: _Optional[str] = ..., certificate_ends: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
+
+class ClusterWarning(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RemoveNodeRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RemoveNodeReply(_message.Message):
+    __slots__ = ("untold", "listed")
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    untold: _containers.RepeatedScalarFieldContainer[str]
+    listed: bool
+    def __init__(self, untold: _Optional[_Iterable[str]] = ..., listed: _Optional[bool] = ...) -> None: ...
 
 class NodesReply(_message.Message):
-    __slots__ = ("nodes", "clustered")
+    __slots__ = ("nodes", "clustered", "list_read", "warnings")
     NODES_FIELD_NUMBER: _ClassVar[int]
     CLUSTERED_FIELD_NUMBER: _ClassVar[int]
+    LIST_READ_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     clustered: bool
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., clustered: _Optional[bool] = ...) -> None: ...
+    list_read: bool
+    warnings: _containers.RepeatedCompositeFieldContainer[ClusterWarning]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., clustered: _Optional[bool] = ..., list_read: _Optional[bool] = ..., warnings: _Optional[_Iterable[_Union[ClusterWarning, _Mapping]]] = ...) -> None: ...

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from cachesvc.__main__ import run
 from cachesvc.cli import cli, output
 from cachesvc.cli.estimate import Cluster, forecast
-from cachesvc.cli.nodes import shortened
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.serve import serve, settings_of
 from cachesvc.config import NvmeSpec, parse_size, size_text
@@ -62,6 +61,7 @@ def test_serve_options_become_settings() -> None:
         ("--zone", "z"),
         ("--domain", "zone"),
         ("--rejoin-grace", "0"),
+        ("--cluster-wait", "0"),
         ("--peer-bandwidth", "0"),
         ("--tls-name", "peers"),
     ],
@@ -70,12 +70,6 @@ def test_an_option_of_a_cluster_needs_one(option: str, value: str) -> None:
     with pytest.raises(errors.InvalidInput, match=f"{option} is of a cluster; give --cluster too"):
         parsed([option, value])
     parsed(["--cluster", "static:127.0.0.1:7070", option, value])
-
-
-def test_the_reason_why_a_node_is_away_names_no_address_twice() -> None:
-    long = "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:9: Failed to connect to"
-    assert shortened(f"{long} remote host: Connection refused") == "UNAVAILABLE: Connection refused"
-    assert shortened("DEADLINE_EXCEEDED: Deadline Exceeded") == "DEADLINE_EXCEEDED: Deadline Exceeded"
 
 
 def test_serve_takes_every_option_from_a_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def watching(source: OperatorSource) -> Watching:
 
 
 def outages(caplog: pytest.LogCaptureFixture) -> int:
-    return sum("the last list holds" in record.message for record in caplog.records)
+    return sum("members cannot be read" in record.message for record in caplog.records)
 
 
 def returns(caplog: pytest.LogCaptureFixture) -> int:

@@ -17,6 +17,7 @@ import trustme
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import Tls
+from cachesvc.core.errors import InvalidInput
 from cachesvc.core.placement.roster import Endpoint
 from testbed import WAIT_S
 from testbed.servers import free_ports
@@ -64,6 +65,26 @@ def test_a_member_is_listed_with_its_name_and_zone_until_it_leaves(etcd: EtcdSou
             assert others.until([ME.address, OTHER.address]) == {MINE, THEIRS}
         assert seen.next() == {MINE}
     assert entry(etcd, ME.name) is None
+
+
+def test_an_etcd_with_users_is_read_with_name_and_password(
+    etcd: EtcdSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    etcd.put(OTHER.name, OTHER.address, OTHER.zone)
+    for command in ("user add root:hush", "user grant-role root root", "auth enable"):
+        etcd.control(*command.split())
+    with watching(etcd):
+        wait_until(lambda: any("user name is empty" in str(vars(each)) for each in caplog.records))
+    monkeypatch.setenv("CACHESVC_ETCD_USER", "root:wrong")
+    with watching(etcd):
+        wait_until(lambda: any("authentication failed" in str(vars(each)) for each in caplog.records))
+    monkeypatch.setenv("CACHESVC_ETCD_USER", "root:hush")
+    with watching(etcd) as seen:
+        assert seen.next() == {THEIRS}, "etcd is read before it is written"
+        assert seen.until([ME.address, OTHER.address]) == {MINE, THEIRS}
+    monkeypatch.setenv("CACHESVC_ETCD_USER", "root")
+    with pytest.raises(InvalidInput, match="NAME:PASSWORD"):
+        watching(etcd)
 
 
 def test_the_entry_has_a_version_for_other_programs(etcd: EtcdSource) -> None:

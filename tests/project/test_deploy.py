@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import sysconfig
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from cachesvc.cluster.addresses import host_addresses
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.access.certificate_end import certificate_end
 from cachesvc.daemon.access.tls import TlsContexts
 from cachesvc.daemon.ports import next_port
 from testbed import ROOT, WAIT_S
@@ -212,6 +214,30 @@ def test_the_certificate_that_is_made_serves_all_nodes_and_is_renewed(tmp_path: 
     handshake(TlsContexts(tls), old)
 
 
+def test_each_node_gets_a_certificate_for_the_common_and_its_own_name(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "10.0.0.1", "n2")
+    first, second = (certificate_files(tmp_path / node) for node in ("10.0.0.1", "n2"))
+    for server, name in ((first, "cachesvc-peers"), (second, "cachesvc-peers"), (second, "n2"), (first, "")):
+        handshake(TlsContexts(server), TlsContexts(first, name))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(TlsContexts(first), TlsContexts(second, "n2"))
+    keys = {Path(tls.key).read_text() for tls in (first, second)}
+    make_certificates(tmp_path, "n2")
+    renewed = {Path(tls.key).read_text() for tls in (first, second)}
+    assert len(keys & renewed) == 1
+    handshake(TlsContexts(second), TlsContexts(first, "cachesvc-peers"))
+
+
+def test_certificates_begin_an_hour_ago(tmp_path: Path) -> None:
+    tls, now = make_certificates(tmp_path, "n1"), time.time()
+    for path in (tls.certificate, tls.ca):
+        command = ["openssl", "x509", "-in", path, "-noout", "-startdate"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        began = ssl.cert_time_to_seconds(said.strip().removeprefix("notBefore="))
+        assert 3600 <= now - began < 3600 + WAIT_S + 2
+    assert certificate_end(tls.certificate) > now + 364 * 86_400
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
 def test_unit_is_valid_systemd(tmp_path: Path) -> None:
     program = unit("ExecStart").split()[0]
@@ -317,10 +343,15 @@ def run_slurm_script(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 
 
-def make_certificates(folder: Path) -> config.Tls:
-    """Run certificates.sh in a folder; return its files."""
-    command = ["bash", str(DEPLOY / "certificates.sh"), "cachesvc-peers"]
+def make_certificates(folder: Path, *nodes: str) -> config.Tls:
+    """Run certificates.sh in a folder; return its files, those of the last node where there are some."""
+    command = ["bash", str(DEPLOY / "certificates.sh"), "cachesvc-peers", *nodes]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=WAIT_S)
+    where = folder.joinpath(*nodes[-1:])
+    return certificate_files(where)
+
+
+def certificate_files(folder: Path) -> config.Tls:
     return config.Tls(*(str(folder / name) for name in ("node.pem", "node.key", "ca.pem")))
 
 

@@ -2,7 +2,8 @@
 
 A member is its node name, never its address. It joins when an address that is listed answers a greeting. When it fails, or
 is listed no more, it is away: it keeps its share of the extents for a grace period, so that a restart moves nothing, and
-then it leaves. A node that answers with this node's own instance is this node.
+then it leaves. One that says goodbye is away in the same way, and its state tells people that nothing is wrong. A node that
+answers with this node's own instance is this node.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from cachesvc.core.placement.view import Member, View
 from cachesvc.core.rates.backoff import backoff_s
 
 PROTOCOL_VERSION = 1
-"""The version of the messages between nodes. It rises by one with each change."""
+"""The version of the messages between nodes. It rises by one with each change that an older node would misread; it
+ignores added fields."""
 OLDEST_VERSION = PROTOCOL_VERSION - 1
 """Nodes that speak an older one are refused."""
 
-State = Literal["present", "away", "refused", "unknown"]
-"""`unknown`: an address that has not answered yet."""
+State = Literal["present", "away", "left", "refused", "unknown"]
+"""`left`: away since it said goodbye. `unknown`: an address that has not answered yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class _Contact:
     answered: Greeting | None = None
     """The last answer; None after a failure."""
     refused: str = ""
+    forgotten: bool = False
+    """An operator removed its member, and it has not answered since."""
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class _Known:
     member: Member
     address: str
     away_since: float = field(default=math.inf)
+    said_goodbye: bool = False
 
     @property
     def away(self) -> bool:
@@ -117,7 +122,7 @@ class Roster:
         contact = self._contacts.get(address)
         if contact is None:
             return
-        contact.answered, contact.failures = greeting, 0
+        contact.answered, contact.failures, contact.forgotten = greeting, 0, False
         contact.due_at = math.inf if self._is_me(contact) else now + GREET_S
         contact.refused = self._why_refused(address, greeting)
         accepted = not (contact.refused or self._is_me(contact))
@@ -135,6 +140,42 @@ class Roster:
         contact.failures, contact.due_at = contact.failures + 1, now + pause_s
         contact.answered, contact.refused = None, ""
         self._leave_address(address, now)
+
+    def left(self, name: str, instance: str, now: float) -> None:
+        """Note that a member says goodbye: it ends now, perhaps to start again."""
+        known = self._known.get(name)
+        if known is None or known.greeting.instance != instance or known.away:
+            return
+        self.failed(known.address, now)
+        if not known.away:  # its address is not listed, or is another node's now
+            known.away_since, self._view = now, None
+        known.said_goodbye = True
+
+    def heard(self, name: str, now: float) -> None:
+        """Note that a member greets this node: one that was away is due at once, for it has just started."""
+        known = self._known.get(name)
+        if known is not None and known.away and (contact := self._contacts.get(known.address)) is not None:
+            contact.due_at = min(contact.due_at, now)
+
+    def forget(self, name: str) -> bool:
+        """Drop a member that is away, and the row of its address until it answers; return whether there was one."""
+        known = self._known.get(name)
+        if known is None or not known.away:
+            return False
+        del self._known[name]
+        self._view = None
+        if (contact := self._contacts.get(known.address)) is not None:
+            contact.forgotten = True
+        return True
+
+    def lists(self, address: str) -> bool:
+        """Return whether an address is in the list of members."""
+        return address in self._contacts
+
+    @property
+    def list_read(self) -> bool:
+        """Whether a list of members has been read."""
+        return self._listed
 
     def due(self, now: float) -> list[str]:
         """The addresses to greet now. Each is due again when it has answered or failed."""
@@ -181,7 +222,7 @@ class Roster:
         mine = next((at for at, contact in self._contacts.items() if self._is_me(contact)), "")
         rows = [Row(me.name, mine, me.zone, me.weight_bytes, me.version, "present")]
         for known in self._known.values():
-            state: State = "away" if known.away else "present"
+            state: State = "left" if known.said_goodbye else "away" if known.away else "present"
             since = known.away_since if known.away else 0.0
             rows.append(_row(known.greeting, known.member.zone, known.address, state, since))
         addresses = {known.address for known in self._known.values()}
@@ -189,7 +230,7 @@ class Roster:
             listed, answer = contact.listed, contact.answered
             if answer is not None and contact.refused:
                 rows.append(_row(answer, answer.zone or listed.zone, address, "refused", why=contact.refused))
-            elif answer is None and address not in addresses:
+            elif answer is None and address not in addresses and not contact.forgotten:
                 rows.append(Row(listed.name, address, listed.zone, 0, 0, "unknown"))
         return sorted(rows, key=lambda row: (row.name, row.address))
 
@@ -203,6 +244,11 @@ class Roster:
             return ""
         if greeting.version < OLDEST_VERSION:
             return f"{greeting.name} speaks version {greeting.version}; version {OLDEST_VERSION} is the oldest served"
+        if me.version < greeting.version - 1:
+            return (
+                f"{greeting.name} speaks version {greeting.version} and serves {greeting.version - 1} at the oldest; this"
+                f" node speaks {me.version}: update it"
+            )
         if greeting.name == me.name:
             return f"{greeting.name} is this node's name too; give each node its own --node-name"
         if first is None or first.away or first.address == address:

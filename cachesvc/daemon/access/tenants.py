@@ -110,6 +110,11 @@ class Tenants:
             f"{uri} is not below a prefix that you may use ({', '.join(self.prefixes(peer)) or 'none'})"
         )
 
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """All allowed prefixes; none where all is allowed that the daemon's user may read."""
+        return tuple(self._allowlist.prefixes or ())
+
     def prefixes(self, peer: Peer | None) -> list[str]:
         """Return the allowed prefixes that the peer may use."""
         return [each for each in self._allowlist.prefixes or () if admits(self._rules_above(each), peer)]

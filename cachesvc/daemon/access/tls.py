@@ -9,11 +9,13 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
+from cachesvc.daemon.access.certificate_end import certificate_end
 
 if TYPE_CHECKING:
     import grpc
@@ -29,6 +31,7 @@ class Certificates:
         self._tls = tls
         self._seen = _marks(tls)
         self._found = read_tls(tls)
+        self._ends = certificate_end(tls.certificate)
         self._lock = threading.Lock()
 
     def renewed(self) -> bool:
@@ -44,7 +47,14 @@ class Certificates:
                 log.warning("certificates are not renewed", extra={"error": str(error)})
                 return False
             before, self._found = self._found, found
+            with suppress(OSError, InvalidInput):  # the file changes again
+                self._ends = certificate_end(self._tls.certificate)
             return before != found
+
+    def end(self) -> int:
+        """Return when the certificate ends, in seconds of Unix time."""
+        self.renewed()
+        return self._ends
 
     def client(self) -> grpc.ChannelCredentials:
         """Return credentials that show our certificate and verify the certificate of the called host."""

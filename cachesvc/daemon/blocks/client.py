@@ -25,6 +25,7 @@ from cachesvc.daemon.blocks.wire import (
     FRAME_BLOCKS,
     MAX_RANGES,
     VERSION,
+    VERSIONS,
     ConnectionEnded,
     Frame,
     Kind,
@@ -47,6 +48,8 @@ IDLE_S = 20.0
 """An idle connection is used again within this time, before the server would close it."""
 IDLE_CONNECTIONS = 2
 """Idle connections that are kept for each address."""
+MAX_ADDRESSES = 4096
+"""Peers whose version is remembered."""
 BUFFERS_BYTES = 64 << 20
 """The limit of all buffers, which only extents on disks need."""
 _NO_EXTENT = ExtentId(bytes(16))
@@ -79,12 +82,19 @@ class PeerLate(PeerFailed):
     """The peer works, and its blocks come too late."""
 
 
+class _OtherVersion(Exception):
+    """The peer does not speak the version of the request, and `version` is its newest."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+
 _FAILURES: dict[Kind, tuple[type[PeerFailed], str]] = {
     Kind.ABORTED: (PeerAborted, "its fill of the extent failed"),
     Kind.NOT_FOUND: (PeerLacks, "it does not have the extent"),
     Kind.BUSY: (PeerBusy, "it serves as many connections as it can"),
     Kind.FAILED: (PeerFailed, "it cannot read the extent"),
-    Kind.VERSION: (PeerFailed, "it takes the request for one of another version"),
     Kind.INVALID: (PeerFailed, "it takes the request for invalid"),
 }
 
@@ -98,11 +108,15 @@ class BlockClient:
         tls_name: str = "",
         silent_s: float = SILENT_S,
         now: Callable[[], float] = time.monotonic,
+        versions: range = VERSIONS,
     ) -> None:
-        """`tls_name`: the name that the certificates of all peers bear, "" where each bears its own host. Raises
-        InvalidInput for unusable certificates."""
+        """`tls_name`: the name that the certificates of all peers bear, "" where each bears its own host. `versions` of the
+        protocol are spoken. Raises InvalidInput for unusable certificates."""
         self._tls = TlsContexts(tls, tls_name) if tls else None
         self._silent_s = silent_s
+        self._versions = versions
+        self._spoken: dict[str, int] = {}
+        """The version to begin with at an address that does not speak the newest one."""
         self._idle = _IdleConnections(now)
         self._buffers = Buffers(BUFFERS_BYTES)
         self._pid = os.getpid()
@@ -137,7 +151,11 @@ class BlockClient:
             reading = _Reading(address, extent, target, progress, patience)
             while True:
                 wanted = progress.missing(MAX_RANGES)
-                root = self._request(reading, wanted)
+                try:
+                    root = self._request(reading, wanted)
+                except _OtherVersion as other:
+                    self._agree(address, other.version)
+                    continue
                 if any(progress.runs(*each) != [each] for each in wanted):
                     raise CorruptData(f"peer {address} left out blocks of extent {extent.hex()}")
                 if not progress.missing(1):
@@ -152,11 +170,29 @@ class BlockClient:
     def check(self, address: str) -> None:
         """Ask the peer at HOST:PORT for an extent that does not exist, so that both it and its daemon have to answer.
         Raises PeerFailed."""
-        self._request(_Check(address), ())
+        while True:
+            try:
+                self._request(_Check(address), ())
+                return
+            except _OtherVersion as other:
+                self._agree(address, other.version)
+
+    def _agree(self, address: str, theirs: int) -> None:
+        """Note the version to speak with a peer whose newest is `theirs`. Raises PeerFailed where there is none."""
+        version = min(theirs, self._versions[-1])
+        if version not in self._versions or version == self._spoken.get(address, self._versions[-1]):
+            raise PeerFailed(
+                f"peer {address} speaks version {theirs} of the protocol, and this node {self._versions[0]} to"
+                f" {self._versions[-1]}"
+            )
+        if len(self._spoken) >= MAX_ADDRESSES:
+            self._spoken.clear()
+        self._spoken[address] = version
 
     def _request(self, reading: _Reading | _Check, wanted: Sequence[Range]) -> bytes:
         """Send one request and receive its frames; return the digest of digests."""
-        message = Request(reading.extent, tuple(wanted)).pack()
+        reading.version = self._spoken.get(reading.address, self._versions[-1])
+        message = Request(reading.extent, tuple(wanted), reading.version).pack()
         reading.answered = False
         try:
             generation = self._tls.renew() if self._tls else 0
@@ -230,11 +266,14 @@ class _Check:
     def __init__(self, address: str) -> None:
         self.address = address
         self.answered = False
+        self.version = VERSION
 
     def receive(self, connection: socket.socket) -> bytes:
         """Receive the answer. Raises PeerFailed, TimeoutError, ConnectionEnded, OSError, ValueError."""
         frame = receive_frame(connection)
         self.answered = True
+        if frame.kind is Kind.VERSION:
+            raise _OtherVersion(frame.version)
         if frame.kind is not Kind.NOT_FOUND:
             raise _failure(self.address, frame)
         return b""
@@ -250,6 +289,8 @@ class _Reading:
         self.extent = extent
         self.answered = False
         """Whether a frame came for the current request."""
+        self.version = VERSION
+        """The version of the current request."""
         self._target = target
         self._progress = progress
         self._wait_s = patience.wait_s
@@ -263,9 +304,11 @@ class _Reading:
         while True:
             frame = receive_frame(connection)
             self.answered = True
-            if frame.version != VERSION:
+            if frame.kind is Kind.VERSION:
+                raise _OtherVersion(frame.version)
+            if frame.version != self.version:
                 raise PeerFailed(
-                    f"peer {self.address} speaks version {frame.version} of the protocol, not {VERSION}"
+                    f"peer {self.address} answers in version {frame.version} of the protocol, not {self.version}"
                 )
             if frame.kind is Kind.BLOCKS:
                 self._receive_blocks(connection, frame)

@@ -8,10 +8,10 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isinf
 
-from cachesvc.daemon.blocks.wire import FRAME_BLOCKS, Frame, Kind, Range, RequestRefused, within
+from cachesvc.daemon.blocks.wire import FRAME_BLOCKS, VERSION, Frame, Kind, Range, RequestRefused, within
 from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
 from cachesvc.tiers.fill_progress import FillProgress, FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
@@ -73,6 +73,8 @@ class BlockReplies:
         self._closing = closing
         self._buffer = memoryview(bytearray(COPY_BYTES if self._tls else 0))
         self._said_at = time.monotonic()
+        self.version = VERSION
+        """The version of the request that is answered."""
         self.sent_bytes = 0
         """Bytes of extents that were sent."""
 
@@ -82,7 +84,7 @@ class BlockReplies:
 
     def say(self, frame: Frame, more: bytes = b"", flags: int = 0) -> None:
         """Send a frame. Raises OSError."""
-        self._connection.sendall(frame.pack() + more, flags)
+        self._connection.sendall(replace(frame, version=self.version).pack() + more, flags)
         self._said_at = time.monotonic()
 
     def answer(self, lent: Lent, ranges: Sequence[Range]) -> None:

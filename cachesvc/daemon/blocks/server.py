@@ -24,6 +24,7 @@ from cachesvc.daemon.access.tls import TlsContexts, certificate_trouble
 from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S, HANDSHAKES, Handshakes
 from cachesvc.daemon.blocks.replies import BlockReplies, Lent, SendRate
 from cachesvc.daemon.blocks.wire import (
+    VERSIONS,
     ConnectionEnded,
     Frame,
     Kind,
@@ -85,12 +86,14 @@ class BlockServer:
         bytes_per_s: float = inf,
         on_sent: Callable[[int], None] = lambda _: None,
         max_connections: int = MAX_CONNECTIONS,
+        versions: range = VERSIONS,
     ) -> None:
-        """`bytes_per_s` limits all connections together. Raises InvalidInput for unusable certificates."""
+        """`bytes_per_s` limits all connections together; `versions` of the protocol are spoken. Raises InvalidInput for
+        unusable certificates."""
         self._lend = lend
         self._tls = TlsContexts(tls) if tls else None
         self._rate = SendRate(bytes_per_s)
-        self._on_sent, self._max_connections = on_sent, max_connections
+        self._on_sent, self._max_connections, self._versions = on_sent, max_connections, versions
         self._lock = threading.Lock()
         self._forgotten = threading.Condition(self._lock)
         self._open: set[_Connection] = set()
@@ -221,7 +224,9 @@ class BlockServer:
     def _serve_requests(self, connection: _Connection, replies: BlockReplies, busy: bool) -> None:
         try:
             while not self._closing.is_set():
-                request = receive_request(connection.socket, REQUEST_S)
+                replies.version = self._versions[-1]
+                request = receive_request(connection.socket, REQUEST_S, self._versions)
+                replies.version = request.version
                 connection.idle_since = inf
                 if busy:
                     raise RequestRefused(Kind.BUSY)

@@ -11,6 +11,10 @@ frame       kind, version, first block, count; then, by kind:
 
 A request without ranges asks for the END frame alone. After END and NOT_FOUND the connection takes the next request; after
 another failure it is closed.
+
+Two releases that follow one another speak the lower of their versions. A reader asks in its newest version. A node that
+does not speak it answers VERSION with its own newest; the reader asks again in the lower of the two, and begins with that
+from then on. Frames have the version of their request.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from math import inf
 from cachesvc.core.model import ExtentId
 
 MAGIC, VERSION = b"csvB", 1
+OLDEST_VERSION = max(1, VERSION - 1)
+"""The oldest version that is spoken."""
 MAX_RANGES = 256
 """Ranges of a request; a reader that lacks more asks again for the others."""
 FRAME_BLOCKS = 16
@@ -35,6 +41,8 @@ _OPENING = struct.Struct("<4sHH")
 _ID = struct.Struct("<16s")
 _RANGE = struct.Struct("<II")
 _FRAME = struct.Struct("<BxHII")
+VERSIONS = range(OLDEST_VERSION, VERSION + 1)
+"""The versions that this release speaks."""
 Range = tuple[int, int]
 """(first block, count)."""
 
@@ -54,7 +62,7 @@ class Kind(IntEnum):
     INVALID = 7
     """The request makes no sense."""
     VERSION = 8
-    """The node speaks another version: the one in this frame."""
+    """The node does not speak the version of the request; the one in this frame is its newest."""
     FAILED = 9
     """The node cannot read the extent."""
 
@@ -85,11 +93,12 @@ class Request:
 
     extent: ExtentId
     ranges: tuple[Range, ...]
+    version: int = VERSION
 
     def pack(self) -> bytes:
         """Return the bytes to send."""
         assert len(self.ranges) <= MAX_RANGES, "too many ranges"
-        opening = _OPENING.pack(MAGIC, VERSION, len(self.ranges)) + _ID.pack(self.extent)
+        opening = _OPENING.pack(MAGIC, self.version, len(self.ranges)) + _ID.pack(self.extent)
         return opening + b"".join(_RANGE.pack(*each) for each in self.ranges)
 
 
@@ -107,21 +116,22 @@ class Frame:
         return _FRAME.pack(self.kind, self.version, self.first, self.count)
 
 
-def receive_request(connection: socket.socket, timeout_s: float) -> Request:
-    """Receive a request. Its beginning may take as long as the connection's own timeout, the rest `timeout_s`.
+def receive_request(connection: socket.socket, timeout_s: float, versions: range = VERSIONS) -> Request:
+    """Receive a request in one of `versions`. Its beginning may take as long as the connection's own timeout, the rest
+    `timeout_s`.
 
     Raises RequestRefused, ConnectionEnded, TimeoutError, OSError.
     """
     magic, version, count = _OPENING.unpack(receive(connection, _OPENING.size))
     if magic != MAGIC:
         raise RequestRefused(Kind.INVALID)
-    if version != VERSION:
+    if version not in versions:
         raise RequestRefused(Kind.VERSION)
     if count > MAX_RANGES:
         raise RequestRefused(Kind.INVALID)
     rest = receive(connection, _ID.size + count * _RANGE.size, time.monotonic() + timeout_s)
     (extent,) = _ID.unpack_from(rest)
-    return Request(ExtentId(extent), tuple(_RANGE.iter_unpack(rest[_ID.size :])))
+    return Request(ExtentId(extent), tuple(_RANGE.iter_unpack(rest[_ID.size :])), version)
 
 
 def receive_frame(connection: socket.socket) -> Frame:

@@ -24,6 +24,7 @@ from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.peers.messages import NodeRow
 from cachesvc.daemon.residency import cells
 from cachesvc.v1 import cachesvc_pb2 as pb
 
@@ -69,11 +70,12 @@ class Reports:
         if self._cluster is None:
             return pb.NodesReply()
         report = self._cluster.report
-        rows = [
-            message_of(pb.NodeStatus, row, me=row.name == report.me and row.state in READ_FROM)
-            for row in report.rows
-        ]
-        return pb.NodesReply(nodes=rows, clustered=True)
+        return pb.NodesReply(
+            nodes=[_node_message(row, report.me) for row in report.rows],
+            clustered=True,
+            list_read=report.list_read,
+            warnings=[message_of(pb.ClusterWarning, each) for each in report.warnings],
+        )
 
     def datasets(self, caller: Peer | None) -> list[pb.DatasetStatus]:
         """Return the datasets that a caller may see."""
@@ -159,7 +161,9 @@ class Reports:
             report,
             received_bytes=received_bytes,
             present=states["present"],
-            away=states["away"],
+            away=states["away"] + states["left"],
+            left=states["left"],
+            warnings=[message_of(pb.ClusterWarning, each) for each in report.warnings],
         )
 
     def _counted(self, dataset: ServedDataset, message: pb.Dataset) -> pb.DatasetStatus:
@@ -178,3 +182,9 @@ class Reports:
             hit_rates=[round(rate, 4) for rate, _ in over_time],
             bounds=[round(bound, 4) for _, bound in over_time],
         )
+
+
+def _node_message(row: NodeRow, me: str) -> pb.NodeStatus:
+    found = message_of(pb.NodeStatus, row, me=row.name == me and row.state in READ_FROM)
+    found.MergeFrom(message_of(pb.NodeStatus, row.traits))
+    return found

@@ -29,6 +29,7 @@ from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest
 from cachesvc.daemon.fills.checks import CheckResult, Checks
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
+from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import out_of_reach, resident
@@ -43,6 +44,7 @@ CHECKS_UNAVAILABLE = (
     " the daemon's log says which"
 )
 STALE = errors.SourceUnavailable.__name__
+ALONE = "this daemon is alone; start it with --cluster to share extents with other nodes"
 MAX_NOTES = 1000
 """Notes of one dataset in a reply: the CLI prints 8, and a message has its limit."""
 
@@ -66,14 +68,15 @@ class Service:
         journal: Journal,
         reloader: Reloader,
         extent_bytes: int,
+        cluster: ClusterLink | None,
     ) -> None:
-        """`extent_bytes`: the size of extents where a caller gives none."""
+        """`extent_bytes`: the size of extents where a caller gives none. `cluster` is None without one."""
         self._loop, self._runner, self._waiting = loop, runner, CallWaits(loop)
         self._datasets, self._claims, self._callers = datasets, claims, callers
         self._pins, self._prefetches, self._reports = pins, prefetches, reports
         self._builds, self._checks, self._threads = builds, checks, threads
         self._events, self._reloader = EventStream(journal, self._waiting), reloader
-        self._extent_bytes = extent_bytes
+        self._extent_bytes, self._cluster = extent_bytes, cluster
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
@@ -183,6 +186,15 @@ class Service:
                 )
             changes = self._reloader.reload()
             return pb.ReloadReply(taken=changes.taken, waiting=changes.waiting)
+
+    def RemoveNode(self, request: pb.RemoveNodeRequest, context: grpc.ServicerContext) -> pb.RemoveNodeReply:
+        with self._callers.answering(context):
+            if not is_own_user(self._callers.of(context)):
+                raise errors.NotAllowed(f"only user {os.geteuid()}, who runs the daemon, may remove a node")
+            if self._cluster is None:
+                raise errors.InvalidInput(ALONE)
+            found = self._cluster.forget(request.name)
+            return pb.RemoveNodeReply(untold=found.untold, listed=found.listed)
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with self._callers.answering(context, request.dataset):

@@ -44,9 +44,16 @@ KINDS = {
     "reload_failed": "the settings cannot be reloaded, and stay as they are",
     "member_present": "a node is present",
     "member_away": "a node is away",
+    "member_left": "a node said goodbye",
+    "member_refused": "a node is refused",
+    "member_silent": "a listed node does not answer",
+    "member_gone": "a node left the cluster, and its extents belong to the others",
+    "cluster_warning": "a warning about the cluster",
+    "cluster_mended": "a warning about the cluster ended",
 }
 """Each kind of event, and its log line."""
 SOURCE_ERRORS = (NotAllowed, NotFound, CorruptData, SourceChanged, SourceUnavailable)
+_WARNINGS = {"member_away", "member_refused", "member_silent", "cluster_warning"}
 _ERRORS = {"crashed", "tier_lost", "corrupt", "unreadable"}
 _log = logging.getLogger(EVENTS)
 
@@ -90,7 +97,7 @@ def words(event: Event) -> str:
 
 def record(event: Event) -> None:
     """Log an event, and keep it in the journal. Safe from any thread; waits for no disk."""
-    level = logging.WARNING if event.error else logging.INFO
+    level = logging.WARNING if event.error or event.kind in _WARNINGS else logging.INFO
     if event.kind in _ERRORS:
         level = logging.ERROR
     _log.log(level, KINDS[event.kind], extra={"event": event.kind, **event.fields(), EVENT_OBJECT: event})

@@ -12,21 +12,26 @@ import cachesvc
 from cachesvc.core.errors import kinds
 from cachesvc.core.model import DatasetId
 from cachesvc.core.node.node import Node
+from cachesvc.core.placement.traits import KINDS
 from cachesvc.core.stalls import CAUSES, QUANTILES, Stalls
+from cachesvc.daemon.access.certificate_watch import CertificateWatch
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
+from cachesvc.daemon.peers.messages import ClusterReport
 from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import resident
 
+MAX_PEERS = 256
+"""Other nodes with metrics of their own."""
 PRIVATE = "private"
 """The common label of all datasets that are restricted to some users (`daemon/access/tenants.py`): a scraper is no user."""
 WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
-STATES = ("present", "slow", "unreadable", "away", "refused", "unknown")
+STATES = ("present", "slow", "unreadable", "away", "left", "refused", "unknown")
 """The states of nodes."""
 _OF_TIERS = (
     (_GAUGE, "tier_budget_bytes", "budget_bytes", "Budget of a tier."),
@@ -72,10 +77,11 @@ class MetricsCollector:
         cluster: ClusterLink | None,
         stalls: Mapping[DatasetId, Stalls],
         reloader: Reloader,
+        certificate: CertificateWatch | None,
     ) -> None:
         self._loop, self._node, self._datasets, self._grants = loop, node, datasets, grants
         self._counts, self._fillers, self._cluster, self._stalls = counts, fillers, cluster, stalls
-        self._reloader = reloader
+        self._reloader, self._certificate = reloader, certificate
         self._labels: dict[DatasetId, str] = {}
         """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
         since a counter that falls looks like one that restarted."""
@@ -111,6 +117,7 @@ class MetricsCollector:
                 "cachesvc_stale_openings", "Openings of the last version while its source was down.", stale
             ),
             *self._sources(),
+            self._certificates(),
             *self._cluster_metrics(),
             *self._dataset_metrics(resident_bytes),
             GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
@@ -141,6 +148,12 @@ class MetricsCollector:
         about = "Bytes that sources sent, without hedges."
         yield CounterMetricFamily("cachesvc_source_read_bytes", about, counters.bytes)
 
+    def _certificates(self) -> Metric:
+        """Read the end of this node's certificate; no value without one."""
+        ends = self._certificate.ends if self._certificate is not None else 0
+        about = "End of this node's certificate, in Unix time."
+        return GaugeMetricFamily("cachesvc_certificate_not_after_timestamp_seconds", about, ends or None)
+
     def _cluster_metrics(self) -> list[Metric]:
         """Read the counters of the peer agent and the states of members."""
         if self._cluster is None:
@@ -161,9 +174,36 @@ class MetricsCollector:
             "hedged_bytes": ("Asked of the source since a node was late.", counts.hedged_bytes),
             "refused_connections": ("Connections that did not prove to be a member's.", report.refused),
         }
+        warned = Counter(each.kind for each in report.warnings)
+        about = "Warnings about the cluster that hold now."
+        of_kind = [(kind, warned[kind]) for kind in KINDS]
         return [
             nodes,
+            _family(GaugeMetricFamily, "cluster_warnings", about, "kind", of_kind),
+            GaugeMetricFamily(
+                "cachesvc_cluster_list_read", "1 once the list of members was read.", int(report.list_read)
+            ),
+            *self._peer_metrics(report),
             *(CounterMetricFamily(f"cachesvc_peer_{name}", *each) for name, each in counters.items()),
+        ]
+
+    def _peer_metrics(self, report: ClusterReport) -> list[Metric]:
+        """Read the states of `MAX_PEERS` members, those that are not present first: labels must be bounded."""
+        rows = [row for row in report.rows if row.name and row.name != report.me and row.state != "refused"]
+        rows = sorted(rows, key=lambda row: (row.state == "present", row.name))[:MAX_PEERS]
+        present = [(row.name, row.state == "present") for row in rows]
+        times = [(row.name, row.round_trip_us / 1e6) for row in rows if row.state == "present"]
+        ends = [(row.name, row.traits.certificate_ends) for row in rows if row.traits.certificate_ends]
+        return [
+            _family(GaugeMetricFamily, "peer_present", "1 while a node answers.", "node", present),
+            _family(GaugeMetricFamily, "peer_round_trip_seconds", "Time of a greeting.", "node", times),
+            _family(
+                GaugeMetricFamily,
+                "peer_certificate_not_after_timestamp_seconds",
+                "End of a node's certificate.",
+                "node",
+                ends,
+            ),
         ]
 
     def _dataset_metrics(self, resident_bytes: dict[DatasetId, int]) -> Iterator[Metric]:

@@ -16,22 +16,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import grpc
 import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-import cachesvc
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.config import ClusterSettings, Tls
+from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Greeting, Roster
+from cachesvc.core.placement.traits import ClusterWarning, Traits, certificates, differences
 from cachesvc.core.placement.view import View
-from cachesvc.daemon.access.tls import server_credentials
+from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S
 from cachesvc.daemon.blocks.server import BlockServer
@@ -67,12 +68,21 @@ class Agent:
     """Builds and wires the parts of the process."""
 
     def __init__(
-        self, channel: socket.socket, cluster: ClusterSettings, weight_bytes: int, tls: Tls | None
+        self,
+        channel: socket.socket,
+        cluster: ClusterSettings,
+        weight_bytes: int,
+        tls: Tls | None,
+        traits: Traits,
     ) -> None:
+        """`traits`: what of them does not change while this process runs."""
         self._cluster = cluster
         self._tls = tls
         me, instance = cluster.node_name, secrets.token_hex(8)
         self._greeting = Greeting(me, instance, PROTOCOL_VERSION, weight_bytes, cluster.zone)
+        self._traits = traits
+        self._state = messages.NodeChanged()
+        self._certificates = Certificates(tls) if tls else None
         self._daemon = DaemonChannel(channel, self._on_message)
         self._calls = PeerCalls(tls, cluster.tls_name)
         self._ports = BlockPorts(BlockClient(tls, cluster.tls_name))
@@ -86,6 +96,8 @@ class Agent:
             self._restarted,
             self._listed,
             greeted=self._ports.check,
+            own=self._own_traits,
+            list_wait_s=cluster.wait_s,
         )
         self._owned = OwnedExtents(me, self._daemon.keep)
         self._locator = Locator(me, self._members, self._owned, self._calls)
@@ -97,7 +109,14 @@ class Agent:
         self._blocks = BlockServer(
             self._daemon.lent, tls, float(cluster.bytes_per_s or math.inf), self._on_sent
         )
-        self._servicer = PeersServicer(self._owned, self._hello, self._wrong)
+        self._servicer = PeersServicer(
+            self._owned,
+            self._hello,
+            self._wrong,
+            self._members.heard,
+            self._members.left,
+            self._members.forget,
+        )
 
     def run(self) -> None:
         """Run until the daemon ends."""
@@ -122,15 +141,24 @@ class Agent:
         self._blocks.serve()
 
     def _hello(self) -> pb.HelloReply:
-        me = self._greeting
+        me, own = self._greeting, self._own_traits()
         return pb.HelloReply(
             protocol=me.version,
             name=me.name,
             instance=me.instance,
             weight_bytes=me.weight_bytes,
             zone=me.zone,
-            release=cachesvc.__version__,
+            **{name: getattr(own, name) for name in Traits.__slots__},
+        )
+
+    def _own_traits(self) -> Traits:
+        return replace(
+            self._traits,
             extents=self._announcements.extents,
+            source=self._state.source,
+            free_bytes=self._state.free_bytes,
+            allow=self._state.allow,
+            certificate_ends=self._certificates.end() if self._certificates else 0,
         )
 
     def _on_message(self, message: messages.ToAgent) -> None:
@@ -144,6 +172,13 @@ class Agent:
             self._ports.judge(message.verdict)
         elif isinstance(message, messages.WrongCopy):
             self._announcements.wrong(message.node, message.extent)
+        elif isinstance(message, messages.NodeChanged):
+            self._state = message
+        elif isinstance(message, messages.Leave):
+            self._members.leave()
+            os._exit(0)
+        elif isinstance(message, messages.ForgetNode):
+            self._surveys.submit(self._forget, message)
 
     def _locate(self, wanted: messages.LocateExtent) -> None:
         extent, left_out = wanted.extent, self._ports.left_out()
@@ -168,6 +203,15 @@ class Agent:
         self._members.wait_settled()
         held, coming = self._locator.survey(message.extents)
         self._daemon.send(messages.ExtentsSurveyed(message.number, frozenset(held), frozenset(coming)))
+
+    def _forget(self, message: messages.ForgetNode) -> None:
+        try:
+            untold, listed = self._members.forget_everywhere(message.name)
+        except CacheError as error:
+            answer = messages.NodeForgotten(message.number, error.code, str(error))
+        else:
+            answer = messages.NodeForgotten(message.number, untold=untold, listed=listed)
+        self._daemon.send(answer)
 
     def _view_changed(self, view: View) -> None:
         self._owned.view_changed(view)
@@ -197,14 +241,16 @@ class Agent:
             self._daemon.send(messages.WrongCopy(extent))
 
     def _report(self) -> messages.ClusterReport:
-        view = self._members.view
+        view, rows = self._members.view, self._members.rows()
         return messages.ClusterReport(
             me=view.me,
             settled=self._members.settled,
             by_zone=view.by_zone,
             members=view.members,
             away=view.away,
-            rows=tuple(self._with_health(row) for row in self._members.rows()),
+            rows=tuple(self._with_health(row) for row in rows),
+            warnings=self._warnings(rows),
+            list_read=self._members.list_read,
             sent_bytes=self._sent_bytes,
             refused=self._blocks.refused,
             lookups=self._owned.lookups,
@@ -224,6 +270,18 @@ class Agent:
             block_round_trip_us=int(record.round_trip_s * 1e6),
             bytes_per_s=0 if me else int(record.bytes_per_s),
         )
+
+    def _warnings(self, rows: Sequence[messages.NodeRow]) -> tuple[ClusterWarning, ...]:
+        present = [row for row in rows if row.state == "present"]
+        traits = {row.name: row.traits for row in present}
+        found = differences(self._greeting.name, traits, {row.name: row.zone for row in present})
+        found += certificates(traits, time.time())
+        if trouble := self._members.trouble:
+            state = "the last one holds" if self._members.list_read else "this node is alone"
+            found.append(
+                ClusterWarning("list", "", f"the list of members cannot be read, and {state}: {trouble}")
+            )
+        return tuple(found)
 
 
 def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.Server:
@@ -280,6 +338,7 @@ class Given(msgspec.Struct, frozen=True):
     tls: Tls | None
     log_format: str
     log: str
+    traits: Traits
 
 
 def main() -> None:
@@ -287,7 +346,7 @@ def main() -> None:
     given = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Given)
     configure_logging(given.log_format, given.log)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    Agent(channel, given.cluster, given.weight_bytes, given.tls).run()
+    Agent(channel, given.cluster, given.weight_bytes, given.tls, given.traits).run()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls, pack_fills
+from cachesvc.daemon.peers.reasons import reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class Announcements:
                     return  # it is told everything when it is back
                 self._calls.report(address, request)
         except grpc.RpcError as error:
-            self._members.failed(node, f"{error.code().name}: {error.details()}")
+            self._members.failed(node, reason(error))
 
 
 def _requests(me: str, batch: _Batch) -> Iterator[pb.ReportRequest]:

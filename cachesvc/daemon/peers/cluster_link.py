@@ -15,29 +15,42 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+import cachesvc
 from cachesvc.config import Settings
 from cachesvc.core import events
+from cachesvc.core.errors import NotReady, from_code
 from cachesvc.core.limits import LOCATE_S
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.place_search import Verdict
+from cachesvc.core.placement.traits import SourceHealth, Traits
 from cachesvc.core.placement.view import Member, View
-from cachesvc.daemon.events.event import Event, record
+from cachesvc.daemon.blocks.wire import VERSION as BLOCKS_VERSION
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.lending import Lending, end_agent
+from cachesvc.daemon.peers.notices import Notices
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.spawn import spawn
 from cachesvc.daemon.runner import Runner
+from cachesvc.sources.resilient import SourceCounters
 
 log = logging.getLogger(__name__)
-KEPT_VARIABLES = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"})
+QUIET = {"GRPC_VERBOSITY": "NONE"}
+"""gRPC's own lines have no level and name no node; what they tell is in the agent's lines."""
+KEPT_VARIABLES = frozenset(
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"}
+    | {"GRPC_VERBOSITY", "CACHESVC_ETCD_USER"}
+)
 END_S = 2.0
+GOODBYE_S = 3.0
+"""How long the agent may take to say goodbye, before a daemon that stops ends it."""
 RESTART_S = 1.0
 """The pause before a process that died is replaced."""
 TICK_S = 1.0
@@ -56,11 +69,14 @@ CHANGES = (
 )
 
 
+_Answer: TypeAlias = messages.ExtentLocated | messages.ExtentsSurveyed | messages.NodeForgotten
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
     """A question to the agent: the answer in its place where the agent gives none until `until`."""
 
-    unanswered: messages.ExtentLocated | messages.ExtentsSurveyed
+    unanswered: _Answer
     then: Callable[[Any], None]
     until: float = math.inf
 
@@ -76,7 +92,10 @@ class ClusterLink:
         loop: Loop,
         lending: Lending,
         shared_fills: SharedFills,
+        source_counters: Callable[[], SourceCounters],
+        allowed: Callable[[], tuple[str, ...]],
     ) -> None:
+        """`source_counters` and `allowed` return the counters of all sources, and the prefixes that are allowed now."""
         cluster = settings.cluster
         assert cluster is not None, "no cluster"
         self._given = {  # of `agent.Given`, whose module imports a lot
@@ -85,10 +104,18 @@ class ClusterLink:
             "tls": settings.tls,
             "log_format": settings.log_format,
             "log": settings.log,
+            "traits": Traits(
+                release=cachesvc.__version__,
+                extent_bytes=settings.extent_bytes,
+                domain="zone" if cluster.by_zone else "none",
+                blocks=BLOCKS_VERSION,
+            ),
         }
+        self._source_counters, self._source_health = source_counters, SourceHealth()
+        self._allowed, self._told = allowed, messages.NodeChanged()
         self._runner, self._node, self._loop = runner, runner.node, loop
         self._lending, self._shared_fills = lending, shared_fills
-        self._closed = threading.Event()
+        self._closed, self._leaving = threading.Event(), threading.Event()
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._numbers = itertools.count(1)
@@ -99,19 +126,24 @@ class ClusterLink:
         self.report = messages.ClusterReport(me=cluster.node_name)
         """The cluster as the agent told it last."""
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
-        self._present: frozenset[str] | None = None
+        self._notices = Notices()
+        self._list_wait_s, self._list_until = cluster.wait_s, 0.0
         """The names of the present members; None before the first list."""
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
 
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""
+        self._list_until = time.monotonic() + self._list_wait_s + LOCATE_S
         self._runner.handle(events.ViewChanged(self._view))
         self._runner.listeners.append(self._handled)
         self._runner.timers.append(self)
         self._thread.start()
 
     def close(self) -> None:
-        """End the agent for good."""
+        """End the agent for good. It says goodbye to the other nodes, if that takes no longer than `GOODBYE_S`."""
+        self._leaving.set()
+        if self._send(messages.Leave()) and self._thread.is_alive():
+            self._thread.join(GOODBYE_S)
         self._closed.set()
         if (channel := self._channel) is not None:
             with suppress(OSError):
@@ -120,6 +152,25 @@ class ClusterLink:
             self._thread.join(2 * END_S)
 
     # What the daemon's other parts call.
+
+    def forget(self, name: str) -> messages.NodeForgotten:
+        """Have all present members forget one that is away, on another thread than the loop's.
+
+        Raises NotFound where there is no such member, InvalidInput for one that is present, NotReady where the agent does
+        not answer.
+        """
+        number, answer = next(self._numbers), Future[messages.NodeForgotten]()
+        unanswered = messages.NodeForgotten(
+            number, NotReady.code, "the peer agent does not answer; try again"
+        )
+        question = _Question(unanswered, answer.set_result, time.monotonic() + LOCATE_S)
+        self._loop.call(partial(self._questions.update, {number: question}))
+        if not self._send(messages.ForgetNode(number, name)):
+            self._loop.post(partial(self._answered, unanswered))
+        found = answer.result()
+        if found.code:
+            raise from_code(found.code, found.error)
+        return found
 
     def locate(
         self,
@@ -132,6 +183,8 @@ class ClusterLink:
         answer."""
         number = next(self._numbers)
         unanswered, until = messages.ExtentLocated(number), time.monotonic() + LOCATE_S
+        if not self.report.list_read:  # the agent answers once the list is read, or its time is over
+            until = max(until, self._list_until)
         question = _Question(unanswered, lambda at: then(Located(at.node, at.address, at.filling)), until)
         self._questions[number] = question
         if not self._send(messages.LocateExtent(number, extent, failed, late)):
@@ -184,11 +237,22 @@ class ClusterLink:
         self._tick_at = time.monotonic() + TICK_S
         if progressing := self._shared_fills.progressing(time.monotonic()):
             self._send(messages.ResidencyChanged(progressing=tuple(progressing)))
+        self._tell_state()
+        self._notices.update(self.report, time.monotonic())
         node = self._node
         self._shared_fills.give_up(
             lambda extent: not node.will_keep(extent) or node.where(extent) is not None
         )
         self._end_waits()
+
+    def _tell_state(self) -> None:
+        """Tell the agent what it says in greetings."""
+        asked, tiers = self._source_counters(), self._node.status().tiers
+        source = self._source_health.observe(asked.bytes, asked.retries, asked.throttled, time.monotonic())
+        free_bytes = sum(max(0, each.budget_bytes - each.used_bytes) for each in tiers if not each.lost)
+        state = messages.NodeChanged(source, free_bytes, self._allowed())
+        if state != self._told and self._send(state):
+            self._told = state
 
     def _end_waits(self) -> None:
         now = time.monotonic()
@@ -228,7 +292,7 @@ class ClusterLink:
     # The agent's process.
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while not self._leaving.is_set():
             try:
                 process, channel = spawn("cachesvc.daemon.peers.agent", self._given, _environment())
             except OSError as error:
@@ -244,14 +308,16 @@ class ClusterLink:
                 code: int | None = None
                 with suppress(subprocess.TimeoutExpired):  # the process hangs in a disk
                     code = process.wait(END_S)
-                if not self._closed.is_set():
+                if not self._leaving.is_set():
                     log.warning("the peer agent ended unexpectedly", extra={"code": code})
                 self._loop.post(self._ended)
-            self._closed.wait(RESTART_S)
+            self._leaving.wait(RESTART_S)
 
     def _began(self) -> None:
         """Tell a new agent all that this node holds."""
         self._send(messages.ResidencyChanged(anew=True))
+        self._told = messages.NodeChanged()
+        self._tell_state()
         for tier in self._node.policy.tiers:
             self._note(self._node.resident_in(tier))
 
@@ -281,7 +347,7 @@ class ClusterLink:
                 self._loop.post(partial(self._handle, message))
 
     def _handle(self, message: messages.ToDaemon) -> None:
-        if isinstance(message, (messages.ExtentLocated, messages.ExtentsSurveyed)):
+        if isinstance(message, _Answer):
             self._answered(message)
         elif isinstance(message, messages.KeepExtents):
             self._keep(message)
@@ -292,28 +358,16 @@ class ClusterLink:
 
     # What the agent asks for.
 
-    def _answered(self, answer: messages.ExtentLocated | messages.ExtentsSurveyed) -> None:
+    def _answered(self, answer: _Answer) -> None:
         question = self._questions.pop(answer.number, None)
         if question is not None:
             question.then(answer)
 
     def _changed(self, report: messages.ClusterReport) -> None:
         self.report = report
-        if not report.settled:
-            return
-        view = report.view()
-        self._record_members(view)
-        if view != self._view:
+        if report.settled and (view := report.view()) != self._view:
             self._view = view
             self._runner.handle(events.ViewChanged(view))
-
-    def _record_members(self, view: View) -> None:
-        """Record the nodes that came and went; those of the first list were there before."""
-        present = frozenset(member.name for member in view.members) - view.away
-        if self._present is not None:
-            for name in sorted(present ^ self._present):
-                record(Event("member_present" if name in present else "member_away", node=name))
-        self._present = present
 
     def _keep(self, wanted: messages.KeepExtents) -> None:
         node = self._node
@@ -331,5 +385,6 @@ class ClusterLink:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that Python needs, and none with credentials, since the process faces the network."""
-    return {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
+    """The variables that Python and the list of members need, and none with credentials of sources, since the process faces
+    the network."""
+    return QUIET | {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}

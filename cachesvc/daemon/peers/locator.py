@@ -21,6 +21,7 @@ from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.reasons import reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Locator:
             answers, recent = self._call(node, questions, peek=False)
         except CALL_ERRORS as error:
             if isinstance(error, grpc.RpcError):
-                self._members.failed(node, f"{error.code().name}: {error.details()}")
+                self._members.failed(node, reason(error))
             for each in batch:
                 self._queue(_Pending(each.question, each.nodes[1:], each.done))
             return

@@ -12,30 +12,35 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
 from cachesvc.cluster.membership import Membership
-from cachesvc.core.placement.roster import Endpoint, Greeting, Roster, Row
+from cachesvc.core.errors import InvalidInput, NotFound
+from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting, Roster, Row
+from cachesvc.core.placement.traits import Traits
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.peers.messages import NodeRow
 from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.reasons import reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
-log = logging.getLogger(__name__)
 GREETERS = 8
+TELLERS = 16
+"""Members that are told at a time that this node ends, or that one is to be forgotten."""
 SETTLE_S = 5.0
-"""How long after the start questions wait for the members' first greetings; else they would go to the wrong owners."""
+"""How long questions wait for the members' first greetings after their list was read; else they would go to the wrong
+owners."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Contact:
-    """An address: the release of its node, the extents that the node holds, the seconds that the last greeting took, and
-    the error of the last call that failed."""
+    """An address: what its node told of itself, the seconds that the last greeting took, and the error of the last call
+    that failed."""
 
-    release: str = ""
-    extents: int = 0
+    traits: Traits = field(default_factory=Traits)
     round_trip_s: float = 0.0
     error: str = ""
 
@@ -53,7 +58,10 @@ class Members:
         listed: Callable[[set[str]], None],
         settle_s: float = SETTLE_S,
         greeted: Callable[[str, str], None] = lambda name, address: None,
+        own: Callable[[], Traits] = Traits,
+        list_wait_s: float = 0.0,
     ) -> None:
+        """`own` returns what this node tells of itself now. Questions wait `list_wait_s` for the first list of members."""
         self._roster = roster
         self._calls = calls
         self._hello = hello
@@ -61,11 +69,14 @@ class Members:
         self._restarted = restarted
         self._on_listed = listed
         self._on_greeted = greeted
+        self._own = own
+        self._membership: Membership | None = None
         self._instances: dict[str, str] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._settled = threading.Event()
         self._settle_s, self._settle_at = settle_s, time.monotonic() + settle_s
+        self._list_wait_s = list_wait_s
         self._greeting: set[str] = set()
         self._pool = ThreadPoolExecutor(GREETERS, "greet")
         self._contacts: dict[str, _Contact] = {}
@@ -73,6 +84,8 @@ class Members:
 
     def start(self, membership: Membership) -> None:
         """Watch the membership and greet members from now on."""
+        self._membership = membership
+        self._settle_at = max(self._settle_at, time.monotonic() + self._list_wait_s)
         threading.Thread(
             target=membership.watch, args=(self._listed,), name="membership", daemon=True
         ).start()
@@ -84,8 +97,8 @@ class Members:
         return self._view
 
     def wait_settled(self) -> None:
-        """Wait until each member has answered or failed once, up to `SETTLE_S` after this process began: the addresses of
-        this node may be in use for longer, and fills must not wait for them."""
+        """Wait until each member has answered or failed once, up to `SETTLE_S` after their list was read. Before `start`,
+        wait up to `SETTLE_S`: the addresses of this node may be in use for longer, and fills must not wait for them."""
         self._settled.wait(max(0.0, self._settle_at - time.monotonic()))
 
     @property
@@ -103,6 +116,80 @@ class Members:
         with self._lock:
             return "" if name in self._roster.view().away else self._roster.address_of(name)
 
+    @property
+    def list_read(self) -> bool:
+        """Whether a list of members has been read."""
+        return self._roster.list_read
+
+    @property
+    def trouble(self) -> str:
+        """Why the list of members cannot be read now; "" while it can."""
+        return self._membership.trouble if self._membership is not None else ""
+
+    def leave(self) -> None:
+        """Say goodbye to the members that are present, and end this node's entry in the list where it has one."""
+        goodbye = pb.HelloRequest()
+        goodbye.CopyFrom(self._hello)
+        goodbye.leaving = True
+        if self._membership is not None:
+            self._membership.close()
+        self._tell_present(lambda address: self._calls.hello(address, goodbye))
+
+    def heard(self, name: str) -> None:
+        """Note that a node greets this one."""
+        with self._lock:
+            self._roster.heard(name, time.monotonic())
+        self._wake.set()
+
+    def left(self, name: str, instance: str) -> None:
+        """Note that a member said goodbye."""
+        with self._lock:
+            self._roster.left(name, instance, time.monotonic())
+        self._wake.set()
+
+    def forget(self, name: str) -> bool:
+        """Forget a member that is away; return whether there was one."""
+        with self._lock:
+            known = self._roster.forget(name)
+        self._wake.set()
+        return known
+
+    def forget_everywhere(self, name: str) -> tuple[tuple[str, ...], bool]:
+        """Have all present members forget one that is away. Return the names of those that could not be told, and whether
+        the list of members still has its address.
+
+        Raises NotFound where there is no member of that name, InvalidInput for one that answers.
+        """
+        with self._lock:
+            address = self._roster.address_of(name)
+            listed = self._roster.lists(address)
+        if self.address_of(name):
+            raise InvalidInput(f"{name} answers at {address}, so it cannot be removed; stop it first")
+        if not self.forget(name):
+            raise NotFound(f"there is no member {name!r} that is away; see `cachesvc nodes`")
+        request = pb.ForgetRequest(protocol=PROTOCOL_VERSION, node=name)
+        return self._tell_present(lambda address: self._calls.forget_member(address, request)), listed
+
+    def _tell_present(self, call: Callable[[str], object]) -> tuple[str, ...]:
+        """Make a call to all present members at once; return the names of those that failed."""
+        with self._lock:
+            view = self._roster.view()
+            others = {
+                each.name: self._roster.address_of(each.name)
+                for each in view.members
+                if each.name != view.me and each.name not in view.away
+            }
+
+        def told(name: str) -> bool:
+            try:
+                call(others[name])
+            except grpc.RpcError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(TELLERS, "tell") as pool:
+            return tuple(name for name, good in zip(others, pool.map(told, others), strict=True) if not good)
+
     def failed(self, name: str, why: str) -> None:
         """Note that a member did not answer a call."""
         address = self.address_of(name)
@@ -111,13 +198,20 @@ class Members:
 
     def rows(self) -> tuple[NodeRow, ...]:
         """All members and refused nodes, for `cachesvc nodes`."""
-        now = time.monotonic()
+        now, own = time.monotonic(), self._own()
         with self._lock:
-            rows = self._roster.members()
-        return tuple(_row(each, self._contacts.get(each.address) or _Contact(), now) for each in rows)
+            rows, me = self._roster.members(), self._view.me
+        found = []
+        for each in rows:
+            contact = self._contacts.get(each.address)
+            mine = each.name == me and each.state == "present"
+            found.append(_row(each, contact, own if mine else contact.traits if contact else Traits(), now))
+        return tuple(found)
 
     def _listed(self, endpoints: frozenset[Endpoint]) -> None:
         with self._lock:
+            if not self._roster.list_read:
+                self._settle_at = time.monotonic() + self._settle_s
             self._roster.listed(endpoints, time.monotonic())
             self._instances = {
                 name: each for name, each in self._instances.items() if self._roster.knows(name)
@@ -130,15 +224,15 @@ class Members:
         self._on_listed(addresses)
 
     def _run(self) -> None:
-        settle_at = time.monotonic() + self._settle_s
         while True:
             now = time.monotonic()
             with self._lock:
+                settle_at = self._settle_at
                 due = [each for each in self._roster.due(now) if each not in self._greeting]
                 self._greeting.update(due)
                 next_at = self._roster.next_deadline()
                 if self._roster.settled or now >= settle_at:
-                    self._settled.set()
+                    self._settle()
             for address in due:
                 self._pool.submit(self._greet, address)
             self._update()
@@ -146,14 +240,24 @@ class Members:
             self._wake.wait(max(0.01, min(1.0, limit - time.monotonic())))
             self._wake.clear()
 
+    def _settle(self) -> None:
+        if not self._settled.is_set() and not self._roster.list_read:
+            late = {"waited_s": self._list_wait_s, "reason": self.trouble}
+            log.warning(
+                "no list of members was read in time; this node works alone until there is one", extra=late
+            )
+        self._settled.set()
+
     def _greet(self, address: str) -> None:
         began = time.monotonic()
         try:
             reply = self._calls.hello(address, self._hello)
         except grpc.RpcError as error:
-            self._note_failed(address, f"{error.code().name}: {error.details()}")
+            unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+            trouble = self._calls.certificate_trouble(address) if unavailable else ""
+            self._note_failed(address, trouble or reason(error))
         else:
-            self._contacts[address] = _Contact(reply.release, reply.extents, time.monotonic() - began)
+            self._contacts[address] = _Contact(_traits(reply), time.monotonic() - began)
             greeting = Greeting(reply.name, reply.instance, reply.protocol, reply.weight_bytes, reply.zone)
             with self._lock:
                 self._roster.greeted(address, greeting, time.monotonic())
@@ -179,20 +283,35 @@ class Members:
             if view is self._view:
                 return
             self._view = view
-        log.info("the cluster changed", extra={"members": len(view.members), "away": len(view.away)})
         self._changed(view)
 
 
-def _row(row: Row, contact: _Contact, now: float) -> NodeRow:
+def _traits(reply: pb.HelloReply) -> Traits:
+    return Traits(
+        release=reply.release,
+        extents=reply.extents,
+        free_bytes=reply.free_bytes,
+        source=reply.source,
+        extent_bytes=reply.extent_bytes,
+        domain=reply.domain,
+        allow=tuple(reply.allow),
+        blocks=reply.blocks,
+        certificate_ends=reply.certificate_ends,
+    )
+
+
+def _row(row: Row, contact: _Contact | None, traits: Traits, now: float) -> NodeRow:
+    """Return a row. `contact`: of its address, None where it is listed no more."""
+    gone = row.state in ("away", "left")
+    why = "it is listed no more" if contact is None and gone else contact.error if contact else ""
     return NodeRow(
         name=row.name,
         address=row.address,
         zone=row.zone,
-        release=contact.release,
         weight_bytes=row.weight_bytes,
-        extents=contact.extents,
         state=row.state,
-        away_s=int(now - row.since) if row.state == "away" else 0,
-        why=row.why or ("" if row.state == "present" else contact.error),
-        round_trip_us=int(contact.round_trip_s * 1e6),
+        away_s=int(now - row.since) if gone else 0,
+        why=row.why or ("" if row.state == "present" else why),
+        round_trip_us=int(contact.round_trip_s * 1e6) if contact else 0,
+        traits=traits,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.place_search import Verdict
+from cachesvc.core.placement.traits import ClusterWarning, Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
@@ -95,6 +96,36 @@ class LentExtent(msgspec.Struct, frozen=True, tag=True):
     digests: bytes = b""
 
 
+class NodeChanged(msgspec.Struct, frozen=True, tag=True):
+    """Tell the agent what changes of the node's traits (`core/placement/traits.py`)."""
+
+    source: str = ""
+    free_bytes: int = 0
+    allow: tuple[str, ...] = ()
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Tell the agent that this node ends in good order. It says goodbye to the others, and ends."""
+
+
+class ForgetNode(msgspec.Struct, frozen=True, tag=True):
+    """Ask the agent to have all present members forget one that is away."""
+
+    number: int
+    name: str
+
+
+class NodeForgotten(msgspec.Struct, frozen=True, tag=True):
+    """Answer `ForgetNode`. `code` and `error`: those of `core/errors.py`, 0 and "" for none. `untold`: present members that
+    could not be told. `listed`: the list of members still has its address."""
+
+    number: int
+    code: int = 0
+    error: str = ""
+    untold: tuple[str, ...] = ()
+    listed: bool = False
+
+
 class WrongCopy(msgspec.Struct, frozen=True, tag=True):
     """A copy failed its checksums on its way between two nodes. To the agent: the copy of `node`. To the daemon: its own,
     and `node` is ""."""
@@ -106,20 +137,20 @@ class WrongCopy(msgspec.Struct, frozen=True, tag=True):
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away. `block_round_trip_us`: how
-    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there."""
+    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there. `traits`: of its
+    last greeting."""
 
     name: str
     address: str
     zone: str
-    release: str
     weight_bytes: int
-    extents: int
     state: str
     away_s: int
     why: str
     round_trip_us: int
     block_round_trip_us: int = 0
     bytes_per_s: int = 0
+    traits: Traits = field(default_factory=Traits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +164,8 @@ class ClusterReport:
     members: tuple[Member, ...] = ()
     away: frozenset[str] = frozenset()
     rows: tuple[NodeRow, ...] = ()
+    warnings: tuple[ClusterWarning, ...] = ()
+    list_read: bool = False
     sent_bytes: int = 0
     refused: int = 0
     lookups: int = 0
@@ -150,8 +183,19 @@ class ClusterState(msgspec.Struct, frozen=True, tag=True):
 
 
 ToAgent: TypeAlias = (
-    LocateExtent | SurveyExtents | ResidencyChanged | ExtentsKept | LentExtent | WrongCopy | PlaceJudged
+    LocateExtent
+    | SurveyExtents
+    | ResidencyChanged
+    | ExtentsKept
+    | LentExtent
+    | WrongCopy
+    | PlaceJudged
+    | NodeChanged
+    | Leave
+    | ForgetNode
 )
-ToDaemon: TypeAlias = ExtentLocated | ExtentsSurveyed | KeepExtents | BorrowExtent | WrongCopy | ClusterState
+ToDaemon: TypeAlias = (
+    ExtentLocated | ExtentsSurveyed | KeepExtents | BorrowExtent | WrongCopy | ClusterState | NodeForgotten
+)
 receive_in_agent: Receiver[ToAgent] = Receiver(ToAgent)
 receive_in_daemon: Receiver[ToDaemon] = Receiver(ToDaemon)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
 from collections.abc import Iterable
@@ -9,12 +10,14 @@ from typing import Any
 
 import grpc
 
+from cachesvc.cluster.addresses import split_address
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.limits import PEER_CALL_S as CALL_S
 from cachesvc.core.limits import PEER_RECONNECT_S as RECONNECT_S
 from cachesvc.core.model import ExtentId
-from cachesvc.daemon.access.tls import Certificates
+from cachesvc.daemon.access.tls import Certificates, TlsContexts, certificate_trouble
+from cachesvc.daemon.ports import next_port
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 
@@ -29,6 +32,7 @@ class PeerCalls:
     def __init__(self, tls: Tls | None, tls_name: str) -> None:
         """Raises InvalidInput for unusable certificates."""
         self._certificates = Certificates(tls) if tls else None
+        self._contexts = TlsContexts(tls, tls_name) if tls else None
         self._tls_name = tls_name
         self._stubs: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -46,6 +50,26 @@ class PeerCalls:
     def report(self, address: str, request: pb.ReportRequest) -> None:
         """Tell a node what this one holds."""
         self._stub(address).Report(request, timeout=CALL_S)
+
+    def forget_member(self, address: str, request: pb.ForgetRequest) -> None:
+        """Have a node forget a member."""
+        self._stub(address).Forget(request, timeout=CALL_S)
+
+    def certificate_trouble(self, address: str) -> str:
+        """Return what is wrong with the certificate of a node that does not answer calls, or with this one's; "" for
+        nothing known. gRPC tells neither side, so this makes a handshake with the port of extents of that node."""
+        if self._contexts is None:
+            return ""
+        host, port = split_address(next_port(address))
+        try:
+            with (
+                socket.create_connection((host, port), CALL_S) as connection,
+                self._contexts.connect(connection, host) as secured,
+            ):
+                secured.recv(1)  # the refusal of this node's certificate comes after the handshake
+        except OSError as error:
+            return certificate_trouble(error)
+        return ""
 
     def forget(self, addresses: set[str]) -> None:
         """Close the connections to all but these addresses."""

@@ -17,19 +17,28 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 
 class PeersServicer:
     """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets the extents whose copies
-    from here were wrong."""
+    from here were wrong. `heard` gets the name of a node that greets this one, `left` the name and instance of one that
+    says goodbye, and `forget` the name of a member to forget."""
 
     def __init__(
         self,
         owned: OwnedExtents,
         hello: Callable[[], pb.HelloReply],
         wrong: Callable[[list[ExtentId]], None],
+        heard: Callable[[str], None],
+        left: Callable[[str, str], None],
+        forget: Callable[[str], bool],
     ) -> None:
         self._owned = owned
         self._hello = hello
         self._wrong = wrong
+        self._heard, self._left, self._forget = heard, left, forget
 
     def Hello(self, request: pb.HelloRequest, context: grpc.ServicerContext) -> pb.HelloReply:
+        if request.leaving:
+            self._left(request.name, request.instance)
+        else:
+            self._heard(request.name)
         return self._hello()  # to any version: the caller decides what it makes of ours
 
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
@@ -48,6 +57,11 @@ class PeersServicer:
                 for each in answers
             ]
             return pb.LookupReply(places=places, young=self._owned.recent)
+
+    def Forget(self, request: pb.ForgetRequest, context: grpc.ServicerContext) -> pb.ForgetReply:
+        with errors_as_statuses(context):
+            _check_protocol(request.protocol)
+            return pb.ForgetReply(known=self._forget(request.node))
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
         with errors_as_statuses(context):

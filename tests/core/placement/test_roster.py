@@ -292,3 +292,59 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_member_that_says_goodbye_keeps_its_share_and_is_no_trouble() -> None:
+    found = roster(A, B)
+    found.greeted(A, node("b"), 0.0)
+    placement = found.view().placement()
+    found.left("b", "another start", 1.0)
+    assert row_of(found, A).state == "present", "a goodbye of an earlier start comes late"
+    found.left("b", "b-1", 1.0)
+    assert row_of(found, A).state == "left"
+    assert found.view().away == {"b"}
+    assert found.view().placement() == placement
+    found.failed(A, 2.0)
+    assert (row_of(found, A).state, row_of(found, A).since) == ("left", 1.0)
+    found.listed([Endpoint(B)], 3.0)
+    assert [row.state for row in found.members() if row.name == "b"] == ["left"]
+    found.listed([Endpoint(A), Endpoint(B)], 4.0)
+    found.greeted(A, node("b", start=2), 5.0)
+    assert row_of(found, A).state == "present"
+    found.failed(A, 6.0)
+    assert row_of(found, A).state == "away"
+
+
+def test_a_member_that_is_back_is_greeted_as_soon_as_it_greets() -> None:
+    found = roster(A)
+    found.greeted(A, node("b"), 0.0)
+    for _ in range(6):
+        found.failed(A, 10.0)
+    assert found.due(11.0) == []
+    found.heard("b", 11.0)
+    assert found.due(11.0) == [A]
+
+
+def test_an_operator_removes_a_member_that_is_away() -> None:
+    found = roster(A, B)
+    found.greeted(A, node("b"), 0.0)
+    assert not found.forget("b"), "it is present"
+    assert not found.forget("nobody")
+    found.failed(A, 1.0)
+    assert found.lists(A)
+    assert found.forget("b")
+    assert names(found) == ["me"]
+    assert {row.address for row in found.members()} == {"", B}, "its address is no trouble until it answers"
+    found.failed(A, 2.0)
+    assert {row.address for row in found.members()} == {"", B}
+    found.greeted(A, node("b"), 3.0)
+    assert names(found) == ["b", "me"]
+
+
+def test_a_node_that_is_two_versions_ahead_is_refused() -> None:
+    found = roster(A, B)
+    found.greeted(A, replace(node("next"), version=PROTOCOL_VERSION + 1), 0.0)
+    found.greeted(B, replace(node("later"), version=PROTOCOL_VERSION + 2), 0.0)
+    assert row_of(found, A).state == "present"
+    assert row_of(found, B).state == "refused"
+    assert "this node speaks" in row_of(found, B).why

@@ -275,6 +275,10 @@ ELSEWHERE = {
     "unreadable": "disks/test_disks.py",
     "reloaded": "reload/test_reload.py",
     "reload_failed": "reload/test_reload.py",
+    **dict.fromkeys(
+        ("member_left", "member_refused", "member_silent", "member_gone"), "peers/test_notices.py"
+    ),
+    **dict.fromkeys(("cluster_warning", "cluster_mended"), "peers/test_told.py"),
 }
 """Kinds that other tests of the daemon show."""
 

@@ -20,6 +20,7 @@ from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.blocks.replies import Lent
 from cachesvc.daemon.blocks.server import MAX_CONNECTIONS, BlockServer, Lend
+from cachesvc.daemon.blocks.wire import VERSIONS
 from cachesvc.tiers.checksum import block_digest
 from cachesvc.tiers.fill_progress import FillProgress
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
@@ -106,9 +107,10 @@ def serving(
     on_sent: Callable[[int], None] = lambda _: None,
     bytes_per_s: float = inf,
     max_connections: int = MAX_CONNECTIONS,
+    versions: range = VERSIONS,
 ) -> Iterator[str]:
     """A server in this process; yields its address."""
-    server = BlockServer(lend, tls, bytes_per_s, on_sent, max_connections)
+    server = BlockServer(lend, tls, bytes_per_s, on_sent, max_connections, versions)
     port = server.listen(address)
     thread = threading.Thread(target=server.serve)
     thread.start()
@@ -138,9 +140,11 @@ def serve_until_the_parent_ends(bytes_per_s: str = "") -> None:
 
 
 @contextmanager
-def client(tls: Tls | None = None, tls_name: str = "", silent_s: float = WAIT_S) -> Iterator[BlockClient]:
+def client(
+    tls: Tls | None = None, tls_name: str = "", silent_s: float = WAIT_S, versions: range = VERSIONS
+) -> Iterator[BlockClient]:
     """A client that is closed afterwards."""
-    found = BlockClient(tls, tls_name, silent_s)
+    found = BlockClient(tls, tls_name, silent_s, versions=versions)
     with ExitStack() as stack:
         stack.callback(found.close)
         yield found

@@ -6,6 +6,7 @@ import re
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,15 @@ def metric(address: str, name: str) -> float:
     return float(found[1])
 
 
-def certified(folder: Path, name: str, signed_by: trustme.CA, host: str = "127.0.0.1") -> list[str]:
+def certified(
+    folder: Path,
+    name: str,
+    signed_by: trustme.CA,
+    host: str = "127.0.0.1",
+    ends: datetime | None = None,
+) -> list[str]:
     """Options for a node with a certificate in a folder, beside the `ca.pem` that it trusts."""
-    issued = signed_by.issue_cert(host)
+    issued = signed_by.issue_cert(host, not_before=datetime(2020, 1, 1, tzinfo=timezone.utc), not_after=ends)
     issued.private_key_pem.write_to_path(str(folder / f"{name}.key"))
     issued.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
     files = {"--tls-key": f"{name}.key", "--tls-cert": f"{name}.pem", "--tls-ca": "ca.pem"}
