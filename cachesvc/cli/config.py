@@ -100,6 +100,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "fillers": found.fillers,
         "scrub-rate": _size(found.scrub_rate),
         "unplanned-share": found.unplanned_share,
+        "preparing": found.preparing,
         "socket": found.socket_dir,
         "socket-mode": f"{found.socket_mode:o}",
         "listen": found.listen,
@@ -120,6 +121,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
             "zone": member.zone,
             "domain": "zone" if member.by_zone else "none",
             "rejoin-grace": member.rejoin_grace_s,
+            "cluster-wait": member.wait_s,
             "peer-bandwidth": _size(member.bytes_per_s),
             "tls-name": member.tls_name,
         }

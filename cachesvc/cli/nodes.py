@@ -33,7 +33,7 @@ WRONG = ("slow", "unreadable", "away", "refused", "unknown")
 @options.wide
 @options.daemon
 def nodes(remove: str | None, wide: bool, socket: str | None, json: bool) -> int:
-    """Show the members of the cluster, and warnings about settings and certificates.
+    """Show the members of the cluster, and warnings.
 
     Exits 1 when one of them is not present: away, refused, listed and never heard of, or its extents cannot be read; and
     while no list of members has been read. Nodes that said goodbye and warnings do not count.
