@@ -48,6 +48,7 @@ class DaemonGrants:
         self._origins: dict[int, str] = {}
         self.token = 0
         """The daemon's token for the connection."""
+        self._takes_buckets = False
         self.tier_budgets: Sequence[int] = ()
         """Bytes that each of the daemon's tiers may hold, as of its welcome."""
 
@@ -146,7 +147,7 @@ class DaemonGrants:
     def waited(self, report: StallReport) -> None:
         """Report the waits of this rank's steps, for the daemon's metrics; dropped while the daemon is away."""
         with self._lock:
-            self._send_if_connected([Message(Op.WAITED, text=report.encode())])
+            self._send_if_connected([Message(Op.WAITED, text=report.encode(self._takes_buckets))])
 
     def catalog(self) -> int:
         """A descriptor of the dataset's catalog (sealed, read-only), which the caller closes. Raises as `connect`."""
@@ -223,6 +224,7 @@ class DaemonGrants:
         answer = connection.greet(hello, time.monotonic() + HELLO_S)
         if answer.op is Op.FAILED:
             raise from_code(answer.size, answer.text)
+        self._takes_buckets = answer.digest == wire.STEP_BUCKETS
         self.token, self.tier_budgets = answer.size, tuple(map(int, answer.text.split()))
         connection.send(
             [Message(Op.HOLD, 0, extent, text=self._origins.get(extent, "")) for extent in self._leases]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cachesvc.core.histogram import BUCKETS
+
 CAUSES = ("source", "peer", "disk", "decode", "hand-over", "transfer")
 """Causes of a wait. `source`, `peer`: an extent came from the source, or from another node. `disk`: reading it on this
 node. `decode`: making samples and batches (gather, decode, transform, collate). `hand-over`: moving a batch from its
@@ -20,18 +22,25 @@ class StallReport:
     steps: int
     waited_us: tuple[int, ...]
     quantiles_us: tuple[int, ...]
+    buckets: tuple[int, ...] = ()
+    """The steps by how long each waited, in the buckets of `histogram.BOUNDS_S`; empty from a rank of a release that does
+    not count them."""
 
-    def encode(self) -> str:
-        """The report as text for the grants wire."""
-        return " ".join(map(str, (self.steps, *self.waited_us, *self.quantiles_us)))
+    def encode(self, buckets: bool = True) -> str:
+        """The report as text for the grants wire, without `buckets` for a daemon of a release that does not know them."""
+        return " ".join(map(str, (self.steps, *self.waited_us, *self.quantiles_us, *self.buckets * buckets)))
 
     @staticmethod
     def decode(text: str) -> StallReport:
         """Parse what `encode` writes. Raises ValueError for anything else."""
         steps, *rest = (int(word) for word in text.split(" "))
-        if len(rest) != len(CAUSES) + len(QUANTILES) or not all(0 <= each < _MOST for each in (steps, *rest)):
+        counts = len(CAUSES) + len(QUANTILES)
+        if len(rest) not in (counts, counts + BUCKETS) or not all(
+            0 <= each < _MOST for each in (steps, *rest)
+        ):
             raise ValueError("not a report of stalls")
-        return StallReport(steps, tuple(rest[: len(CAUSES)]), tuple(rest[len(CAUSES) :]))
+        waited, quantiles = tuple(rest[: len(CAUSES)]), tuple(rest[len(CAUSES) : counts])
+        return StallReport(steps, waited, quantiles, tuple(rest[counts:]))
 
 
 @dataclass(slots=True)

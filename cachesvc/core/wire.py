@@ -35,6 +35,8 @@ MAX_TEXT_BYTES = 2048
 _HEAD = struct.Struct("<BIQQ16s")
 NO_DATASET = bytes(16)
 HOLES = "holes="
+STEP_BUCKETS = b"\1".ljust(16, b"\0")
+"""The `digest` of a WELCOME by a daemon that takes reports with `StallReport.buckets`; it is zero in older releases."""
 KNOWS_HOLES, CLAIMS_NOTHING, PREPARES = 1, 2, 4
 """Bits of the `size` of a HELLO. A reader that does not understand holes takes all granted bytes for data. One that claims
 nothing reads what others prepare from. One that prepares gets PREPARE."""

@@ -52,6 +52,7 @@ from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.metrics.health import Health
 from cachesvc.daemon.own_directories import OwnDirectories
 from cachesvc.daemon.parent.messages import CopyHeld
 from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
@@ -84,6 +85,7 @@ class Composition:
         self._settings, self._loop, self._fillers = settings, loop, fillers
         self._open_files, self._ending = open_files, ending
         self._state_dir = settings.state_dir
+        self._health: Health | None = None
 
     def access(self, allowed: Allowlist, lookups: Lookups) -> None:
         """Build what knows who may use which data, and how much of it. Raises InvalidInput for what the settings get
@@ -182,7 +184,7 @@ class Composition:
         requests = ReaderEvents(
             runner, self._loop, self._datasets, self._claims, self._quotas, checks, self._preparers
         )
-        self._plans, self._stalls = PlanIntake(self._lane("plans")), requests.stalls
+        self._plans, self._requests = PlanIntake(self._lane("plans")), requests
         self._ending.callback(self._plans.close)
         self._grants = GrantsServer(
             requests, self._plans, self._loop.watch, self._loop.unwatch, self._claims.next_id
@@ -296,11 +298,14 @@ class Composition:
                 counts,
                 self._fillers,
                 cluster,
-                self._stalls,
+                self._requests,
+                self._threads,
+                self._journal,
                 self._reloader,
                 certificate,
             ).register()
-            ScrapeServer(settings.metrics, Page(reports.public, settings.metrics))
+            self._health = Health(loop, cluster)
+            ScrapeServer(settings.metrics, Page(reports.public, settings.metrics), self._health)
 
     def run(self) -> None:
         """Serve until the loop is stopped."""
@@ -315,6 +320,8 @@ class Composition:
         """Begin no more fills, since another daemon replaces this one, and end the loop when those under way have ended.
         Readers are served meanwhile from what is resident. Runs on the loop's thread."""
         log.info("another daemon replaces this one")
+        if self._health is not None:
+            self._health.leave()
         self._fills.pause()
         threading.Thread(target=self._drain, name="departure", daemon=True).start()
 

@@ -65,6 +65,8 @@ class SourceCounters:
     hedges: int = 0
     hedge_wins: int = 0
     hedge_bytes: int = 0
+    seconds: float = 0.0
+    """The time that the `requests` took, failed ones included."""
 
     def __add__(self, more: SourceCounters) -> SourceCounters:
         return SourceCounters(*map(operator.add, astuple(self), astuple(more)))
@@ -319,10 +321,13 @@ class Resilient:
         except CacheError as error:
             with self._lock:
                 self._counters.bytes += error.received_bytes
+                self._counters.seconds += self._clock() - started
             raise
         with self._lock:
+            took_s = self._clock() - started
             self._counters.bytes += received_bytes
-            self._latencies.add(len(into), self._clock() - started)
+            self._counters.seconds += took_s
+            self._latencies.add(len(into), took_s)
 
     def _raced(
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived, due: float

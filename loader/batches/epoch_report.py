@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from cachesvc.core.histogram import BUCKETS
 from cachesvc.core.stalls import CAUSES, StallReport
 from loader.batches.bad_samples import BadSampleLog, BatchRepair
 from loader.batches.feed import Feed
@@ -36,13 +38,14 @@ class EpochReport:
         self._repair: BatchRepair | None = None
         self._clock = StallClock({}, [0.0] * len(CAUSES), self._remainder)
         self._reported, self._report_at = self.stats(), 0.0
+        self._reported_buckets: tuple[int, ...] = (0,) * BUCKETS
 
     def begin(self, feed: Feed) -> None:
         """Begin an epoch."""
         self._feed, self._size = feed, feed.share.batch_size
         self.bad_samples, self._repair = BadSampleLog(), None
         self._clock = StallClock(self._bytes_read(), self._waited_s(), self._remainder)
-        self._reported = self.stats()
+        self._reported, self._reported_buckets = self.stats(), (0,) * BUCKETS
 
     def note_repair(self, batch: Any, repair: BatchRepair | None) -> Any:
         """Record the repair of a batch, if any, and return the batch."""
@@ -96,12 +99,14 @@ class EpochReport:
             return
         self._report_at = now + REPORT_EVERY_S
         stats, before = self.stats(), self._reported
-        self._reported = stats
+        buckets, buckets_before = tuple(self._clock.buckets), self._reported_buckets
+        self._reported, self._reported_buckets = stats, buckets
         self._feed.report(
             StallReport(
                 stats.steps - before.steps,
                 tuple(_us(stats.wait_by_cause_s[each] - before.wait_by_cause_s[each]) for each in CAUSES),
                 tuple(map(_us, (stats.wait_p50_s, stats.wait_p95_s, stats.wait_p99_s))),
+                tuple(map(operator.sub, buckets, buckets_before)),
             )
         )
 

@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from cachesvc.core.histogram import BUCKETS, bucket_of
 from cachesvc.core.stalls import CAUSES
 
 WAITS_KEPT = 65_536
@@ -68,6 +69,8 @@ class StallClock:
         self._begun = perf_counter()
         self._ended = self._begun
         self._waits: deque[float] = deque(maxlen=WAITS_KEPT)
+        self.buckets = [0] * BUCKETS
+        """The steps by how long each waited."""
         self._steps = 0
         self._samples = 0
         self._wait_s = 0.0
@@ -80,6 +83,7 @@ class StallClock:
         self._waits.append(waited)
         self._steps += 1
         self._samples += samples
+        self.buckets[bucket_of(waited)] += 1
 
     def stats(self, bytes_now: dict[str, int], waited_now: Sequence[float], bad_samples: int) -> Stats:
         """Return the statistics so far."""

@@ -31,6 +31,7 @@ from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput
 from cachesvc.daemon.access.certificate_end import certificate_end
 from cachesvc.daemon.access.tls import TlsContexts
+from cachesvc.daemon.metrics.health import ANSWER_S
 from cachesvc.daemon.ports import next_port
 from testbed import ROOT, WAIT_S
 
@@ -149,8 +150,14 @@ def test_daemonset_memory_limit_covers_the_ram_tier(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
-def test_daemonset_probes_are_real_commands(probe: str) -> None:
-    assert verb_of(daemon()[probe]["exec"]["command"]) == "status"
+def test_daemonset_probes_ask_what_the_daemon_answers(probe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = daemon()[probe]["httpGet"]
+    assert asked["path"] == ("/livez" if probe == "livenessProbe" else "/readyz")
+    (port,) = (each for each in daemon()["ports"] if each["name"] == asked["port"])
+    host, _, number = daemonset_settings(monkeypatch).metrics.rpartition(":")
+    assert port["containerPort"] == int(number)
+    assert host not in ("127.0.0.1", "localhost"), "the kubelet asks at the pod's address"
+    assert daemon()[probe]["timeoutSeconds"] > ANSWER_S
 
 
 def test_training_job_sees_the_daemons_socket_directory_and_nothing_else(

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from cachesvc.core.safe_text import redacted
-from cachesvc.daemon.events.event import EVENT_OBJECT, EVENTS, Event
+from cachesvc.daemon.events.event import EVENT_OBJECT, EVENTS, KINDS, Event
 
 log = logging.getLogger(__name__)
 FILE = "events.jsonl"
@@ -58,6 +58,8 @@ class Journal(logging.Handler):
             self._latest.extend(read_events(directory))
         except OSError as error:
             log.error("events cannot be read", extra={"file": str(self._path), "error": error.strerror})
+        self.counts = Counter(dict.fromkeys(KINDS, 0))
+        """The events of each kind since the start, those of one cause too that are not kept."""
         self._listeners: list[Callable[[Event], None]] = []
         self._causes: dict[tuple[object, ...], _Cause] = {}
         self._waiting: queue.Queue[Event | None] = queue.Queue(WAITING)
@@ -82,7 +84,9 @@ class Journal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the event of a log record; the handler's lock is held."""
-        event = self._admitted(record.__dict__[EVENT_OBJECT])
+        event = record.__dict__[EVENT_OBJECT]
+        self.counts[event.kind] += 1
+        event = self._admitted(event)
         if event is None:
             return
         texts = {name: redacted(value) for name, value in event.fields().items() if isinstance(value, str)}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from cachesvc.core import commands, events
 from cachesvc.core.errors import (
@@ -29,10 +28,10 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd, Verdict
 from cachesvc.daemon.datasets import Datasets, ServedDataset
-from cachesvc.daemon.events.event import SOURCE_ERRORS, Event, failed, record
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_counts import FillCounts
+from cachesvc.daemon.fills.fill_events import record_failure, record_filled
 from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
 from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
@@ -91,6 +90,7 @@ class Fill:
         self.reads = ""
         """Where it reads now: "source", a tier or the name of a node; "" before it reads."""
         self._from_peer = False
+        self._began_at = time.monotonic()
         self._parts = parts
         self._counts = counts
         self._extent, self._tier_name = command.extent, command.tier
@@ -115,7 +115,7 @@ class Fill:
             )
         except CacheError as error:
             self._parts.checks.suspect(self._tier_name, error)
-            self._record_failure(error, dataset)
+            record_failure(error, self.command, dataset)
             yield self._tell_failed(error, retry=False)
             return
         try:
@@ -129,38 +129,19 @@ class Fill:
                 if shared is not None:
                     shared.whole = not holes.ranges
         except FillError as error:
-            self._record_failure(error.failure, dataset)
+            record_failure(error.failure, self.command, dataset)
             yield self.abort()
             yield self._tell_failed(error.failure, error.retry)
             return
         self.filled = True
-        self._record_filled(dataset, holes)
+        record_filled(self.command, dataset, holes, self._parts.checks.repaired(self._extent))
+        self._counts.filled(self.command, self._from_peer, size_bytes, time.monotonic() - self._began_at)
         filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
         if isinstance(self._tier, PersistentTier):
             # NVMe: a copy may be granted once it is verified, before it is durable.
             yield from self._commit(filled, checksums, self._committing(holes))
         else:
             yield self._tell(filled)
-
-    def _record_failure(self, error: CacheError, dataset: ServedDataset) -> None:
-        kind = "source_failed" if isinstance(error, SOURCE_ERRORS) else "fill_failed"
-        record(failed(kind, error, **self._about(dataset)))
-
-    def _about(self, dataset: ServedDataset) -> dict[str, Any]:
-        return {
-            "uri": dataset.catalog.uri,
-            "dataset": dataset.id,
-            "extent": self._extent.hex(),
-            "tier": self._tier_name,
-            "size_bytes": dataset.sizes[dataset.index_of[self._extent]],
-        }
-
-    def _record_filled(self, dataset: ServedDataset, holes: CopyHoles) -> None:
-        """Record that the fill repairs a damaged copy, or leaves out objects."""
-        if holes.ranges:
-            self._record_failure(from_code(holes.code, holes.message), dataset)
-        elif self._parts.checks.repaired(self._extent):
-            record(Event("repaired", **self._about(dataset)))
 
     def abort(self) -> Step[None]:
         """Free the room, after the calls under way. Errors are dropped: the tier finds what is left at its next start."""

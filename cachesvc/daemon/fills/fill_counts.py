@@ -7,7 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from cachesvc.catalog.survey import provisional_id
-from cachesvc.core.model import DatasetId
+from cachesvc.core.commands import StartFill
+from cachesvc.core.histogram import Histogram
+from cachesvc.core.model import DatasetId, TierName
 from cachesvc.daemon.processes import jobs
 
 
@@ -20,6 +22,13 @@ class FillCounts:
     """Bytes fetched for each dataset."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed fills by the name of the error, including those that were retried."""
+    waits: dict[str, Histogram] = field(
+        default_factory=lambda: {origin: Histogram() for origin in ("source", "peer", "tier", "job")}
+    )
+    """How long fills took until their bytes could be granted, by where these came from; `job`: from a job that prepares
+    samples."""
+    filled_bytes: Counter[TierName] = field(default_factory=Counter)
+    """Bytes that were filled into each tier."""
     received_bytes: int = 0
     """Bytes of extents that came from other nodes, also for fills that failed."""
     receive_s: float = 0.0
@@ -38,6 +47,16 @@ class FillCounts:
     def peer_bytes(self, dataset: DatasetId) -> int:
         """Bytes fetched from other nodes."""
         return self.from_peers[dataset]
+
+    def filled(self, command: StartFill, from_peer: bool, size_bytes: int, took_s: float) -> None:
+        """Count a fill whose bytes can be granted."""
+        origin = "peer" if from_peer else "source"
+        if command.from_tier is not None:
+            origin = "tier"
+        elif command.preparer is not None:
+            origin = "job"
+        self.waits[origin].observe(took_s)
+        self.filled_bytes[command.tier] += size_bytes
 
     def fetched(self, dataset: DatasetId, done: jobs.JobDone) -> None:
         """Count a job's bytes."""

@@ -14,6 +14,7 @@ from functools import partial
 
 from cachesvc.core import events, wire
 from cachesvc.core.errors import CacheError, OutOfSpace
+from cachesvc.core.histogram import Histogram
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.core.tiering.budgets import working
@@ -57,6 +58,8 @@ class ConnectedReader:
     dataset: ServedDataset | None = None
     plan: ReceivedPlan | None = None
     """The plan that is being read. Later messages of this reader wait until that is done."""
+    asked_at: dict[int, float] = field(default_factory=dict)
+    """When each request for an extent came that has no answer yet, on the monotonic clock."""
     features: int = 0
     """Bits of its greeting."""
     job: int = 0
@@ -92,6 +95,8 @@ class ReaderEvents:
     ) -> None:
         self.handle = runner.handle
         self.preparers = preparers
+        self.step_waits = Histogram()
+        """How long steps of all ranks waited for their batches."""
         self.stalls: dict[DatasetId, Stalls] = {}
         """How long the steps of each dataset's readers waited."""
         self._node = runner.node
@@ -188,3 +193,5 @@ class ReaderEvents:
         since = reader.reports[-1].at if reader.reports else reader.since
         reader.reports.append(TimedReport(since, time.monotonic(), report))
         self.stalls.setdefault(dataset, Stalls()).add(report)
+        if report.buckets:
+            self.step_waits.add(report.buckets, sum(report.waited_us) / 1e6)

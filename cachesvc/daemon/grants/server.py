@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from functools import partial
 import cachesvc
 from cachesvc.core import commands, events, wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
+from cachesvc.core.histogram import Histogram
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
@@ -49,6 +51,8 @@ class GrantsServer:
         self._next_id = next_id
         self._readers: dict[ReaderId, ConnectedReader] = {}
         self._tokens: dict[int, ConnectedReader] = {}
+        self.waits = {answer: Histogram() for answer in ("granted", "refused", "failed")}
+        """How long readers waited for each kind of answer to a request for an extent."""
 
     def listen(self, path: str, mode: int, max_readers: int) -> None:
         """Open the socket. Raises as `bind`."""
@@ -107,7 +111,10 @@ class GrantsServer:
         more = " peer" * command.from_peer + (f" {wire.HOLES}{holes}" if holes else "")
         text = f"{command.tier} {command.stay}{more}"
         message = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
-        return self._reply(reader, message, fd)
+        sent = self._reply(reader, message, fd)
+        if sent:
+            self._answered(reader, command.request, "granted")
+        return sent
 
     def recall(self, command: commands.Recall) -> None:
         """Execute `Recall`: ask for the release of a granted extent."""
@@ -116,11 +123,18 @@ class GrantsServer:
 
     def refuse(self, command: commands.Refuse) -> None:
         """Execute `Refuse`: tell a reader to read an extent elsewhere."""
+        self._answered(self._readers.get(command.reader), command.request, "refused")
         self._about(command.reader, Op.REFUSED, command.request, command.extent)
 
     def fail(self, command: commands.Fail) -> None:
         """Execute `Fail`: tell a reader why it cannot have an extent."""
+        self._answered(self._readers.get(command.reader), command.request, "failed")
         self._about(command.reader, Op.FAILED, command.request, command.extent, command.code, command.message)
+
+    def _answered(self, reader: ConnectedReader | None, request: int, answer: str) -> None:
+        asked_at = reader.asked_at.pop(request, None) if reader is not None else None
+        if asked_at is not None:
+            self.waits[answer].observe(time.monotonic() - asked_at)
 
     def offer(self, preparer: ReaderId, number: int, index: int, size_bytes: int, target: int) -> None:
         """Send a preparer an extent to make. One that takes no more messages is disconnected, and its work fails."""
@@ -189,6 +203,7 @@ class GrantsServer:
             extent, unclaimed = dataset.extent_ids[message.value], reader.features & wire.CLAIMS_NOTHING
             size_bytes = dataset.sizes[message.value] if unclaimed else 0
             demand = events.Demanded(reader.id, message.number, extent, size_bytes=size_bytes, job=reader.job)
+            reader.asked_at.setdefault(message.number, time.monotonic())
             self._requests.handle(demand)
         elif op is Op.RELEASE:
             self._requests.handle(events.Released(reader.id, dataset.extent_ids[message.value]))
@@ -234,7 +249,9 @@ class GrantsServer:
                 return
             reader.dataset = found
             budgets = " ".join(map(str, self._requests.tier_budgets()))
-            welcome = wire.encode(Op.WELCOME, 0, len(found.extent_ids), reader.token, text=budgets)
+            welcome = wire.encode(
+                Op.WELCOME, 0, len(found.extent_ids), reader.token, wire.STEP_BUCKETS, budgets
+            )
             self._reply(reader, welcome)
 
         self._requests.connected(reader, DatasetId(message.digest.hex()), loaded)

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.utils import floatToGoString
 
 import cachesvc
 from cachesvc.core.errors import kinds
+from cachesvc.core.histogram import BOUNDS_S, Histogram
 from cachesvc.core.model import DatasetId
 from cachesvc.core.node.node import Node
 from cachesvc.core.placement.traits import KINDS
-from cachesvc.core.stalls import CAUSES, QUANTILES, Stalls
+from cachesvc.core.safe_text import redacted
+from cachesvc.core.stalls import CAUSES, QUANTILES
 from cachesvc.daemon.access.certificate_watch import CertificateWatch
 from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.disks.tier_threads import TierThreads
+from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
@@ -46,6 +59,7 @@ _OF_TIERS = (
     (_COUNTER, "corrupt_extents", "corrupt_count", "Copies that failed their checksums."),
     (_COUNTER, "scrubbed_bytes", "scrubbed_bytes", "Bytes verified in the background."),
     (_COUNTER, "evicted_bytes", "evicted_bytes", "Bytes evicted to make room."),
+    (_COUNTER, "tier_granted_bytes", "granted_bytes", "Bytes of extents granted to readers."),
 )
 """The kind and name of a metric, the attribute of a tier's status, and what it is."""
 _OF_SOURCES = {
@@ -55,6 +69,7 @@ _OF_SOURCES = {
     "hedges": "Late reads for which a second request was sent.",
     "hedge_bytes": "Bytes received by second requests.",
 }
+_SOURCE_SECONDS = "Time that read requests to sources took."
 _OF_DEMANDS = {
     "hits": "Demands of a resident extent.",
     "ahead": "Demands of an extent that a plan had fetched ahead.",
@@ -64,7 +79,7 @@ _OF_DEMANDS = {
 
 
 class MetricsCollector:
-    """A Prometheus collector. `cluster` is None without one; `stalls` are those of `ReaderEvents`."""
+    """A Prometheus collector. `cluster` is None without one."""
 
     def __init__(
         self,
@@ -75,13 +90,17 @@ class MetricsCollector:
         counts: FillCounts,
         fillers: FillerPool,
         cluster: ClusterLink | None,
-        stalls: Mapping[DatasetId, Stalls],
+        requests: ReaderEvents,
+        threads: TierThreads,
+        journal: Journal,
         reloader: Reloader,
         certificate: CertificateWatch | None,
     ) -> None:
         self._loop, self._node, self._datasets, self._grants = loop, node, datasets, grants
-        self._counts, self._fillers, self._cluster, self._stalls = counts, fillers, cluster, stalls
+        self._counts, self._fillers, self._cluster, self._requests = counts, fillers, cluster, requests
+        self._threads, self._journal = threads, journal
         self._reloader, self._certificate = reloader, certificate
+        self._present: frozenset[DatasetId] = frozenset()
         self._labels: dict[DatasetId, str] = {}
         """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
         since a counter that falls looks like one that restarted."""
@@ -123,10 +142,38 @@ class MetricsCollector:
             GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
             GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
             *self._stall_metrics(),
+            *self._histograms(),
+            *self._quota_metrics(),
             *self._reload_metrics(),
         ]
 
+    def _histograms(self) -> Iterator[Metric]:
+        """Read the histograms, which have no label `dataset`, so that they add up over nodes."""
+        yield _histograms("fill_seconds", "Fills, until readers are granted.", "origin", self._counts.waits)
+        yield _histograms("grant_seconds", "Requests of readers for an extent.", "answer", self._grants.waits)
+        about = "Waits of training steps for their batches."
+        yield _histogram("step_wait_seconds", about, self._requests.step_waits)
+
+    def _quota_metrics(self) -> Iterator[Metric]:
+        """Read how full quotas are, without names: these may be secret."""
+        states = self._node.policy.shares.datasets.values()
+        pinned = sum(each.kept_bytes for each in states if each.pinned)
+        yield GaugeMetricFamily("cachesvc_pinned_bytes", "Bytes that pins keep.", pinned)
+        kept: Counter[int] = Counter()
+        for each in states:
+            kept[each.user] += each.kept_bytes
+        uses = [("dataset", each.kept_bytes, each.quota_bytes) for each in states]
+        uses += [("user", kept[each.user], each.user_quota_bytes) for each in states]
+        fullest: dict[str, float] = {}
+        for of, used, quota_bytes in uses:
+            if quota_bytes is not None:
+                fullest[of] = max(fullest.get(of, 0.0), used / max(1, quota_bytes))
+        about = "Use of the fullest quota, from 0 to 1, of datasets and of users."
+        yield _family(GaugeMetricFamily, "quota_use_ratio", about, "of", fullest.items())
+
     def _reload_metrics(self) -> Iterator[Metric]:
+        about = "Events since the start; see `cachesvc events`."
+        yield _family(CounterMetricFamily, "events", about, "kind", self._journal.counts.items())
         about = "1 unless the last reload of the settings failed."
         yield GaugeMetricFamily("cachesvc_config_last_reload_successful", about, self._reloader.succeeded)
         about = "Unix time of the last reload that succeeded, or of the start."
@@ -140,11 +187,20 @@ class MetricsCollector:
                 kind, name, about, "tier", [(each.tier, getattr(each, attribute)) for each in tiers]
             )
 
+        calls = {each.tier: self._threads.of(each.tier) for each in tiers}
+        count = [(name, sum(lane.calls for lane in lanes)) for name, lanes in calls.items()]
+        took = [(name, sum(lane.calls_s for lane in lanes)) for name, lanes in calls.items()]
+        filled = [(name, self._counts.filled_bytes[name]) for name in calls]
+        yield _family(_COUNTER, "tier_filled_bytes", "Bytes filled into a tier.", "tier", filled)
+        yield _family(_COUNTER, "tier_calls", "Calls on a tier: open, reserve, commit, evict.", "tier", count)
+        yield _family(_COUNTER, "tier_call_seconds", "Time that these calls took.", "tier", took)
+
     def _sources(self) -> Iterator[Metric]:
         """Read the counters of all sources together, since a source's name may belong to a tenant."""
         counters = self._fillers.source_requests
         for name, about in _OF_SOURCES.items():
             yield CounterMetricFamily(f"cachesvc_source_{name}", about, getattr(counters, name))
+        yield CounterMetricFamily("cachesvc_source_request_seconds", _SOURCE_SECONDS, counters.seconds)
         about = "Bytes that sources sent, without hedges."
         yield CounterMetricFamily("cachesvc_source_read_bytes", about, counters.bytes)
 
@@ -208,12 +264,19 @@ class MetricsCollector:
 
     def _dataset_metrics(self, resident_bytes: dict[DatasetId, int]) -> Iterator[Metric]:
         """Read the resident bytes of each dataset, and the counters of its readers."""
-        reported = self._reported()
+        reported = self._reported(resident_bytes)
         counters = [(label, self._node.counters(dataset)) for label, dataset in reported]
 
         def of_each(value: Callable[[DatasetId], float]) -> list[tuple[str, float]]:
             return [(label, value(dataset)) for label, dataset in reported]
 
+        info = GaugeMetricFamily(
+            "cachesvc_dataset_info", "1, for the name of a dataset.", labels=["dataset", "uri"]
+        )
+        for label, dataset in reported:
+            if label != PRIVATE and (known := self._datasets.known(dataset)) is not None:
+                info.add_metric([label, redacted(known.catalog.uri)], 1)
+        yield info
         here = of_each(lambda dataset: resident_bytes.get(dataset, 0))
         yield _family(
             GaugeMetricFamily, "resident_bytes", "Bytes of a dataset on this node.", "dataset", here
@@ -236,7 +299,8 @@ class MetricsCollector:
 
     def _stall_metrics(self) -> list[Metric]:
         """Read the step statistics that the ranks of this node report."""
-        labelled = [(self._label(dataset), stalls) for dataset, stalls in self._stalls.items()]
+        labelled = [(self._label(dataset), stalls) for dataset, stalls in self._requests.stalls.items()]
+        labelled = [(label, each) for label, each in labelled if label == PRIVATE or label in self._present]
         batches = [(label, each.steps) for label, each in labelled]
         steps = _family(
             CounterMetricFamily, "loader_batches", "Batches handed to training steps.", "dataset", batches
@@ -258,11 +322,14 @@ class MetricsCollector:
                     quantiles.add_sample(WAIT_QUANTILES, {"dataset": label, "quantile": quantile}, wait / 1e6)
         return [steps, waited, quantiles]
 
-    def _reported(self) -> list[tuple[str, DatasetId]]:
-        """Return the labels and ids of the listed datasets, and of private datasets that were listed before. The
-        provisional dataset of an index build is left out of the private sum, since its bytes count for the dataset that the
-        build makes."""
-        listed = {each.id: each for each in self._datasets.listed(self._grants.readers())}
+    def _reported(self, resident_bytes: Mapping[DatasetId, int]) -> list[tuple[str, DatasetId]]:
+        """Return the labels and ids of the datasets that are present (some of it is resident, or a job or a pin claims it),
+        and of private datasets that were present before. The provisional dataset of an index build is left out of the
+        private sum, since its bytes count for the dataset that the build makes."""
+        claimed = self._node.policy.shares.datasets
+        known = self._datasets.listed(self._grants.readers())
+        listed = {each.id: each for each in known if resident_bytes.get(each.id) or each.id in claimed}
+        self._present = frozenset(listed)
         labelled = [(self._label(each), each) for each in listed]
         reported = [each for each in labelled if each[0] != PRIVATE or not listed[each[1]].provisional]
         self._labels |= {dataset: label for label, dataset in reported}
@@ -275,6 +342,26 @@ class MetricsCollector:
         if known is None:
             return self._labels.get(dataset, PRIVATE)
         return PRIVATE if known.rules else dataset
+
+
+def _histogram(name: str, about: str, waits: Histogram) -> Metric:
+    family = HistogramMetricFamily(f"cachesvc_{name}", about)
+    family.add_metric([], _buckets(waits), waits.sum_s)
+    return family
+
+
+def _histograms(name: str, about: str, label: str, of: Mapping[str, Histogram]) -> Metric:
+    """Return a family with a histogram for each value of a label."""
+    family = HistogramMetricFamily(f"cachesvc_{name}", about, labels=[label])
+    for value, waits in of.items():
+        family.add_metric([value], _buckets(waits), waits.sum_s)
+    return family
+
+
+def _buckets(waits: Histogram) -> list[tuple[str, float]]:
+    """Return the bounds, and how many waits were no longer than each."""
+    bounds = [*map(floatToGoString, BOUNDS_S), "+Inf"]
+    return list(zip(bounds, accumulate(waits.counts), strict=True))
 
 
 def _family(

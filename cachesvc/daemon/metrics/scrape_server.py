@@ -1,4 +1,4 @@
-"""Serves the metrics and the status page over HTTP."""
+"""Serves the metrics, the probes and the status page over HTTP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import MetricsHandler
 
 from cachesvc.core.errors import NotReady
+from cachesvc.daemon.metrics.health import Health
 from cachesvc.daemon.page.page import Answer, Page
 
 log = logging.getLogger(__name__)
@@ -25,9 +26,10 @@ class ScrapeServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: str, page: Page) -> None:
+    def __init__(self, address: str, page: Page, health: Health) -> None:
         """`address`: HOST:PORT. Raises NotReady when it cannot be bound."""
         self.page = page
+        self.probes = {"/livez": health.alive, "/readyz": health.ready}
         host, _, port = address.rpartition(":")
         try:
             self.address_family, _, _, _, where = socket.getaddrinfo(
@@ -52,6 +54,11 @@ class _Scrape(MetricsHandler):
 
     def do_GET(self) -> None:
         path, host = self.path.partition("?")[0], self.headers.get("Host", "")
+        if (probe := self.server.probes.get(path)) is not None:
+            why = probe()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+            self._send(Answer(status, "text/plain; charset=utf-8", f"{why or 'ok'}\n".encode()))
+            return
         answer = self.server.page.answer(path, host, str(self.client_address[0]))
         if answer is not None:
             self._send(answer)

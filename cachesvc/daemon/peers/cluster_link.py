@@ -131,6 +131,11 @@ class ClusterLink:
         """The names of the present members; None before the first list."""
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
 
+    @property
+    def knows_members(self) -> bool:
+        """There was a list of members, and each member in it has answered or failed once."""
+        return self.report.settled
+
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""
         self._list_until = time.monotonic() + self._list_wait_s + LOCATE_S

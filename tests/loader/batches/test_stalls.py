@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.errors import NotFound
+from cachesvc.core.histogram import BUCKETS
 from cachesvc.core.stalls import CAUSES, StallReport
 from loader import DataLoader, open_dataset
 from loader.batches.maker import BatchReport, MadeBatch, ReportTotals, move_batch
@@ -193,10 +194,11 @@ def test_causes_sum_to_the_wait_beside_other_reads(link: MemoryLink) -> None:
     assert sum(stats.wait_by_cause_s.values()) == pytest.approx(stats.wait_s)
 
 
-@given(st.lists(st.integers(0, (1 << 63) - 1), min_size=10, max_size=10))
-def test_reports_survive_encoding(numbers: list[int]) -> None:
-    report = StallReport(numbers[0], tuple(numbers[1:7]), tuple(numbers[7:]))
+@given(st.lists(st.integers(0, (1 << 63) - 1), min_size=10 + BUCKETS, max_size=10 + BUCKETS))
+def test_reports_survive_encoding_and_other_releases_read_their_part(numbers: list[int]) -> None:
+    report = StallReport(numbers[0], tuple(numbers[1:7]), tuple(numbers[7:10]), tuple(numbers[10:]))
     assert StallReport.decode(report.encode()) == report
+    assert StallReport.decode(report.encode(buckets=False)) == replace(report, buckets=())
 
 
 @pytest.mark.parametrize(
@@ -244,6 +246,7 @@ def test_the_daemons_metrics_show_wait_causes(tmp_path: Path, monkeypatch: pytes
     for cause, spent in stats.wait_by_cause_s.items():
         told = values[f'cachesvc_loader_wait_seconds_total{{cause="{cause}",{label}}}']
         assert told == pytest.approx(spent, abs=1e-4)
+    assert f"cachesvc_step_wait_seconds_count {float(stats.steps)}" in served
     # promtool allows quantiles only in a summary
     assert "# TYPE cachesvc_loader_wait_quantile_seconds summary" in served
     told = values[f'cachesvc_loader_wait_quantile_seconds{{{label},quantile="0.95"}}']

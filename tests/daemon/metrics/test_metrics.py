@@ -1,0 +1,197 @@
+"""What a Prometheus server finds at the metrics address: a valid exposition, bounded in size, about what is there now."""
+
+from __future__ import annotations
+
+import math
+import os
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.core.errors import NotAllowed
+from cachesvc.core.histogram import BOUNDS_S, BUCKETS, Histogram, bucket_of
+from cachesvc.core.model import DatasetId
+from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
+from testbed import WAIT_S
+from testbed.node import Daemon
+from testbed.servers import free_ports, two_ports
+from tests.support.reading import contents
+from tests.support.records import RECORDS
+from tests.support.waiting import wait_until
+
+EXTENT, EXTENTS, DATASETS = 64 << 10, 4, 20
+MOST_SERIES, MOST_BUCKETS = 1500, 12
+REPORT = StallReport(
+    5, (200_000,) + (0,) * (len(CAUSES) - 1), (5,) * len(QUANTILES), (3, 0, 2) + (0,) * (BUCKETS - 3)
+)
+
+
+class Node:
+    """A node of a cluster with `DATASETS` datasets, of which the last is one user's alone. Half of the second may be
+    kept."""
+
+    def __init__(self, root: Path) -> None:
+        (self.port,) = free_ports(1)
+        member, self.data = f"127.0.0.1:{two_ports()}", root / "data"
+        for number in range(DATASETS):
+            (self.data / f"{number}").mkdir(parents=True)
+            (self.data / f"{number}" / "0.bin").write_bytes(os.urandom(EXTENTS * EXTENT))
+        options = ["--ram", "16MiB", "--extent-bytes", str(EXTENT), "--fillers", "1", "--node-name", "n"]
+        options += ["--allow", f"{self.data}/", "--allow", f"{self.data}/{DATASETS - 1}/=uid:64001"]
+        options += ["--quota", f"{self.data}/1/={2 * EXTENT}", "--metrics", f"127.0.0.1:{self.port}"]
+        options += ["--cluster", f"static:{member}", "--advertise", member]
+        self.daemon = Daemon(root / "node", options)
+
+    def text(self, path: str = "/metrics") -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=WAIT_S) as answer:
+            return str(answer.read().decode())
+
+    def families(self) -> dict[str, Metric]:
+        """Scrape with the parser of Prometheus's own client."""
+        return {
+            each.name: each
+            for each in text_string_to_metric_families(self.text())
+            if each.name.startswith("cachesvc_")
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """The value of a sample; NaN where there is none."""
+        found = (each for family in self.families().values() for each in family.samples)
+        return next((each.value for each in found if (each.name, each.labels) == (name, labels)), math.nan)
+
+    def opened(self, number: int) -> DatasetId:
+        with Control(self.daemon.socket_dir) as control:
+            return control.open_dataset([f"{self.data}/{number}/"], RECORDS).id
+
+    def filled(self, number: int) -> DatasetId:
+        dataset = self.opened(number)
+        with Control(self.daemon.socket_dir) as control:
+            assert list(control.prefetch(dataset))[-1].done
+        return dataset
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    found = Node(tmp_path_factory.mktemp("metrics"))
+    with found.daemon:
+        yield found
+
+
+def test_twenty_datasets_are_few_series_of_a_valid_exposition(node: Node) -> None:
+    readers = []
+    for number in range(DATASETS):
+        readers.append(DaemonGrants(node.daemon.socket_dir, node.filled(number)))
+        readers[-1].connect()
+        readers[-1].waited(REPORT)
+    wait_until(lambda: node.value("cachesvc_step_wait_seconds_count") == DATASETS * REPORT.steps)
+    families = node.families()
+    for reader in readers:
+        reader.close()
+    samples = [each for family in families.values() for each in family.samples]
+    assert len(samples) <= MOST_SERIES
+    keys = Counter((each.name, tuple(sorted(each.labels.items()))) for each in samples)
+    assert keys.most_common(1)[0][1] == 1, "no series twice"
+    for name, family in families.items():
+        assert family.type in ("counter", "gauge", "histogram", "summary"), name
+        assert family.documentation.endswith("."), name
+        if family.type == "histogram":
+            bounds = {each.labels["le"] for each in family.samples if each.name.endswith("_bucket")}
+            assert len(bounds) <= MOST_BUCKETS
+            assert not any("dataset" in each.labels for each in family.samples), "it adds up over nodes"
+    public = [each.labels for each in families["cachesvc_dataset_info"].samples]
+    assert sorted(each["uri"] for each in public) == sorted(
+        f"file://{node.data}/{number}/" for number in range(DATASETS - 1)
+    ), "the last one's name is not for scrapers"
+    named = {each["dataset"] for each in public}
+    for each in samples:
+        assert each.labels.get("dataset", "private") in named | {"private"}, each
+
+
+def test_series_of_an_evicted_dataset_go_away_and_come_back_with_it(node: Node) -> None:
+    dataset = node.filled(0)
+    with closing(DaemonGrants(node.daemon.socket_dir, dataset)) as grants:
+        grants.connect()
+        grants.waited(REPORT)
+        wait_until(lambda: node.value("cachesvc_loader_batches_total", dataset=dataset) > 0)
+    before = node.value("cachesvc_source_bytes_total", dataset=dataset)
+    with Control(node.daemon.socket_dir) as control:
+        wait_until(lambda: control.evict(dataset).busy_bytes == 0)
+    wait_until(lambda: dataset not in node.text())
+    node.filled(0)
+    assert node.value("cachesvc_source_bytes_total", dataset=dataset) == before + EXTENTS * EXTENT
+
+
+def test_histograms_count_fills_grants_and_steps(node: Node) -> None:
+    with Control(node.daemon.socket_dir) as control:
+        control.evict(node.opened(2))
+    names = {
+        "cachesvc_fill_seconds_count": {"origin": "source"},
+        "cachesvc_grant_seconds_count": {"answer": "granted"},
+        "cachesvc_step_wait_seconds_count": {},
+        "cachesvc_step_wait_seconds_sum": {},
+    }
+    before = {name: node.value(name, **labels) for name, labels in names.items()}
+    with closing(DaemonGrants(node.daemon.socket_dir, node.opened(2))) as grants:
+        for answer in grants.acquire(range(EXTENTS), WAIT_S):
+            contents(answer)
+        grants.waited(REPORT)
+        after = [EXTENTS, EXTENTS, REPORT.steps, 0.2]
+
+        def grown() -> list[float]:
+            return [round(node.value(name, **labels) - before[name], 3) for name, labels in names.items()]
+
+        wait_until(lambda: grown() == after)
+    assert node.value("cachesvc_fill_seconds_bucket", origin="source", le="+Inf") >= EXTENTS
+    assert node.value("cachesvc_source_request_seconds_total") > 0
+    assert node.value("cachesvc_tier_filled_bytes_total", tier="ram") >= EXTENTS * EXTENT
+    assert node.value("cachesvc_tier_granted_bytes_total", tier="ram") >= EXTENTS * EXTENT
+    assert node.value("cachesvc_tier_calls_total", tier="ram") > 0
+    assert node.value("cachesvc_tier_call_seconds_total", tier="ram") > 0
+
+
+def test_quotas_pins_and_refusals_are_counted(node: Node) -> None:
+    dataset, pinned = node.filled(1), node.filled(3)
+    refused = node.value("cachesvc_events_total", kind="refused")
+    with (
+        closing(DaemonGrants(node.daemon.socket_dir, dataset)) as grants,
+        Control(node.daemon.socket_dir) as control,
+    ):
+        grants.connect()
+        list(control.prefetch(dataset))
+        wait_until(lambda: node.value("cachesvc_quota_use_ratio", of="dataset") == 1)
+        control.pin(pinned, True)
+        assert node.value("cachesvc_pinned_bytes") == EXTENTS * EXTENT
+        control.pin(pinned, False)
+        for _ in range(2):
+            with pytest.raises(NotAllowed):
+                control.open_dataset(["s3://elsewhere/"], RECORDS)
+    assert node.value("cachesvc_events_total", kind="refused") == refused + 2, "also those that are not kept"
+    assert node.value("cachesvc_pinned_bytes") == 0
+
+
+def test_probes_are_answered_by_what_the_node_knows_of_itself(node: Node) -> None:
+    for path in ("/livez", "/readyz"):
+        assert node.text(path) == "ok\n"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        node.text("/healthz")
+    assert refused.value.code == 404
+
+
+def test_a_bucket_counts_waits_up_to_its_bound() -> None:
+    waits = Histogram()
+    for bound in BOUNDS_S:
+        waits.observe(bound)
+    waits.observe(BOUNDS_S[-1] + 1)
+    assert waits.counts == [1] * BUCKETS
+    assert waits.sum_s == sum(BOUNDS_S) + BOUNDS_S[-1] + 1
+    assert (bucket_of(0.0), bucket_of(math.inf)) == (0, BUCKETS - 1)
+    assert list(BOUNDS_S) == sorted(BOUNDS_S)
