@@ -25,7 +25,7 @@ def chromium() -> str | None:
 
 
 def screenshot(
-    program: str, address: str, into: Path, scheme: Scheme, width: int = 1160, height: int = 1000
+    program: str, address: str, into: Path, scheme: Scheme, width: int = 1160, height: int = 1330
 ) -> None:
     """Write a picture of a page as PNG. Raises CalledProcessError."""
     _run(program, scheme, f"--screenshot={into}", f"--window-size={width},{height}", address)

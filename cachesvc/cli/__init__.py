@@ -29,6 +29,7 @@ from cachesvc.cli import (
     stop,
     tokenize,
     verify,
+    why,
 )
 from cachesvc.cli.top import command as top
 from cachesvc.core.errors import INTERRUPTED
@@ -103,7 +104,7 @@ def show_help(context: click.Context, verb: str | None, json: bool) -> None:
 
 TASKS = {
     "Run a daemon": (serve.serve, run.run, config.config, reload.reload, stop.stop, doctor.doctor),
-    "Look at it": (status.status, top.top, events.events, nodes.nodes),
+    "Look at it": (status.status, top.top, why.why, events.events, nodes.nodes),
     "Keep data": (
         prefetch.prefetch,
         datasets.list_datasets,

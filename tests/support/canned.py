@@ -30,7 +30,7 @@ DATASET = pb.Dataset(
 @dataclass
 class CannedCache:
     """gRPC service with answers that a test sets; `asked` holds the requests. `refusal`: the error of every call;
-    `hang`: a prefetch does not end by itself."""
+    `hang`: a prefetch does not end by itself; `status`: the whole status, in place of one made of `datasets` and `tier`."""
 
     prefetch: list[pb.PrefetchReply] = field(default_factory=list)
     verify: list[pb.VerifyReply] = field(default_factory=list)
@@ -40,6 +40,7 @@ class CannedCache:
     )
     refusal: Any = None
     hang: bool = False
+    status: pb.StatusReply | None = None
     asked: list[Any] = field(default_factory=list)
 
     def _hear(self, request: Any, context: grpc.ServicerContext) -> None:
@@ -65,6 +66,8 @@ class CannedCache:
 
     def Status(self, request: Any, context: grpc.ServicerContext) -> pb.StatusReply:
         self._hear(request, context)
+        if self.status is not None:
+            return self.status
         return pb.StatusReply(version="9.9", pid=42, uptime_s=61, tiers=[self.tier], datasets=self.datasets)
 
     def List(self, request: Any, context: grpc.ServicerContext) -> pb.ListReply:
