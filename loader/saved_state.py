@@ -16,7 +16,14 @@ from cachesvc.core.order.state import STATE_VERSION, LoaderState
 from cachesvc.core.safe_text import printable
 from loader.batches.feed import Feed
 from loader.batches.taken_samples import source_of
-from loader.datasets.mixture import MAX_IDENTITY_CHARS, identity_until, packs_in
+from loader.datasets.mixture import (
+    MAX_IDENTITY_CHARS,
+    Mixture,
+    Place,
+    identity_until,
+    is_in_time_order,
+    packs_in,
+)
 from loader.datasets.pack_form import Edges
 
 JOINED = (
@@ -34,11 +41,11 @@ def state_of(
     spec, share, (epoch, turn, epochs_done) = feed.spec, feed.share, place
     kept, micro = divmod(turn, share.accumulate)
     step = feed.orders.data_step(epoch, kept)
+    data_step = feed.orders.run_steps.first(epoch) + step
+    taken = _place(epoch, step, micro, data_step, samples, spec.global_batch)
     return LoaderState(
         version=STATE_VERSION,
-        dataset=identity_until(identity, epoch, bool(turn))
-        if len(identity) > MAX_IDENTITY_CHARS
-        else identity,
+        dataset=identity if len(identity) <= MAX_IDENTITY_CHARS else identity_until(identity, taken),
         samples=samples,
         epoch=epoch,
         step=step,
@@ -48,7 +55,7 @@ def state_of(
         world_size=world_size if micro else 0,
         epochs_done=epochs_done,
         edges=feed.run_edges,
-        data_step=feed.orders.run_steps.first(epoch) + step,
+        data_step=data_step,
         source=source_of(feed.dataset),
         **asdict(spec),
     )
@@ -128,12 +135,18 @@ def _check_unchanged(state: LoaderState, spec: OrderSpec, changed: Collection[st
         )
 
 
+def _place(epoch: int, step: int, micro: int, data_step: int, samples: int, batch: int) -> Place:
+    """The place in the run `micro` micro-batches after a step of an epoch."""
+    taken = step + (micro > 0)
+    return Place(epoch + (taken > 0), data_step + (micro > 0), epoch * samples + taken * batch)
+
+
 def check_data(state: LoaderState, identity: str, samples: int) -> None:
     """Raise StateMismatch for a state of another version, subset or mixture; the weights of a mixture may differ from the
     next epoch on."""
-    mid_epoch = bool(state.step or state.micro)
+    place = _place(state.epoch, state.step, state.micro, state.data_step, state.samples, state.global_batch)
     try:
-        saved, own = (identity_until(one, state.epoch, mid_epoch) for one in (state.dataset, identity))
+        saved, own = (identity_until(one, place) for one in (state.dataset, identity))
     except ValueError:  # weights that no mixture has
         saved, own = state.dataset, identity
     if saved != own or state.samples != samples:
@@ -151,6 +164,7 @@ def check_place(state: LoaderState, feed: Feed) -> None:
     reason than the state's age: it is loaded by a caller of this function's caller."""
     if state.version < 5 and any(packs.form.edges is None for packs in packs_in(feed.dataset)):
         warnings.warn(JOINED, stacklevel=3)
+    _check_schedule(state, feed)
     if feed.orders.mixture_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
@@ -164,6 +178,26 @@ def check_place(state: LoaderState, feed: Feed) -> None:
         raise StateMismatch(
             f"no loader saved this state: it stands at step {state.step} of {state.steps}, and an epoch of {samples:,} "
             f"samples in global batches of {state.global_batch} has {steps} ({state.last})"
+        )
+
+
+def _check_schedule(state: LoaderState, feed: Feed) -> None:
+    """Raise StateMismatch for a mixture whose weights change by step, if earlier steps would have other samples."""
+    mixture = feed.dataset
+    if not isinstance(mixture, Mixture):
+        return
+    begun = (state.step or state.micro) and state.shuffle and state.canonical_nodes > 1
+    if begun and mixture.in_time_order != is_in_time_order(state.dataset):
+        raise StateMismatch(
+            f"the state stands inside epoch {state.epoch} of a mixture on {state.canonical_nodes} nodes, each of which "
+            "reads a part of the epoch; weights that change by step make one sequence for all: load a state of an epoch's "
+            "beginning, or make a mixture that will be reweighed with schedule=[]"
+        )
+    spec, cut = feed.spec, (state.global_batch, state.last == "drop")
+    if mixture.counts_steps and state.epoch and (spec.global_batch, spec.last == "drop") != cut:
+        raise StateMismatch(
+            f"the weights of this mixture change by step, and the state has epochs of other steps: global_batch_size="
+            f"{state.global_batch}, last={state.last!r}; leave them out, or change weights by unit='tokens'"
         )
 
 

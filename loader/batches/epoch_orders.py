@@ -32,7 +32,9 @@ class EpochOrders:
         """Return the order of an epoch."""
         skipped = self._skipped_in(epoch)
         if self._composite is not None:
-            return RunOrder(self.spec, self._composite.run(self.spec, epoch), epoch, skipped)
+            run = self._composite.run(self.spec, epoch)
+            in_time_order = isinstance(self._composite, Mixture) and self._composite.in_time_order
+            return RunOrder(self.spec, run, epoch, skipped, in_time_order)
         return EpochOrder(self.spec, self._layout.extent_first, epoch, skipped)
 
     def indices_of(self, ordinals: Ints) -> Ints:

@@ -6,23 +6,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 
+from cachesvc.catalog.layout import Fixed
 from cachesvc.core.arguments import place_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import OrderSpec
-from cachesvc.core.order.mixture import (
-    MAX_PERIOD,
-    MixtureRun,
-    Pattern,
-    Size,
-    epoch_slots,
-    integer_shares,
-    split_spots,
-)
+from cachesvc.core.order.mixture import MixtureRun, Size, split_spots
+from cachesvc.core.order.mixture_weights import By, Change, EpochWeights, StepWeights
 from cachesvc.core.order.permute import mix as mix_seed
 from loader.datasets.components import IN_ORDER, Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
@@ -32,36 +26,43 @@ from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
-By = Literal["proportion", "repeat", "choose"]
 D = TypeVar("D")
+Unit = Literal["steps", "tokens"]
+Ramp = Literal["step", "linear"]
+Schedule = Sequence[tuple[int, Mapping[Dataset | Packed, float]]]
 MAX_IDENTITY_CHARS = 4096
 """Characters that the weights may take in an identity that a state saves."""
 
 
-class _Phase(NamedTuple):
-    """The pattern and the slots per epoch that hold from epoch `first` on."""
-
-    first: int
-    pattern: Pattern
-    slots: int
-
-
-def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", size: Size = "total") -> Mixture:
+def mix(
+    weights: Mapping[Dataset | Packed, float],
+    *,
+    by: By = "proportion",
+    size: Size = "total",
+    schedule: Schedule | None = None,
+    unit: Unit = "steps",
+    ramp: Ramp = "step",
+) -> Mixture:
     """Mix datasets of `open_dataset` (or parts of them) or of `pack` by weight.
 
     - `by="proportion"`: weights are relative. `size` is the number of samples of an epoch: a number; "total", as
       many as the datasets have together; "first", until one of them would repeat; "last", until each has been read
-      once.
+      once; "once", each is read once, and one that has ended drops out.
     - `by="repeat"`: a weight is how often an epoch reads the dataset (0.5: half of it).
     - `by="choose"`: a weight is how many samples an epoch takes from the dataset.
 
     A dataset that repeats is shuffled anew. Samples that an epoch did not take come in the next epoch. The seed of
     a component is derived from the loader's seed and the component's place in `weights`.
 
-    Raises InvalidInput for weights that are negative or all zero, for an empty dataset, and for samples of
-    different kinds (including labels of different classes).
+    `schedule`: pairs of a place in the run and the weights from there on, such as `[(10_000, {web: .5, code: .5})]`. Places
+    count steps of the global batch over all epochs, or tokens (`unit="tokens"`, for packs and token files). With
+    `ramp="linear"`, weights move there from the place before, in at most 128 stages. All ranks take the slots of a batch in
+    sequence, so nodes share extents.
+
+    Raises InvalidInput for weights that are negative or all zero, for places that do not ascend from above 0, for an empty
+    dataset, and for samples of different kinds (including labels of different classes).
     """
-    given = shares("weights", weights)
+    given = tuple(shares("weights", weights))
     components = tuple(weights)
     parts = [_component(one) for one in components]
     if not parts:
@@ -78,35 +79,37 @@ def mix(weights: Mapping[Dataset | Packed, float], *, by: By = "proportion", siz
             f"components {first} and {second} of the mixture differ: {one} and {other}; open them with the same "
             "fields, or with a transform that makes them alike"
         )
-    return Mixture(components, by, size, ((0, tuple(given)),))
+    sizes = tuple(map(len, parts))
+    if schedule is None and size != "once":
+        return Mixture(components, EpochWeights(sizes, by, size, ((0, given),)))
+    if by != "proportion":
+        raise InvalidInput(f"by={by!r} goes with neither schedule= nor size='once': give by='proportion'")
+    start = StepWeights(sizes, size, (Change(0, given),), unit_is_tokens(unit))
+    found = Mixture(components, start)
+    for place, changed in _pairs(schedule or ()):
+        found = found._with_change(place, changed, unit, ramp)
+    return found
 
 
 class Mixture(TorchDataset[Any]):
     """A dataset made by `mix`. `mixture[i]` is slot i, with every component in its own order. A cachesvc DataLoader
     shuffles each component, and its `batches.indices` are spots (see `locate`). Picklable."""
 
-    def __init__(
-        self,
-        components: tuple[Dataset | Packed, ...],
-        by: By,
-        size: Size,
-        schedule: tuple[tuple[int, tuple[float, ...]], ...],
-    ) -> None:
-        """`schedule`: pairs of a first epoch and the weights from there on. Raises InvalidInput."""
-        self.components, self._by, self._size, self._schedule = components, by, size, schedule
+    def __init__(self, components: tuple[Dataset | Packed, ...], weights: EpochWeights | StepWeights) -> None:
+        """`weights`: of the components, in their order. Raises InvalidInput."""
+        self.components, self._weights = components, weights
         self._parts = [_component(one) for one in components]
         self._sizes = [len(part) for part in self._parts]
-        self._phases = [self._phase(first, weights) for first, weights in schedule]
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self.components, self._by, self._size, self._schedule
+        return self.components, self._weights
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
     def __len__(self) -> int:
-        """Number of samples of the first epoch."""
-        return self._phases[0].slots
+        """Number of samples of the first epoch; at most, where a schedule goes with `size="first"`."""
+        return self._weights.slots
 
     def __getitem__(self, index: int) -> Any:
         slot = np.asarray([place_of(index, len(self), "sample")], np.int64)
@@ -123,28 +126,42 @@ class Mixture(TorchDataset[Any]):
     @property
     def identity(self) -> str:
         """A digest of the components, and the weights of each phase as integers, e.g. `9f2c@0:7,3;5:1,1` where 7:3
-        holds from epoch 0 and 1:1 from epoch 5. Where weights determine the length of an epoch, they are numbers of
-        samples."""
-        parts = [self._by, str(self._size), *(one.identity for one in self.components)]
+        holds from epoch 0 and 1:1 from epoch 5, or `9f2c@s0:7,3;s5:1,1` where that is a step (`l5`: reached there; `x`,
+        `y`: samples). Where weights determine the length of an epoch, they are numbers of samples."""
+        weights = self._weights
+        parts = [weights.by, str(weights.size), *(one.identity for one in self.components)]
         digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
-        return f"{digest}@{';'.join(map(self._phase_text, self._phases))}"
+        return f"{digest}@{';'.join(weights.texts)}"
 
-    def reweighed(self, weights: Mapping[Dataset | Packed, float], epoch: int) -> Mixture:
-        """Return the same mixture with other weights from the beginning of `epoch` on. A loader over it can load a
-        state that was saved earlier. Raises InvalidInput for other datasets, or for an epoch that is not after the
-        latest change."""
-        given = dict(zip(weights, shares("weights", weights), strict=True))
-        epoch = whole_number("epoch", epoch, 0, 2**63 - 1)
-        unknown = [repr(one) for one in weights if one not in self.components]
-        if unknown:
-            raise InvalidInput(f"{unknown[0]} is not among the {len(self.components)} mixed datasets")
-        if len(weights) != len(self.components) or epoch <= self._phases[-1].first:
-            raise InvalidInput(
-                f"weights for {len(weights)} datasets from epoch {epoch}: give one for each of the "
-                f"{len(self.components)} mixed ones, from an epoch after {self._phases[-1].first}"
-            )
-        ordered = tuple(given[one] for one in self.components)
-        return Mixture(self.components, self._by, self._size, (*self._schedule, (epoch, ordered)))
+    def reweighed(
+        self,
+        weights: Mapping[Dataset | Packed, float],
+        epoch: int | None = None,
+        *,
+        step: int | None = None,
+        tokens: int | None = None,
+        ramp: Ramp = "step",
+    ) -> Mixture:
+        """Return the same mixture with other weights from the beginning of `epoch` on, or from a `step` of the run, or a
+        number of its `tokens`, on. A loader over it can load a state that was saved earlier: so a run that goes on takes
+        the change on all ranks at that place.
+
+        Raises InvalidInput for other datasets, for a place that is not after the latest change, and for one of another
+        kind than the latest.
+        """
+        places = {"epoch": epoch, "steps": step, "tokens": tokens}
+        given = [(unit, place) for unit, place in places.items() if place is not None]
+        if len(given) != 1:
+            raise InvalidInput(f"{len(given)} places for new weights: give epoch=, step= or tokens=")
+        ((unit, place),) = given
+        if unit != "epoch":
+            return self._with_change(place, weights, unit, ramp)  # type: ignore[arg-type]
+        if isinstance(self._weights, StepWeights):
+            raise InvalidInput("the weights of this mixture change by step or token: give step= or tokens=")
+        ordered = self._ordered(weights)
+        return Mixture(
+            self.components, self._weights.changed(whole_number("epoch", place, 0, 2**63 - 1), ordered)
+        )
 
     def locate(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
         """Return component, epoch of the component, and index in it for each spot (`batches.indices`). Each such
@@ -158,12 +175,26 @@ class Mixture(TorchDataset[Any]):
     def with_run_edges(self, edges: Edges) -> Mixture:
         """Return the same mixture, whose packs are in a run of these edges."""
         components = tuple(with_run_edges(one, edges) for one in self.components)
-        return Mixture(components, self._by, self._size, self._schedule)
+        return Mixture(components, self._weights)
 
     @property
     def weight_changes(self) -> tuple[int, ...]:
-        """The epochs, ascending, from which other weights hold."""
-        return tuple(phase.first for phase in self._phases)
+        """The epochs, ascending, from which epochs may have another length."""
+        return self._weights.length_changes
+
+    @property
+    def in_time_order(self) -> bool:
+        """Whether batches are consecutive slots, for any number of canonical nodes."""
+        return isinstance(self._weights, StepWeights)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a place in the run depends on the global batch."""
+        return (
+            isinstance(self._weights, StepWeights)
+            and not self._weights.by_sample
+            and len(self._weights.changes) > 1
+        )
 
     def base_of(self, spots: Ints) -> Ints:
         """Return spots of each component's first own epoch with the same samples."""
@@ -172,14 +203,8 @@ class Mixture(TorchDataset[Any]):
 
     def run(self, spec: OrderSpec, epoch: int) -> MixtureRun:
         """Return the order of an epoch's slots."""
-        phase, taken = self._phases[0], [0] * len(self._parts)
-        for following in self._phases[1:]:
-            if following.first > epoch:
-                break
-            self._add_taken(taken, phase, following.first - phase.first)
-            phase = following
-        self._add_taken(taken, phase, epoch - phase.first)
-        return MixtureRun(phase.pattern, phase.slots, self._sizes, taken, self._run_of(spec))
+        draws, slots, taken = self._weights.epoch(spec, epoch)
+        return MixtureRun(draws, slots, self._sizes, taken, self._run_of(spec))
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples, read component by component."""
@@ -227,40 +252,54 @@ class Mixture(TorchDataset[Any]):
     def _run_of(self, spec: OrderSpec) -> Callable[[int, int], Any]:
         return lambda index, own_epoch: self._parts[index].run(_seeded_spec(spec, index), own_epoch)
 
-    def _phase_text(self, phase: _Phase) -> str:
-        times = 1 if self._by == "proportion" else phase.slots // phase.pattern.period
-        return f"{phase.first}:{','.join(str(share * times) for share in phase.pattern.shares)}"
-
-    def _add_taken(self, taken: list[int], phase: _Phase, epochs: int) -> None:
-        for index in range(len(taken)):
-            taken[index] += epochs * phase.pattern.count(index, phase.slots)
-
-    def _phase(self, first: int, weights: Sequence[float]) -> _Phase:
-        shares = integer_shares(weights)
-        if self._by == "proportion":
-            pattern = Pattern(shares)
-            slots = epoch_slots(pattern, self._sizes, self._size)
-        elif self._by in ("repeat", "choose"):
-            if self._by == "choose":
-                for weight in weights:
-                    if not float(weight).is_integer():
-                        raise InvalidInput(f"by='choose' takes whole samples of each dataset, not {weight}")
-            scale = self._sizes if self._by == "repeat" else [1] * len(weights)
-            counts = [round(weight * samples) for weight, samples in zip(weights, scale, strict=True)]
-            slots = sum(counts)
-            if not 0 < slots <= MAX_PERIOD or self._size != "total":
-                raise InvalidInput(
-                    f"by={self._by!r} with weights {list(weights)} makes epochs of {slots} samples: give from 1 to "
-                    f"{MAX_PERIOD}, and no `size`"
-                )
-            pattern = Pattern(counts)
-        else:
-            raise InvalidInput(f"by={self._by!r}: give 'proportion', 'repeat' or 'choose'")
-        if not slots:
+    def _ordered(self, weights: Mapping[Dataset | Packed, float]) -> tuple[float, ...]:
+        """Return weights in the order of the components. Raises InvalidInput for other datasets."""
+        given = dict(zip(weights, shares("weights", weights), strict=True))
+        unknown = [repr(one) for one in weights if one not in self.components]
+        if unknown:
+            raise InvalidInput(f"{unknown[0]} is not among the {len(self.components)} mixed datasets")
+        if len(weights) != len(self.components):
             raise InvalidInput(
-                f"a mixture with weights {list(weights)} and size={self._size!r} has no samples"
+                f"weights for {len(weights)} datasets: give one for each of the {len(self.components)} mixed ones"
             )
-        return _Phase(first, pattern, slots)
+        return tuple(given[one] for one in self.components)
+
+    def _with_change(
+        self, place: Any, weights: Mapping[Dataset | Packed, float], unit: Unit, ramp: Ramp
+    ) -> Mixture:
+        """Return the mixture with other weights from a step, or from a number of tokens, on."""
+        if ramp not in get_args(Ramp):
+            raise InvalidInput(f"ramp={ramp!r}: give 'step' or 'linear'")
+        by_sample, ordered = unit_is_tokens(unit), self._ordered(weights)
+        first = whole_number("the place of new weights", place, 1, 2**62)
+        if by_sample:
+            first = -(-first // self._tokens_of_a_sample())
+        now = self._weights
+        if isinstance(now, EpochWeights):
+            if now.by != "proportion" or now.size in ("first", "last") or len(now.schedule) > 1:
+                raise InvalidInput(
+                    "new weights at a step or token go with by='proportion', with a size that does not depend on weights "
+                    "(a number, 'total' or 'once'), and not with weights that changed by epoch"
+                )
+            now = StepWeights(
+                tuple(self._sizes), now.size, (Change(0, now.schedule[0][1]),), by_sample, False
+            )
+        if len(now.changes) == 1:
+            now = replace(now, by_sample=by_sample)
+        if now.by_sample != by_sample:
+            raise InvalidInput(
+                f"the weights of this mixture change by {'token' if now.by_sample else 'step'}"
+            )
+        return Mixture(self.components, now.changed(Change(first, ordered, ramp == "linear")))
+
+    def _tokens_of_a_sample(self) -> int:
+        """Return the tokens of a sample of all components. Raises InvalidInput where they differ, or are unknown."""
+        found = {_tokens_in(one) for one in self.components}
+        if len(found) > 1 or not (tokens := found.pop()):
+            raise InvalidInput(
+                "unit='tokens' is for packs and token files, with equally many tokens a sample: give unit='steps'"
+            )
+        return tokens
 
 
 def packs_in(dataset: object) -> list[Packed]:
@@ -274,20 +313,68 @@ def with_run_edges(dataset: D, edges: Edges) -> D:
     return dataset.with_run_edges(edges) if isinstance(dataset, (Mixture, Packed)) else dataset  # type: ignore[return-value]
 
 
-def identity_until(identity: str, epoch: int, inside: bool) -> str:
-    """Return an identity without the weights of phases that have not begun, at the start of `epoch` or `inside` it.
+class Place(NamedTuple):
+    """A place in a run: how many epochs have begun, and how many steps and samples at most were taken."""
+
+    epochs: int
+    steps: int
+    samples: int
+
+
+def identity_until(identity: str, place: Place) -> str:
+    """Return an identity without the changes of weights that had no effect yet at a place in the run.
 
     Many weights are replaced by their digest, in the place of the first phase. The result is stable: applied to its
     own result, the function returns the same.
     """
     data, _, phases = identity.partition("@")
-    begun = [one for one in phases.split(";") if one and int(one.partition(":")[0]) < epoch + inside]
+    heads = [one.partition(":")[0] for one in phases.split(";")] if phases else []
+    firsts = [int(head.lstrip("slxy")) for head in heads]
+    begun = []
+    for at, (head, one) in enumerate(zip(heads, phases.split(";"), strict=False)):
+        begins = (
+            firsts[at - 1] if head[0] in "ly" else firsts[at]
+        )  # linear changes begin where the one before ended
+        taken = place.steps if head[0] in "sl" else place.samples if head[0] in "xy" else place.epochs
+        begun += [one] if begins < taken else []
     weights = ";".join(begun)
     if len(weights) > MAX_IDENTITY_CHARS:
         weights = (
             f"{begun[0].partition(':')[0]}:{hashlib.blake2b(weights.encode(), digest_size=16).hexdigest()}"
         )
     return f"{data}@{weights}"
+
+
+def is_in_time_order(identity: str) -> bool:
+    """Tell whether an identity is of a mixture whose batches are consecutive slots."""
+    phases = identity.rpartition("@")[2] if "@" in identity else ""
+    return any(one[:1] in ("s", "l", "x", "y") for one in phases.split(";"))
+
+
+def unit_is_tokens(unit: Any) -> bool:
+    """Tell whether a unit is tokens. Raises InvalidInput for one that is neither steps nor tokens."""
+    if unit not in get_args(Unit):
+        raise InvalidInput(f"unit={unit!r}: give 'steps' or 'tokens'")
+    return bool(unit == "tokens")
+
+
+def _pairs(schedule: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(place, weights) for place, weights in schedule]
+    except (TypeError, ValueError):
+        raise InvalidInput(
+            "schedule= takes pairs of a place in the run and weights, such as [(10_000, {a: 0.5, b: 0.5})]"
+        ) from None
+
+
+def _tokens_in(component: Dataset | Packed) -> int:
+    """Return the tokens by which a sample moves on; 0 where samples are not tokens."""
+    if isinstance(component, Packed):
+        return component.seq_len
+    layout = component.catalog.layout
+    if component.catalog.format != "tokens" or not isinstance(layout, Fixed):
+        return 0
+    return int(layout.stride_bytes // np.dtype(layout.dtype).itemsize)
 
 
 def _component(given: object) -> Component:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from cachesvc.core.order.permute import MAX_SIZE
 from cachesvc.core.order.recent import Latest
 from cachesvc.core.order.run import Run
 
-Size = int | Literal["total", "first", "last"]
+Size = int | Literal["total", "first", "last", "once"]
 MAX_PERIOD = 1 << 31
 """Products of two slots fit 64 bits. Weights that need more are rounded to this, an error of 5e-10."""
 MAX_DRAWS = 2**63 - 1
@@ -37,6 +37,16 @@ MAX_DRAWS = 2**63 - 1
 MAX_PASSES = 16
 """A component that is repeated more often than this in an epoch is planned as touched throughout."""
 _RUNS_KEPT = 64
+
+
+class Draws(Protocol):
+    """Which component each slot is drawn from. See `Pattern`."""
+
+    def count(self, component: int, slots: int) -> int: ...
+
+    def choose(self, slots: I64) -> tuple[I64, I64]: ...
+
+    def slot(self, component: int, nth: I64) -> I64: ...
 
 
 class _Split(NamedTuple):
@@ -99,6 +109,56 @@ class Pattern:
         self._walk(depth + 1, right, rows[~goes_left], (inside - before)[~goes_left], component, nth)
 
 
+class Phases:
+    """Patterns one after another: pairs of a first slot, ascending from 0, and the pattern from there on. The last of
+    several at one slot counts."""
+
+    def __init__(self, patterns: Sequence[tuple[int, Pattern]]) -> None:
+        found = dict(patterns)
+        self._patterns = [*found.values()]
+        self._first = np.asarray([*found], np.int64)
+        before = [[0] * len(self._patterns[0].shares)]
+        for pattern, slots in zip(self._patterns, np.diff(self._first).tolist(), strict=False):
+            before.append([drawn + pattern.count(index, slots) for index, drawn in enumerate(before[-1])])
+        self._before = np.asarray(before, np.int64)
+        """The draws of each component before each phase, [phases, components]."""
+
+    def count(self, component: int, slots: int) -> int:
+        """See `Pattern.count`."""
+        phase = max(0, int(np.searchsorted(self._first, slots, "left")) - 1)
+        rest = slots - int(self._first[phase])
+        return int(self._before[phase, component]) + self._patterns[phase].count(component, rest)
+
+    def choose(self, slots: I64) -> tuple[I64, I64]:
+        """See `Pattern.choose`."""
+        phases = np.searchsorted(self._first, slots, "right") - 1
+        component, nth = np.empty_like(slots), np.empty_like(slots)
+        for phase in np.unique(phases).tolist():
+            rows = np.flatnonzero(phases == phase)
+            chosen, number = self._patterns[phase].choose(slots[rows] - self._first[phase])
+            component[rows], nth[rows] = chosen, number + self._before[phase, chosen]
+        return component, nth
+
+    def slot(self, component: int, nth: I64) -> I64:
+        """See `Pattern.slot`."""
+        before = self._before[:, component]
+        phases = (
+            np.searchsorted(before, nth, "right") - 1
+        )  # the last one: those before it have no draw, or another
+        slots = np.empty_like(nth)
+        for phase in np.unique(phases).tolist():
+            rows = np.flatnonzero(phases == phase)
+            inside = self._patterns[phase].slot(component, nth[rows] - before[phase])
+            slots[rows] = self._first[phase] + inside
+        return slots
+
+    def slots_before(self, component: int, nth: int) -> int | None:
+        """The slots before a component's nth draw; None where it is not drawn so often."""
+        if not self._patterns[-1].shares[component] and nth >= self._before[-1, component]:
+            return None
+        return int(self.slot(component, np.asarray([nth], np.int64))[0])
+
+
 def _paths(shares: Sequence[int]) -> list[list[_Split]]:
     """The path through the tree from the root to each component; empty for a single component and for a share of 0."""
     paths: list[list[_Split]] = [[] for _ in shares]
@@ -115,7 +175,7 @@ def _paths(shares: Sequence[int]) -> list[list[_Split]]:
     return paths
 
 
-def integer_shares(weights: Sequence[float]) -> list[int]:
+def integer_shares(weights: Sequence[float | Fraction]) -> list[int]:
     """Weights as integers in the same proportion, by their decimal notation: .7 and .3 are 7 and 3. Raises InvalidInput
     for a weight below zero, a weight that is not finite, or only zeros."""
     if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or not any(weights):
@@ -143,24 +203,26 @@ def epoch_slots(pattern: Pattern, sizes: Sequence[int], size: Size) -> int:
     if size == "last":
         return max(int(pattern.slot(index, np.array([sizes[index] - 1]))[0]) + 1 for index in drawn)
     if isinstance(size, str):
-        raise InvalidInput(f"size={size!r}: give a number of samples, 'total', 'first' or 'last'")
+        raise InvalidInput(
+            f"size={size!r}: give a number of samples, 'total', 'first' or 'last'; 'once' with a schedule"
+        )
     return whole_number("size", size, 1, MAX_SIZE)
 
 
 class MixtureRun:
-    """One epoch of a mixture: `size` slots of a pattern over components of `sizes` samples, after `drawn` draws of each in
+    """One epoch of a mixture: `size` slots of patterns over components of `sizes` samples, after `drawn` draws of each in
     earlier epochs. `run_of(component, own epoch)` is a component's own run. Raises InvalidInput where draws would exceed
     `MAX_DRAWS`."""
 
     def __init__(
         self,
-        pattern: Pattern,
+        draws: Draws,
         size: int,
         sizes: Sequence[int],
         drawn: Sequence[int],
         run_of: Callable[[int, int], Run],
     ) -> None:
-        self._pattern, self._size, self._sizes, self._drawn = pattern, size, sizes, drawn
+        self._draws, self._size, self._sizes, self._drawn = draws, size, sizes, drawn
         most = max(map(sum, zip(drawn, sizes, strict=True))) + size
         if most * len(sizes) > MAX_DRAWS:
             raise InvalidInput(
@@ -176,13 +238,14 @@ class MixtureRun:
 
     def at(self, positions: I64) -> I64:
         """The spots (see `spots_of`) at ascending positions."""
-        component, nth = self._pattern.choose(positions)
+        component, nth = self._draws.choose(positions)
         spots = np.empty_like(positions)
         for index in np.unique(component).tolist():
             rows = np.flatnonzero(component == index)
             own_epoch, at = np.divmod(nth[rows] + self._drawn[index], self._sizes[index])
-            inner = np.empty_like(at)
-            for epoch in np.unique(own_epoch).tolist():
+            inner = np.zeros_like(at)
+            # a component of one sample gives it in each epoch of its own
+            for epoch in np.unique(own_epoch).tolist() if self._sizes[index] > 1 else ():
                 now = own_epoch == epoch
                 inner[now] = self._run_of(index, epoch).at(at[now])
             spots[rows] = spots_of(self._sizes, index, own_epoch, inner)
@@ -193,7 +256,7 @@ class MixtureRun:
         return [self._touches_of(index) for index in range(len(self._sizes))]
 
     def _touches_of(self, index: int) -> Touches:
-        first, count, size = self._drawn[index], self._pattern.count(index, self._size), self._sizes[index]
+        first, count, size = self._drawn[index], self._draws.count(index, self._size), self._sizes[index]
         if not count:
             return Touches(*(np.empty(0, np.int64) for _ in range(3)))
         own_epochs = range(first // size, (first + count - 1) // size + 1)
@@ -206,7 +269,7 @@ class MixtureRun:
             begin = np.clip(begin + epoch * size - first, 0, count)
             end = np.clip(end + epoch * size - first, 0, count)
             held = begin < end
-            slot = self._pattern.slot
+            slot = self._draws.slot
             touches.append((extent[held], slot(index, begin[held]), slot(index, end[held] - 1) + 1))
         return Touches(*(np.concatenate(column) for column in zip(*touches, strict=True)))
 

@@ -29,14 +29,20 @@ class Run(Protocol):
 
 class RunOrder:
     """The order of one epoch of a run, with the interface of `EpochOrder`. Raises `InvalidInput` when `last` is `error` and
-    samples are left over. `skipped`: as of `EpochOrder`."""
+    samples are left over. `skipped`: as of `EpochOrder`. `in_time_order`: batches are consecutive positions, for any number
+    of canonical nodes."""
 
-    def __init__(self, spec: OrderSpec, run: Run, epoch: int, skipped: Skipped = NONE_SKIPPED) -> None:
+    def __init__(
+        self,
+        spec: OrderSpec,
+        run: Run,
+        epoch: int,
+        skipped: Skipped = NONE_SKIPPED,
+        in_time_order: bool = False,
+    ) -> None:
         self.spec, self.epoch, self.samples = spec, epoch, run.size
-        self._run = run
-        self._assignment = assignment = Assignment(
-            run.size, spec.global_batch, spec.node_parts, spec.last, skipped
-        )
+        self._run, nodes = run, 1 if in_time_order else spec.node_parts
+        self._assignment = assignment = Assignment(run.size, spec.global_batch, nodes, spec.last, skipped)
         self.skipped, self.data_steps = skipped, assignment.data_steps
         self.steps, self.full_steps = assignment.steps, assignment.full_steps
         self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size

@@ -127,7 +127,14 @@ def taken(
     return rows, after
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wrap, shifted",
+        "best, unshifted",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("wrap, unshifted", "best, shifted")),
+    ],
+)
 def test_a_ledger_of_packs_is_the_same_at_any_scale_and_after_resumes(
     bounds: tuple[Path, np.ndarray], name: str
 ) -> None:
