@@ -333,9 +333,11 @@ class ViewChanged:
 @dataclass(frozen=True, slots=True)
 class PeerWants:
     """Another node wants an extent that no node holds, and this node owns it. Where this node keeps it, it fetches it now,
-    and the other one reads it from here. `Node.will_keep` tells whether it does."""
+    and the other one reads it from here. `Node.will_keep` tells whether it does. `without_source`: the other node cannot
+    read the source, so this node fetches whatever it has claimed and has room for."""
 
     extent: ExtentId
+    without_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from cachesvc.sources.framed_zstd import CODEC as FRAMED_ZSTD
 from cachesvc.sources.framed_zstd import unpacked_chunk
 from cachesvc.sources.parquet import decoding
 from cachesvc.sources.parquet.recipe import CODEC as PARQUET
+from cachesvc.sources.read_watch import ReadWatch
 from cachesvc.sources.source import Checker, Source
 from cachesvc.sources.stated_hashes import hash_checker
 from cachesvc.system.buffers import Buffers
@@ -143,9 +144,16 @@ class Fetcher:
         self._releasing = False
         """Whether a timer runs that releases the buffers."""
 
-    def fetch(self, extent: Extent, into_fd: int, passing: OnBytes = ignore_bytes) -> dict[int, CacheError]:
+    def fetch(
+        self,
+        extent: Extent,
+        into_fd: int,
+        passing: OnBytes = ignore_bytes,
+        watch: ReadWatch | None = None,
+    ) -> dict[int, CacheError]:
         """Write the extent's `size_bytes` at offset 0 of `into_fd`; returns when no thread writes any more.
         `passing(at, data)` is called from many threads once `data` is in place, while the processor's cache holds it.
+        `watch` may have the reads given up.
 
         Returns the pieces that are missing, by index, and why: objects of an extent of several that have a permanent error
         while others can be read. The bytes in their place are undefined.
@@ -159,7 +167,7 @@ class Fetcher:
             missing = _MissingPieces(extent)
             parts = deque(_parts(extent, self._part_bytes, self._source_of))
             with open_target(into_fd, extent.size_bytes, self._buffers, passing) as into:
-                self._drain_all(parts, into, missing)
+                self._drain_all(parts, into, missing, watch or ReadWatch())
             if missing.errors:
                 self._check_source(extent, missing.errors)
             return missing.errors
@@ -186,7 +194,11 @@ class Fetcher:
                 self._buffers.release()
 
     def _drain_all(
-        self, parts: deque[_RangeRead | _WholePiece], into: FillTarget, missing: _MissingPieces
+        self,
+        parts: deque[_RangeRead | _WholePiece],
+        into: FillTarget,
+        missing: _MissingPieces,
+        watch: ReadWatch,
     ) -> None:
         if not parts:
             return
@@ -196,10 +208,10 @@ class Fetcher:
         runs: list[Future[None]] = [Future() for _ in range(count)]
         try:
             for run in runs:
-                self._pool.submit(self._drain, parts, into, missing, run)
+                self._pool.submit(self._drain, parts, into, missing, watch, run)
         except RuntimeError:  # no thread can be started: this one joins those that run
             here: Future[None] = Future()
-            self._drain(parts, into, missing, here)
+            self._drain(parts, into, missing, watch, here)
             runs = [run for run in (*runs, here) if not run.cancel()]
         failures = [error for run in runs if (error := run.exception()) is not None]
         for whole in wholes:  # break the reference cycle with their parts, which holds memory
@@ -230,6 +242,7 @@ class Fetcher:
         parts: deque[_RangeRead | _WholePiece],
         into: FillTarget,
         missing: _MissingPieces,
+        watch: ReadWatch,
         run: Future[None],
     ) -> None:
         """Execute parts until none is left, then finish `run`. Do nothing after `run` was cancelled: `into`'s descriptor
@@ -243,16 +256,19 @@ class Fetcher:
                 except IndexError:
                     break
                 if part.piece_index not in missing.errors:
-                    self._run_one(part, into, missing)
+                    with watch.reading():  # the end of each part counts as progress
+                        self._run_one(part, into, missing, watch)
         except BaseException as error:  # noqa: BLE001
             parts.clear()  # the other threads stop after their current part
             run.set_exception(error)
         else:
             run.set_result(None)
 
-    def _run_one(self, part: _RangeRead | _WholePiece, into: FillTarget, missing: _MissingPieces) -> None:
+    def _run_one(
+        self, part: _RangeRead | _WholePiece, into: FillTarget, missing: _MissingPieces, watch: ReadWatch
+    ) -> None:
         try:
-            self._execute(part, into)
+            self._execute(part, into, watch)
         except holes.PERMANENT as error:
             if not missing.add(part.piece_index, error):
                 raise
@@ -260,12 +276,12 @@ class Fetcher:
             if isinstance(part, _RangeRead):
                 missing.any_read = True
 
-    def _execute(self, part: _RangeRead | _WholePiece, into: FillTarget) -> None:
+    def _execute(self, part: _RangeRead | _WholePiece, into: FillTarget, watch: ReadWatch) -> None:
         if isinstance(part, _WholePiece):
             version, whole = part.piece.object, part
             part.check = self._source_of(version.uri).checker(version)
         else:
-            self._read(part, into)
+            self._read(part, into, watch)
             if part.whole is None:
                 return
             whole = part.whole
@@ -273,26 +289,32 @@ class Fetcher:
             whole.pending -= 1
             complete = not whole.pending
         if complete:
-            self._complete(whole, into)
+            self._complete(whole, into, watch)
 
-    def _read(self, part: _RangeRead, into: FillTarget) -> None:
+    def _read(self, part: _RangeRead, into: FillTarget, watch: ReadWatch) -> None:
         source = self._source_of(part.version.uri)
         if part.whole is not None and part.whole.stored is not None:
-            source.read_into(part.version, part.offset, part.whole.stored[part.offset :][: part.size])
+            stored = part.whole.stored[part.offset :][: part.size]
+            source.read_into(part.version, part.offset, stored, lambda _: watch.moved())
             return
         with into.room(part.at, part.size) as view:
             passing = RangeWriter(into, part.at, view)
-            source.read_into(part.version, part.offset, view, passing.received)
+
+            def received(count: int) -> None:
+                watch.moved()
+                passing.received(count)
+
+            source.read_into(part.version, part.offset, view, received)
             passing.finish()
 
-    def _complete(self, whole: _WholePiece, into: FillTarget) -> None:
+    def _complete(self, whole: _WholePiece, into: FillTarget, watch: ReadWatch) -> None:
         """Compare, decode and write a piece that has been read. Read it once more when it differs from its checksum."""
         if whole.check is not None:
             try:
                 whole.check(self._bytes(whole, into))
             except SourceUnavailable:
                 for part in whole.parts:
-                    self._read(part, into)
+                    self._read(part, into, watch)
                 whole.check(self._bytes(whole, into))
         if whole.stored is not None and whole.decoding is not None:
             into.write(whole.decoding.decode(whole.stored).data, whole.at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -135,6 +135,11 @@ class Sources:
         error = fault_of_node(f"{uri}: {_foreign(scheme)} has not answered for {self._open_s:.0f} s")
         log.error("%s", error)
         return error
+
+    def give_up(self, threads: Collection[int]) -> None:
+        """Make the calls of all sources fail that run in threads. See `Resilient.give_up`."""
+        for reader in tuple(self._readers):
+            reader.give_up(threads)
 
     def counters(self) -> SourceCounters:
         """Return the counts of all sources together."""

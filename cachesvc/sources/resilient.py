@@ -14,7 +14,7 @@ import operator
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 BREAKER_POLL_S = 0.25
 """How often a call polls the breaker of a source that is down."""
+PAUSE_POLL_S = 0.5
+"""How often a call that waits for its next try looks whether it was given up."""
 PROGRESS_BYTES, PROGRESS_SHARE = 64 << 10, 1 / 4
 SLOW_S = 30.0
 """An answer that is cut short after so many bytes, or this share of what was asked for, in less time, is progress and no
@@ -111,6 +113,9 @@ class Resilient:
         """Calls without an answer so far."""
         self._latencies = LatencyTail()
         self._hedger = Hedger(self._hedge, clock)
+        self._calling: set[int] = set()
+        """Threads with a call under way; those in `_given_up` are to end it."""
+        self._given_up: set[int] = set()
 
     @property
     def counters(self) -> SourceCounters:
@@ -187,19 +192,45 @@ class Resilient:
 
         return counted
 
+    def give_up(self, threads: Collection[int]) -> None:
+        """Make the calls fail that run in threads (`threading.get_ident()`), soon. A source that throttles is waited for:
+        another call would have to begin again at the end of its queue. A read that cannot be interrupted goes on."""
+        with self._lock:
+            ended = self._calling.intersection(threads) if not self._limited else set[int]()
+            self._given_up |= ended
+        if isinstance(self._source, Interruptible):
+            for thread in ended:
+                self._source.interrupt(thread)
+
     def close(self) -> None:
         """Stop hedging and close the source."""
         self._hedger.close()
         self._source.close()
 
     def _with_retries(self, call: Callable[[], T]) -> T:
+        thread = threading.get_ident()
         with self._lock:
             self._waiting += 1
+            self._calling.add(thread)
         try:
             return self._retried(call)
         finally:
             with self._lock:
                 self._waiting -= 1
+                self._calling.discard(thread)
+                self._given_up.discard(thread)
+
+    def _check_given_up(self) -> None:
+        if threading.get_ident() in self._given_up:
+            raise SourceUnavailable(f"the source sent nothing in time: {self._last_error or 'no answer'}")
+
+    def _pause(self, wait_s: float) -> None:
+        """Sleep between two tries. Raises SourceUnavailable where the call is given up."""
+        while wait_s > 0:
+            self._check_given_up()
+            self._sleep(min(wait_s, PAUSE_POLL_S))
+            wait_s -= PAUSE_POLL_S
+        self._check_given_up()
 
     def _retried(self, call: Callable[[], T]) -> T:
         until = self._clock() + self._resilience.deadline_s
@@ -212,6 +243,7 @@ class Resilient:
                     sent_at = self._clock()
                     answer = call()
             except SourceUnavailable as error:
+                self._check_given_up()
                 if error.progress and self._clock() - sent_at < SLOW_S:
                     self._cut_short(error, sent_at)
                     until, attempt = self._clock() + self._resilience.deadline_s, 0
@@ -229,7 +261,7 @@ class Resilient:
                 attempt += 1
                 with self._lock:
                     self._counters.retries += 1
-                self._sleep(wait_s)
+                self._pause(wait_s)
             except CacheError:
                 self._answered(sent_at)
                 raise
@@ -286,7 +318,7 @@ class Resilient:
                 return
             if now + wait_s >= until or down_s >= self._resilience.deadline_s:
                 raise SourceUnavailable(f"the source has been down for {down_s:.0f} s: {self._last_error}")
-            self._sleep(min(wait_s, BREAKER_POLL_S))
+            self._pause(min(wait_s, BREAKER_POLL_S))
 
     def _wait_for_rate(self, until: float) -> float:
         """Wait for this call's turn in the rate of a source that throttles. Return the wait in seconds, 0 if the source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,7 @@ from cachesvc.core.rates.backoff import (
 from cachesvc.core.rates.circuit_breaker import SOURCE_TRIP
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.source import OnReceived, Send, ignore_received
+from testbed import WAIT_S
 from tests.support.clock import Clock
 from tests.support.reads import FakeSource
 
@@ -249,3 +251,60 @@ def test_hedges_stay_within_their_share(requests: int) -> None:
     hedges = int(requests * HEDGE_SHARE)
     assert not hedge_allowed(hedges + 1, requests)
     assert hedge_allowed(0, requests) == (requests >= 1 / HEDGE_SHARE)
+
+
+class Hanging(FakeSource):
+    """A source whose reads last until they are interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.interrupted = threading.Event()
+
+    def read_into(
+        self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
+    ) -> None:
+        self.asked.set()
+        assert self.interrupted.wait(WAIT_S)
+        raise SourceUnavailable("interrupted")
+
+    def interrupt(self, thread: int) -> None:
+        self.interrupted.set()
+
+
+def test_a_read_that_is_given_up_ends_without_another_try() -> None:
+    source, errors = Hanging(), list[Exception]()
+    resilient = Resilient(source)
+
+    def read() -> None:
+        try:
+            resilient.read_into(X, 0, memoryview(bytearray(4)))
+        except SourceUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert source.asked.wait(WAIT_S)
+    assert thread.ident is not None
+    resilient.give_up([thread.ident, -1])
+    thread.join(WAIT_S)
+    assert "in time" in str(errors[0])
+    assert resilient.counters.retries == 0
+
+
+def test_a_pause_between_two_tries_ends_when_the_call_is_given_up() -> None:
+    resilient: Resilient
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        resilient.give_up([threading.get_ident()])
+
+    class Down(FakeSource):
+        def read_into(self, *_: object) -> None:
+            raise SourceUnavailable("down")
+
+    resilient = Resilient(Down(), chance=lambda: 1.0, sleep=sleep)
+    with pytest.raises(SourceUnavailable, match="in time"):
+        resilient.read_into(X, 0, memoryview(bytearray(4)))
+    assert len(slept) == 1

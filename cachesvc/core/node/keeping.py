@@ -2,7 +2,8 @@
 
 Where the claimed data does not fit the node, only owned extents are kept (`Policy.keeps`). A read of an owner's extent on
 another node would not bring it to the owner, so the other node asks the owner, which fetches the extent and passes it on.
-Such fills have slots of their own: nodes that wait for each other's fills must not hold each other's slots.
+Such fills have slots of their own: nodes that wait for each other's fills must not hold each other's slots. A node that
+cannot read the source is helped in the same way, by any node that has claimed the dataset.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Keeping:
         self._policy = copies.policy
         self._roles = roles
         self._work = work
-        self._wanted: dict[ExtentId, None] = {}
+        self._wanted: dict[ExtentId, Requester] = {}
         self._streamed = False
 
     def view_changed(self, event: ViewChanged) -> None:
@@ -41,20 +42,23 @@ class Keeping:
             self._place_all()
 
     def peer_wants(self, event: PeerWants) -> None:
-        """Fetch an extent that a peer asked for, if this node should keep it and has room."""
-        if self.lacks(event.extent) and not self.full:
-            self._wanted[event.extent] = None
+        """Fetch an extent that a peer asked for, if this node should keep it, or the peer has no source, and there is
+        room."""
+        if self.lacks(event.extent, event.without_source) and not self.full:
+            self._wanted[event.extent] = (
+                Requester.UNPLANNED_READER if event.without_source else Requester.PREFETCH
+            )
             self.feed()
 
-    def lacks(self, extent: ExtentId) -> bool:
+    def lacks(self, extent: ExtentId, without_source: bool = False) -> bool:
         """Return whether this node should keep an extent that it neither has nor fetches, and that peers may ask
-        for."""
+        for. `without_source`: whether it may fetch it at all."""
         entry = self._copies.entries.get(extent)
-        if entry is None or not self._policy.reserve.streams or not entry.owned or not entry.datasets:
+        if entry is None or not entry.datasets or extent in self._wanted or in_progress(entry):
             return False
         if entry.made_from is not None:  # of a user of this node
             return False
-        return extent not in self._wanted and not in_progress(entry)
+        return without_source or (self._policy.reserve.streams and entry.owned)
 
     @property
     def full(self) -> bool:
@@ -90,7 +94,7 @@ class Keeping:
             if entry is None or in_progress(entry):
                 del self._wanted[extent]
                 continue
-            placement = self._policy.place(entry, Requester.PREFETCH)
+            placement = self._policy.place(entry, self._wanted[extent])
             if self._copies.carry_out(placement, entry):
                 entry.copies[-1].for_peer = True
             elif placement.room_coming:

@@ -69,32 +69,31 @@ class PlacesHealth:
             return True
         return not place.unreachable and not place.breaker.ask(now)
 
-    def judge(self, verdict: Verdict, now: float) -> bool:
-        """Take a read's verdict. Return True if the place is left out from now on, or is not left out any more."""
+    def judge(self, verdict: Verdict, now: float) -> None:
+        """Take a read's verdict."""
         place = self.of(verdict.node)
         if verdict.failure:
             place.failures += 1
             place.why, place.unreachable = verdict.failure, verdict.unreachable
-            return place.breaker.failed(now)
+            place.breaker.failed(now)
+            return
         if verdict.size_bytes >= RATE_LEAST_BYTES and verdict.took_s > 0:
             rate = verdict.size_bytes / verdict.took_s
             place.bytes_per_s += (RATE_SHARE if place.bytes_per_s else 1.0) * (rate - place.bytes_per_s)
-        was_open = place.breaker.open
         place.breaker.succeeded()
         place.unreachable = False
-        return was_open
 
     def answered(self, node: str, round_trip_s: float) -> None:
         """Note that a port that sends extents answered a check."""
         place = self.of(node)
         place.round_trip_s, place.unreachable = round_trip_s, False
 
-    def silent(self, node: str, why: str, now: float) -> bool:
-        """Note that it did not. Return True if the node is left out from now on."""
+    def silent(self, node: str, why: str, now: float) -> None:
+        """Note that it did not, and leave the node out."""
         place = self.of(node)
         place.failures += 1
         place.why, place.unreachable = why, True
-        return place.breaker.trip_at(now)
+        place.breaker.trip_at(now)
 
     def reset(self, node: str) -> None:
         """Forget one place."""

@@ -23,6 +23,9 @@ MAX_NODES = 4
 """Nodes that a fill reads from, one after the other, before it reads from the source."""
 LATE_FACTOR = 3.0
 """A read is late after so many times the usual time of a fill."""
+SOURCE_FACTOR = 1.4
+"""A fill that reads the source itself waits so much longer than those that follow it. So one of these reads the source
+before the fill asks, and is named to it."""
 LEARNED_FILLS = 3
 """Fewer fills say nothing about the usual time."""
 MOST_DOUBLINGS = 4
@@ -144,13 +147,14 @@ class Hedges:
 class PlaceSearch:
     """One fill's search. `failed` and `late` go with its next question to the owner."""
 
-    def __init__(self, size_bytes: int, times: FillTimes, hedges: Hedges) -> None:
+    def __init__(self, size_bytes: int, times: FillTimes, hedges: Hedges, source_failed: str = "") -> None:
+        """`source_failed`: how the source failed in the fill before, which this one repeats."""
         self._size_bytes, self._times, self._hedges = size_bytes, times, hedges
         self.failed: list[str] = []
         """Places that failed; never asked again."""
         self.late: list[str] = []
         """Places that were late: not asked now."""
-        self._suspects: dict[str, str] = {}
+        self._suspects = {SOURCE: source_failed} if source_failed else {}
         """Places that were late, or the source that failed, and how."""
         self._came_bytes: int | None = None
         """What the late node gave that fetches the extent itself; None without one."""
@@ -174,8 +178,10 @@ class PlaceSearch:
         if self.exhausted:
             return Patience()
         factor = 2.0 ** min(self._doublings, MOST_DOUBLINGS)
-        limit_s = math.inf if node == SOURCE else factor * self._times.limit_s(self._size_bytes)
-        return Patience(factor * self._times.late_s(self._size_bytes), limit_s)
+        late_s = factor * self._times.late_s(self._size_bytes)
+        if node == SOURCE:
+            return Patience(SOURCE_FACTOR * late_s)
+        return Patience(late_s, factor * self._times.limit_s(self._size_bytes))
 
     def gave(self, node: str, filling: bool, came_bytes: int, took_s: float) -> list[Verdict]:
         """End the search: a place gave the rest. `filling`: it was fetching the extent itself."""

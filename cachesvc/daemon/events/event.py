@@ -50,6 +50,8 @@ KINDS = {
     "member_gone": "a node left the cluster, and its extents belong to the others",
     "cluster_warning": "a warning about the cluster",
     "cluster_mended": "a warning about the cluster ended",
+    "left_out": "nothing is read from a node for a while",
+    "read_again": "a node is read from again",
 }
 """Each kind of event, and its log line."""
 SOURCE_ERRORS = (NotAllowed, NotFound, CorruptData, SourceChanged, SourceUnavailable)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cachesvc.core import commands, events
 from cachesvc.core.errors import (
     CacheError,
     CorruptData,
+    NotAllowed,
     NotFound,
     OutOfSpace,
     SourceUnavailable,
@@ -44,6 +47,8 @@ from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
 
 log = logging.getLogger(__name__)
 FROM_SOURCE = "source"
+ELSEWHERE = (SourceUnavailable.code, NotAllowed.code)
+"""Errors of the source that other nodes may not have: they are asked for the extent."""
 
 
 @dataclass(slots=True)
@@ -67,7 +72,7 @@ class FillParts:
     preparers: Preparers
     locate: Locate | None = None
     wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
-    judged: Callable[[Verdict], None] = lambda verdict: None
+    judged: Callable[[Sequence[Verdict]], None] = lambda verdicts: None
 
 
 class FillError(Exception):
@@ -230,12 +235,16 @@ class Fill:
         self, dataset: ServedDataset, index: int, target: int, shared: SharedFill
     ) -> Steps[jobs.JobDone]:
         """Fetch from the nodes and the source, one after the other, as the extent's owner names them."""
-        size_bytes = dataset.sizes[index]
-        search = PlaceSearch(size_bytes, self._parts.shared.times, self._parts.shared.hedges)
+        size_bytes, fills = dataset.sizes[index], self._parts.shared
+        search = fills.search(self._extent, size_bytes)
+        refused: jobs.JobDone | None = None
         while True:
             found = Located()
             if not (search.exhausted or shared.complete):
                 found = yield self._locate(search)
+            if found.node == SOURCE and refused is not None:
+                fills.note_source_failure(self._extent, refused.message)
+                return refused
             self.reads = found.node or FROM_SOURCE
             if found.node == SOURCE and search.hedging:
                 self._counts.hedged_bytes += size_bytes
@@ -249,14 +258,17 @@ class Fill:
             if done.code in (0, OutOfSpace.code, TierFailed.code):
                 self._from_peer = found.node != SOURCE
                 if not done.code:
-                    self._judge(search.gave(found.node, found.filling, done.peer_bytes, now - began))
+                    self._parts.judged(search.gave(found.node, found.filling, done.peer_bytes, now - began))
                 return done
             if done.end is ReadEnd.LATE:
                 throttles = self._parts.fillers.source_requests.throttled > throttled
                 late = LateRead(now, found.filling, done.peer_bytes, throttles)
                 search.late_at(found.node, done.message, late)
-            elif found.node != SOURCE:
-                self._judge(search.failed_at(found.node, done.message, done.end or ReadEnd.LACKS))
+            elif found.node != SOURCE or done.code in ELSEWHERE:
+                self._parts.judged(search.failed_at(found.node, done.message, done.end or ReadEnd.LACKS))
+                if found.node == SOURCE:
+                    # At the next try one of the nodes that follow this fill reads the source itself.
+                    refused = msgspec.structs.replace(done, retry=True)
             else:
                 return done
 
@@ -264,10 +276,6 @@ class Fill:
         locate = self._parts.locate
         assert locate is not None, "no cluster"
         return Step(lambda then, _: locate(self._extent, tuple(search.failed), tuple(search.late), then))
-
-    def _judge(self, verdicts: Iterable[Verdict]) -> None:
-        for verdict in verdicts:
-            self._parts.judged(verdict)
 
     def _from_node(
         self, dataset: ServedDataset, job: jobs.FetchJob, target: int, shared: SharedFill, node: str

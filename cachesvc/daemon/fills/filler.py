@@ -46,6 +46,7 @@ from cachesvc.daemon.processes.nice import run_in_background
 from cachesvc.daemon.processes.threads import ThreadPool
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
+from cachesvc.sources.read_watch import ReadWatch
 from cachesvc.sources.resilient import SourceCounters
 from cachesvc.sources.watched import CallWatch
 from cachesvc.system.buffers import Buffers
@@ -205,7 +206,13 @@ class Filler:
     ) -> jobs.JobDone:
         """Fetch all of the extent, whatever blocks came from nodes before."""
         passing = StreamedChecksums(extent.size_bytes, progress)
-        missing = self._fetcher.fetch(extent, target, passing.add)
+        with ReadWatch(job.patience.wait_s, self._sources.give_up) as watch:
+            try:
+                missing = self._fetcher.fetch(extent, target, passing.add, watch)
+            except SourceUnavailable as error:
+                if not watch.expired:
+                    raise
+                return jobs.JobDone(error.code, str(error)[:MAX_MESSAGE_CHARS], retry=True, end=ReadEnd.LATE)
         if isinstance(dataset.layout, Indirect):  # a compressed shard can be checked only now
             with translated("tier", "read an extent"):
                 head = os.pread(target, 4, 0)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.placement.place_search import FillTimes, Hedges
+from cachesvc.core.placement.place_search import FillTimes, Hedges, PlaceSearch
 from cachesvc.tiers.fill_progress import FillProgress
 
 
@@ -63,6 +63,8 @@ class SharedFill:
         os.close(self.progress_fd)
 
 
+MAX_SOURCE_FAILURES = 1024
+"""Extents whose source failed, and that are to be filled again; of older ones nothing is remembered."""
 _Begun = Callable[[SharedFill | None], None]
 
 
@@ -71,6 +73,8 @@ class SharedFills:
 
     def __init__(self) -> None:
         self.times, self.hedges = FillTimes(), Hedges()
+        self._source_failures: dict[ExtentId, str] = {}
+        """How the source failed in the last fill of an extent."""
         self._fills: dict[tuple[ExtentId, TierName], SharedFill] = {}
         self._waiting: defaultdict[ExtentId, list[_Begun]] = defaultdict(list)
 
@@ -110,6 +114,17 @@ class SharedFills:
         else:
             fill.progress.abort()
         fill.close()
+
+    def search(self, extent: ExtentId, size_bytes: int) -> PlaceSearch:
+        """Begin the search for a place that gives an extent."""
+        why = self._source_failures.pop(extent, "")
+        return PlaceSearch(size_bytes, self.times, self.hedges, why)
+
+    def note_source_failure(self, extent: ExtentId, why: str) -> None:
+        """Remember for the next fill of an extent how the source failed."""
+        self._source_failures[extent] = why
+        if len(self._source_failures) > MAX_SOURCE_FAILURES:
+            del self._source_failures[next(iter(self._source_failures))]
 
     def progressing(self, now: float) -> list[ExtentId]:
         """The extents of the fills that have got further since the last call."""

@@ -266,7 +266,7 @@ class Agent:
         return replace(
             row,
             state="present" if state == "works" else state,
-            why=row.why if state == "works" else record.why,
+            why=row.why if state == "works" else f"its source: {record.why}" if me else record.why,
             block_round_trip_us=int(record.round_trip_s * 1e6),
             bytes_per_s=0 if me else int(record.bytes_per_s),
         )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection
 
-from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.peer_health import PlaceHealth, PlacesHealth
 from cachesvc.core.placement.place_search import Verdict
 from cachesvc.daemon.blocks.client import BlockClient, PeerFailed
 from cachesvc.daemon.ports import next_port
 
-log = logging.getLogger(__name__)
 TRIES = 3
 """Checks in a row that a port fails before its node is left out."""
 
@@ -41,16 +38,12 @@ class BlockPorts:
                     self._health.answered(node, self._now() - began)
                 return
         with self._lock:
-            changed = self._health.silent(node, why, self._now())
-        if changed:
-            self._say(node, True, why)
+            self._health.silent(node, why, self._now())
 
     def judge(self, verdict: Verdict) -> None:
         """Take what a fill learned of a place."""
         with self._lock:
-            changed = self._health.judge(verdict, self._now())
-        if changed:
-            self._say(verdict.node, bool(verdict.failure), verdict.failure)
+            self._health.judge(verdict, self._now())
 
     def left_out(self) -> tuple[str, ...]:
         """The places from which nothing is to be read now."""
@@ -77,10 +70,3 @@ class BlockPorts:
         """Forget all nodes but the members."""
         with self._lock:
             self._health.forget(members)
-
-    def _say(self, node: str, left_out: bool, why: str) -> None:
-        name = "this node's source" if node == SOURCE else node
-        if left_out:
-            log.warning("nothing is read from a place for a while", extra={"place": name, "error": why})
-        else:
-            log.info("a place gives extents again", extra={"place": name})

@@ -276,9 +276,10 @@ class ClusterLink:
         """Tell a node that the bytes which it sent of an extent are wrong."""
         self._send(messages.WrongCopy(extent, node))
 
-    def judged(self, verdict: Verdict) -> None:
-        """Tell the agent what a fill learned of a node, or of the source."""
-        self._send(messages.PlaceJudged(verdict))
+    def judged(self, verdicts: Sequence[Verdict]) -> None:
+        """Tell the agent what a fill learned of nodes, and of the source."""
+        for verdict in verdicts:
+            self._send(messages.PlaceJudged(verdict))
 
     def _send(self, message: messages.ToAgent) -> bool:
         """Send a message to the agent; return whether it went out."""
@@ -383,8 +384,8 @@ class ClusterLink:
         for extent in wanted.extents:
             if node.keeping.full:
                 break
-            if node.keeping.lacks(extent):
-                self._runner.handle(events.PeerWants(extent))
+            if node.keeping.lacks(extent, wanted.without_source):
+                self._runner.handle(events.PeerWants(extent, wanted.without_source))
         kept = tuple(extent for extent in wanted.extents if kept_here(extent))
         self._send(messages.ExtentsKept(wanted.number, kept))
 

@@ -71,12 +71,16 @@ class DaemonChannel:
             for fd in descriptors:
                 os.close(fd)
 
-    def keep(self, extents: list[ExtentId], later: bool = False) -> set[ExtentId]:
+    def keep(
+        self, extents: list[ExtentId], later: bool = False, without_source: bool = False
+    ) -> set[ExtentId]:
         """Ask the daemon to fetch extents that peers want; return those that it has or fetches, now or, if that is soon
-        enough, `later`."""
+        enough, `later`. `without_source`: the peers cannot read the source."""
         number = next(self._numbers)
         try:
-            message, _ = self._ask(number, messages.KeepExtents(number, tuple(extents), later), KEEP_S)
+            message, _ = self._ask(
+                number, messages.KeepExtents(number, tuple(extents), later, without_source), KEEP_S
+            )
         except TierFailed:
             return set()
         assert isinstance(message, messages.ExtentsKept)

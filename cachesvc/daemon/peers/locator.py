@@ -18,6 +18,7 @@ import grpc
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer
 from cachesvc.core.placement.roster import PROTOCOL_VERSION
+from cachesvc.core.placement.view import STAND_INS
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
 from cachesvc.daemon.peers.peer_calls import PeerCalls
@@ -95,7 +96,8 @@ class Locator:
         if view.alone:
             done(NOWHERE)
             return
-        self._queue(_Pending(question, view.askable([question.extent])[0], done))
+        count = len(view.candidates) if question.without_source else STAND_INS
+        self._queue(_Pending(question, view.askable([question.extent], count)[0], done))
 
     def _queue(self, pending: _Pending) -> None:
         if not pending.nodes:
@@ -137,10 +139,12 @@ class Locator:
 
     def _conclude(self, batch: list[_Pending], answers: list[Answer], recent: bool) -> None:
         """Hand the answers on. An owner with a recent directory may not know all holders: where it names the source, the
-        stand-in is asked, too."""
+        stand-in is asked, too. A node that does not read the source asks all, the owner first."""
         unsure: defaultdict[str, list[tuple[_Pending, Answer]]] = defaultdict(list)
         for each, answer in zip(batch, answers, strict=True):
-            if recent and answer.node == SOURCE and len(each.nodes) > 1:
+            if each.question.without_source and answer.node == SOURCE and len(each.nodes) > 1:
+                self._queue(_Pending(each.question, each.nodes[1:], each.done))
+            elif recent and answer.node == SOURCE and len(each.nodes) > 1:
                 unsure[each.nodes[1]].append((each, answer))
             else:
                 each.done(answer)

@@ -66,11 +66,13 @@ class ResidencyChanged(msgspec.Struct, frozen=True, tag=True):
 
 class KeepExtents(msgspec.Struct, frozen=True, tag=True):
     """Ask the daemon to fetch extents that it owns and that peers want. `later`: a prefetch that gets to them some time is
-    soon enough."""
+    soon enough. `without_source`: the peers cannot read the source, so the daemon fetches those that it does not own,
+    too."""
 
     number: int
     extents: tuple[ExtentId, ...]
     later: bool = False
+    without_source: bool = False
 
 
 class ExtentsKept(msgspec.Struct, frozen=True, tag=True):

@@ -9,9 +9,13 @@ from cachesvc.core.placement.traits import Noticed
 from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.peers.messages import ClusterReport, NodeRow
 
-_MEMBERS = ("present", "away", "left")
+_SICK = ("slow", "unreadable")
+"""The states of members from which nothing is read; of this node's row, that nothing is read from its source."""
+_MEMBERS = ("present", *_SICK, "away", "left")
 _BECAME = {
     "present": "member_present",
+    "slow": "left_out",
+    "unreadable": "left_out",
     "away": "member_away",
     "left": "member_left",
     "refused": "member_refused",
@@ -28,7 +32,9 @@ def changes(before: Sequence[NodeRow], after: Sequence[NodeRow]) -> list[Event]:
     for key, row in has.items():
         if (old := had.get(key)) is not None and _same(old, row):
             continue
-        if row.state != "unknown" or row.why:
+        if old is not None and old.state in _SICK and row.state == "present":
+            found.append(_event("read_again", row))
+        elif row.state != "unknown" or row.why:
             found.append(_event(_BECAME[row.state], row))
     gone = [row for key, row in had.items() if key not in has and row.state in _MEMBERS]
     return found + [_event("member_gone", row) for row in gone]
@@ -36,6 +42,8 @@ def changes(before: Sequence[NodeRow], after: Sequence[NodeRow]) -> list[Event]:
 
 def _same(old: NodeRow, row: NodeRow) -> bool:
     """Return whether nothing happened to a node that is worth an event. The reason why a member is away may change."""
+    if old.state in _SICK and row.state in _SICK:
+        return True
     return old.state == row.state and (row.state in _MEMBERS or old.why == row.why)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, Answer, ExtentDirectory
@@ -32,10 +33,19 @@ class Question:
         return SOURCE in (*self.failed, *self.late, *self.left_out)
 
 
-class OwnedExtents:
-    """Safe from any thread. `keep` asks the daemon to fetch extents, and returns those that it has or fetches."""
+class Keep(Protocol):
+    """Asks this node's daemon to fetch extents, and returns those that it has or fetches: now or `later`; for a node that
+    is `without_source` also those that it does not own."""
 
-    def __init__(self, me: str, keep: Callable[[list[ExtentId], bool], set[ExtentId]]) -> None:
+    def __call__(
+        self, extents: list[ExtentId], later: bool, /, *, without_source: bool = False
+    ) -> set[ExtentId]: ...
+
+
+class OwnedExtents:
+    """Safe from any thread."""
+
+    def __init__(self, me: str, keep: Keep) -> None:
         self._me = me
         self._keep = keep
         self._directory = ExtentDirectory(keeper=me)
@@ -43,6 +53,9 @@ class OwnedExtents:
         self._away: frozenset[str] = frozenset()
         self._upstream: dict[ExtentId, str] = {}
         """The node from which this node fills an extent, by the answer of any directory."""
+        self._without_source: set[ExtentId] = set()
+        """Extents that this node fills without reading the source: no other node is to read them from here, since it may be
+        the one that helps."""
         self._changed_at = time.monotonic()
         self._placement: object = None
         self.lookups = 0
@@ -76,26 +89,46 @@ class OwnedExtents:
         now = time.monotonic()
         with self._lock:
             self.lookups += len(questions)
+            if asker == self._me:
+                self._without_source.update(each.extent for each in questions if each.without_source)
             for each in questions:
                 # A node that failed has no copy any more, or does not answer: it announces what it holds again.
                 for node in each.failed:
                     self._directory.dropped(node, [each.extent])
-                if each.extent in kept and not self._directory.wanted(each.extent, now):
-                    self._directory.lookup(self._me, each.extent, now)
-            answers = [
-                self._directory.lookup(
-                    asker,
-                    each.extent,
-                    now,
-                    each.failed,
-                    self._away.union(each.left_out),
-                    self._behind(each),
-                    each.late,
-                )
-                for each in questions
-            ]
+            self._note_kept(kept, now)
+            answers = [self._answer(asker, each, now) for each in questions]
+        stuck = [
+            each for each, found in zip(questions, answers) if found.node == SOURCE and each.without_source
+        ]
+        if stuck:
+            helped = self._help(asker, stuck)
+            answers = [helped.get(each.extent, found) for each, found in zip(questions, answers)]
+        with self._lock:
             self.redirects += sum(answer.node != SOURCE for answer in answers)
         return answers
+
+    def _help(self, asker: str, questions: Sequence[Question]) -> dict[ExtentId, Answer]:
+        """Answer a node that is to read the source and does not: have this node's daemon read it. The node is not noted as
+        filling the extents, before the daemon asks where to read them: others would wait for it."""
+        with self._lock:
+            self._directory.dropped(asker, [each.extent for each in questions])
+            extents = [each.extent for each in questions if each.extent not in self._without_source]
+        kept = self._keep(extents, False, without_source=True) if extents and asker != self._me else set()
+        now = time.monotonic()
+        with self._lock:
+            self._note_kept(kept, now)
+            return {each.extent: self._answer(asker, each, now) for each in questions if each.extent in kept}
+
+    def _note_kept(self, kept: Iterable[ExtentId], now: float) -> None:
+        for extent in kept:
+            if not self._directory.wanted(extent, now):
+                self._directory.lookup(self._me, extent, now)
+
+    def _answer(self, asker: str, question: Question, now: float) -> Answer:
+        left_out, behind = self._away.union(question.left_out), self._behind(question)
+        return self._directory.lookup(
+            asker, question.extent, now, question.failed, left_out, behind, question.late
+        )
 
     def peek(self, asker: str, questions: Sequence[Question], keep: bool = False) -> list[Answer]:
         """Tell a node which others hold extents, and note nothing. `keep`: have the daemon fetch what none holds."""
@@ -122,6 +155,7 @@ class OwnedExtents:
             if node == self._me:
                 for extent in (*filled, *dropped):
                     self._upstream.pop(extent, None)
+                    self._without_source.discard(extent)
             self._directory.dropped(node, dropped)
             if anew:
                 self._directory.announced_anew(node, filled, now)
@@ -132,12 +166,12 @@ class OwnedExtents:
     def _behind(self, question: Question) -> tuple[str, ...]:
         """This node, where it may read from the asker.
 
-        That is so after the asker's fill was interrupted, since other nodes may follow that fill, and where this directory
-        does not know from which node this node fills the extent. An owner that is away now had told it.
+        That is so after the asker's fill was interrupted or late, since other nodes may follow that fill, and where this
+        directory does not know from which node this node fills the extent. An owner that is away now had told it.
         """
         upstream = self._upstream.get(question.extent, SOURCE)
         known = self._directory.upstream(self._me, question.extent) == upstream
-        return (self._me,) if question.failed and not known else ()
+        return (self._me,) if (question.failed or question.late) and not known else ()
 
     def _holder(self, asker: str, question: Question) -> Answer:
         left_out = {asker, *question.failed, *question.late, *question.left_out, *self._away}
@@ -150,5 +184,6 @@ class OwnedExtents:
             return [
                 each.extent
                 for each in questions
-                if self._me not in each.left_out and not self._directory.wanted(each.extent, now)
+                if not (self._me in each.left_out or each.extent in self._without_source)
+                and not self._directory.wanted(each.extent, now)
             ]

@@ -16,6 +16,7 @@ from cachesvc.core.placement.place_search import (
     LEARNED_FILLS,
     MAX_NODES,
     MOST_DOUBLINGS,
+    SOURCE_FACTOR,
     FillTimes,
     Hedges,
     LateRead,
@@ -52,7 +53,7 @@ def test_a_read_may_take_three_usual_fills() -> None:
     )  # progress is enough while the usual time is not known
     assert search(0.1).begin("b") == Patience(FILL_LATE_S, FILL_LATE_S)
     assert search(20.0).begin("b") == Patience(60.0, 60.0)
-    assert search(20.0).begin(SOURCE) == Patience(60.0)  # whoever is slow with progress has no faster place
+    assert search(20.0).begin(SOURCE) == Patience(60.0 * SOURCE_FACTOR)  # its progress is progress enough
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=LEARNED_FILLS, max_size=200))

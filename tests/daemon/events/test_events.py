@@ -279,6 +279,8 @@ ELSEWHERE = {
         ("member_left", "member_refused", "member_silent", "member_gone"), "peers/test_notices.py"
     ),
     **dict.fromkeys(("cluster_warning", "cluster_mended"), "peers/test_told.py"),
+    "left_out": "peers/test_sick_nodes.py",
+    "read_again": "peers/test_sick_nodes.py",
 }
 """Kinds that other tests of the daemon show."""
 

@@ -59,7 +59,9 @@ def located(settle_s: float = SETTLE_S) -> tuple[Members, Locator]:
     hello = pb.HelloRequest(protocol=PROTOCOL_VERSION, name=ME, instance="0")
     roster = Roster(Greeting(ME, "0", PROTOCOL_VERSION, 1000), grace_s=600.0)
     found = Members(roster, calls, hello, lambda _: None, lambda _: None, lambda _: None, settle_s)
-    return found, Locator(ME, found, OwnedExtents(ME, lambda extents, later: set()), calls)
+    return found, Locator(
+        ME, found, OwnedExtents(ME, lambda extents, later, without_source=False: set()), calls
+    )
 
 
 def listing(address: str) -> Any:
@@ -105,7 +107,7 @@ FRESH, INTERRUPTED = Question(EXTENTS[0]), Question(EXTENTS[0], ("owner",))
 @pytest.fixture
 def owned() -> OwnedExtents:
     """The stand-in fills all that it is asked for."""
-    return OwnedExtents(ME, lambda extents, later: set(extents))
+    return OwnedExtents(ME, lambda extents, later, without_source=False: set(extents))
 
 
 def asked(owned: OwnedExtents, asker: str, question: Question) -> str:
@@ -137,3 +139,54 @@ def test_once_the_fill_has_ended_it_is_followed_again(owned: OwnedExtents) -> No
     owned.located(EXTENTS[0], "follower")
     owned.report(ME, EXTENTS[:1], [], [], anew=False)
     assert asked(owned, "first", INTERRUPTED) == ME
+
+
+WITHOUT_SOURCE = Question(EXTENTS[0], (SOURCE,))
+
+
+class Daemon:
+    """What the daemon of a node answers: it fetches for a node without a source, and for no other. `found` is where its own
+    fill was told to read."""
+
+    def __init__(self) -> None:
+        self.owned = OwnedExtents(ME, self.keep)
+        self.found: list[str] = []
+
+    def keep(self, extents: list[ExtentId], later: bool, without_source: bool = False) -> set[ExtentId]:
+        if without_source:
+            self.found += [asked(self.owned, ME, Question(extent)) for extent in extents]
+        return set(extents) if without_source else set()
+
+
+def test_a_node_without_a_source_is_helped_by_one_that_reads_it() -> None:
+    daemon = Daemon()
+    assert asked(daemon.owned, "sick", WITHOUT_SOURCE) == ME
+    assert daemon.found == [SOURCE], "the helper must not wait for the one that it helps"
+
+
+def test_a_node_without_a_source_is_not_noted_as_filling() -> None:
+    owned = OwnedExtents(ME, lambda extents, later, without_source=False: set())
+    assert asked(owned, "sick", WITHOUT_SOURCE) == SOURCE
+    assert asked(owned, "other", FRESH) == SOURCE
+
+
+@pytest.mark.parametrize("question", [FRESH, WITHOUT_SOURCE])
+def test_a_node_that_has_no_source_itself_helps_nobody(owned: OwnedExtents, question: Question) -> None:
+    """Its daemon says that it fills the extent: from the node that asks now, perhaps."""
+    assert asked(owned, ME, WITHOUT_SOURCE) == SOURCE
+    assert asked(owned, "helper", question) == SOURCE
+    owned.report(ME, EXTENTS[:1], [], [], anew=False)
+    assert asked(owned, "other", WITHOUT_SOURCE) == ME
+
+
+def test_what_a_node_leaves_out_is_neither_named_nor_asked_to_fetch() -> None:
+    asked_for: list[ExtentId] = []
+
+    def keep(extents: list[ExtentId], later: bool, without_source: bool = False) -> set[ExtentId]:
+        asked_for.extend(extents)
+        return set(extents)
+
+    owned = OwnedExtents(ME, keep)
+    assert asked(owned, "first", Question(EXTENTS[0], left_out=(ME,))) == SOURCE
+    assert not asked_for
+    assert asked(owned, "second", Question(EXTENTS[0], left_out=(ME, "first"))) == SOURCE

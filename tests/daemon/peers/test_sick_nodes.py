@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
@@ -75,6 +78,12 @@ def opened(daemon: Daemon) -> DatasetId:
         return control.open_dataset([URI], OPTIONS).id
 
 
+def recorded(daemon: Daemon, kind: str, node: str) -> str:
+    """The log line of an event about a node; "" for none."""
+    found = re.search(f"event={kind} node={node}.*", daemon.log)
+    return found[0] if found else ""
+
+
 def bytes_from_source(daemon: Daemon) -> int:
     with Control(daemon.socket_dir) as control:
         (status,) = control.status().datasets
@@ -104,9 +113,33 @@ def test_a_member_whose_requests_hang_holds_up_the_others_once(tmp_path: Path) -
         assert asked.wait(WAIT_S)  # it leads some fills now
         assert [read(each) for each in others] == [CONTENTS] * 2
         assert sum(bytes_from_source(each) for each in others) == len(CONTENTS)
-        healed.set()
         filling.join(WAIT_S)
         assert read(sick) == CONTENTS
+        assert bytes_from_source(sick) == 0
+
+
+def test_a_member_that_may_not_read_the_source_reads_through_one_that_has_the_dataset_open(
+    tmp_path: Path,
+) -> None:
+    def refuse(request: BaseHTTPRequestHandler) -> tuple[int, str] | None:
+        refused = "KEYb" in request.headers["Authorization"] and "Range" in request.headers
+        return (403, "AccessDenied") if refused else None
+
+    with fake_s3() as server, ExitStack() as stack:
+        bucket(server)
+        cluster = Cluster(tmp_path, server, "ab")
+        helper, sick = (stack.enter_context(cluster.node(name)) for name in "ab")
+        wait_until(lambda: all([*states(each).values()] == ["present"] * 2 for each in (helper, sick)))
+        opened(sick)
+        server.refuse = refuse
+        reader = DaemonGrants(helper.socket_dir, opened(helper))
+        stack.callback(reader.close)
+        assert isinstance(
+            reader.acquire([0], WAIT_S)[0], Granted
+        )  # it has claimed the dataset, and holds one extent
+        assert read(sick) == CONTENTS
+        assert (bytes_from_source(helper), bytes_from_source(sick)) == (len(CONTENTS), 0)
+        wait_until(lambda: "403" in recorded(sick, "left_out", "b"))
 
 
 def prefetch(daemon: Daemon) -> None:
@@ -157,5 +190,7 @@ def test_a_node_whose_extents_cannot_be_read_is_not_present(tmp_path: Path) -> N
         with Control(node.socket_dir) as control:
             (why,) = (each.why for each in control.nodes().nodes if each.name == "b")
         assert f"127.0.0.2:{cluster.ports['b'] + 1}" in why
+        wait_until(lambda: recorded(node, "left_out", "b"))
         stack.enter_context(forwarding(cluster.ports["b"] + 1))
         wait_until(lambda: states(node)["b"] == "present")
+        wait_until(lambda: recorded(node, "read_again", "b"))
