@@ -51,6 +51,7 @@ def fresh_state(identity: str, samples: int, spec: OrderSpec) -> LoaderState:
         samples=samples,
         steps=steps,
         source="",
+        edges="mask",
         **place,
         **asdict(spec),
     )

@@ -166,10 +166,8 @@ class Feed(TorchDataset[Any]):
         return order
 
     def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
-        """Return the order of an epoch, and leave the current one in place."""
-        if self._order is not None and self._order.epoch == epoch:
-            return self._order
-        return self.orders.of(epoch)
+        now = self._order  # stays in place
+        return now if now is not None and now.epoch == epoch else self.orders.of(epoch)
 
     @property
     def length_changes(self) -> tuple[int, ...]:
@@ -215,8 +213,7 @@ class Feed(TorchDataset[Any]):
         return full * self.share.batch_size + sum(tail)
 
     def _any_of_its_length(self, epoch: int) -> EpochOrder | RunOrder:
-        """Return the current order if it is as long as this epoch's, else this epoch's. Lengths differ in mixtures, and
-        where steps are skipped."""
+        """Return an order that is as long as this epoch's."""
         equal = self._composite is None and not self.spec.skipped
         return self._order if equal and self._order is not None else self._order_of(epoch)
 
