@@ -13,6 +13,9 @@ from cachesvc.core.placement.traits import ClusterWarning, Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
+ANSWERING = ("present", "slow", "unreadable")
+"""The states of members that answer greetings."""
+
 
 class LocateExtent(msgspec.Struct, frozen=True, tag=True):
     """Ask the agent where to read an extent. `failed`: the places that failed to give it; `late`: those that were late."""
@@ -137,8 +140,8 @@ class WrongCopy(msgspec.Struct, frozen=True, tag=True):
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away. `block_round_trip_us`: how
-    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there. `traits`: of its
-    last greeting."""
+    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there. `traits`:
+    of its last greeting."""
 
     name: str
     address: str

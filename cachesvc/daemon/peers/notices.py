@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from cachesvc.core.placement.traits import Noticed
 from cachesvc.daemon.events.event import Event, record
-from cachesvc.daemon.peers.messages import ClusterReport, NodeRow
+from cachesvc.daemon.peers.messages import ANSWERING, ClusterReport, NodeRow
 
-_MEMBERS = ("present", "away", "left")
+_MEMBERS = (*ANSWERING, "away", "left")
 _BECAME = {
-    "present": "member_present",
+    **dict.fromkeys(ANSWERING, "member_present"),
     "away": "member_away",
     "left": "member_left",
     "refused": "member_refused",
@@ -36,6 +36,8 @@ def changes(before: Sequence[NodeRow], after: Sequence[NodeRow]) -> list[Event]:
 
 def _same(old: NodeRow, row: NodeRow) -> bool:
     """Return whether nothing happened to a node that is worth an event. The reason why a member is away may change."""
+    if old.state in ANSWERING and row.state in ANSWERING:
+        return True
     return old.state == row.state and (row.state in _MEMBERS or old.why == row.why)
 
 
@@ -64,7 +66,7 @@ class Notices:
         if report.settled:
             before = self._rows
             if before is None:
-                before = [each for each in report.rows if each.state == "present"]
+                before = [each for each in report.rows if each.state in ANSWERING]
             for event in changes(before, report.rows):
                 record(event)
             self._rows = report.rows
