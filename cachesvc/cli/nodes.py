@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,6 @@ from cachesvc.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
-
-WRAPPED = re.compile(
-    r"failed to connect to all addresses; last error: \w+: \S+ (Failed to connect to remote host: )?(connect: )?"
-)
-
 
 WRONG = ("slow", "unreadable", "away", "refused", "unknown")
 """States that need somebody's attention. A node that said goodbye does not."""
@@ -35,8 +29,8 @@ WRONG = ("slow", "unreadable", "away", "refused", "unknown")
 def nodes(remove: str | None, wide: bool, socket: str | None, json: bool) -> int:
     """Show the members of the cluster, and warnings.
 
-    Exits 1 when one of them is not present: away, refused, listed and never heard of, or its extents cannot be read; and
-    while no list of members has been read. Nodes that said goodbye and warnings do not count.
+    Exits 1 when one of them is away, refused, listed and never heard of, or its extents cannot be read; and while no list
+    of members has been read. Nodes that said goodbye and warnings do not count.
     """
     with Control(socket) as control:
         if remove is not None:
@@ -94,24 +88,19 @@ def _row(node: pb.NodeStatus) -> list[str]:
     return [
         f"{node.name} (this node)" if node.me else node.name,
         f"{node.state} for {output.duration(node.away_s)}" if gone else node.state,
-        shortened(node.why),
+        node.why,
         node.address,
         node.zone,
         output.size(node.weight_bytes),
-        output.size(node.free_bytes) if node.state not in WRONG else "",
+        output.size(node.free_bytes) if node.state == "present" else "",
         f"{node.extents:,}",
         _milliseconds(node.round_trip_us),
         _milliseconds(node.block_round_trip_us),
         f"{output.size(node.bytes_per_s)}/s" if node.bytes_per_s else "",
-        node.source if node.state not in WRONG else "",
+        node.source if node.state == "present" else "",
         node.release,
     ]
 
 
 def _milliseconds(time_us: int) -> str:
     return f"{time_us / 1000:,.1f} ms" if time_us else ""
-
-
-def shortened(why: str) -> str:
-    """A reason without what gRPC puts around it: the address, which has a column, and that it could not connect."""
-    return WRAPPED.sub("", why)

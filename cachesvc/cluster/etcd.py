@@ -119,7 +119,7 @@ class EtcdMembership:
         self._last = LastList(f"etcd {prefix}")
         self._closed = threading.Event()
         self._calls: EtcdCalls | None = None
-        self._doubled = False
+        self._doubled = self._read_once = False
 
     def watch(self, changed: Changed) -> None:
         last = self._last
@@ -166,11 +166,11 @@ class EtcdMembership:
         lease = calls.grant(LEASE_S)
         try:
             revision = self._read(calls)
-            self._tell_others(
-                last
-            )  # before this node is seen: it knows the others, also where it may not write
-            calls.put(self._key, encode(self._me), lease)
             self._entries.put(self._key, encode(self._me))
+            if not self._read_once:
+                self._tell(last)  # this node knows the others before they see it, also where it may not write
+            self._read_once = True
+            calls.put(self._key, encode(self._me), lease)
             while calls.renew(lease) and not self._closed.is_set():
                 if revision and self._entries.get(self._key) is None:
                     calls.put(self._key, encode(self._me), lease)
@@ -185,10 +185,6 @@ class EtcdMembership:
         entries, revision = calls.list(self._prefix)
         self._entries.list(entries)
         return revision
-
-    def _tell_others(self, last: LastList) -> None:
-        if members := self._entries.members(time.monotonic()):
-            last.found(members)
 
     def _follow(self, calls: EtcdCalls, revision: int, last: LastList) -> int:
         """Follow changes after `revision`, 0 for none, for a while or until this node's own entry is gone. Return the last

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 from cachesvc.__main__ import run
 from cachesvc.cli import doctor_checks
 from cachesvc.cli.doctor_checks import Level
-from cachesvc.config import NvmeSpec, Settings
+from cachesvc.config import NvmeSpec, Settings, Tls
 from cachesvc.tiers.mounts import Mount
+from tests.support.membership.nodes import authority, certified
 
 
 @pytest.fixture
@@ -218,3 +220,21 @@ def test_a_budget_beyond_what_the_daemons_own_processes_leave_is_a_warning_with_
     assert memory(1 << 30).level is Level.WARN
     assert memory((1 << 30) + 1).level is Level.FAIL
     assert memory(1 << 20, 64 << 20).advice == "lower --extent-bytes, or raise the memory limit"
+
+
+@pytest.mark.parametrize(
+    ("days", "level", "text"),
+    [(90.0, "ok", "ends at"), (6.0, "warn", "days"), (-1.0, "fail", "has expired at")],
+)
+def test_the_end_of_the_certificate_is_checked(
+    no_cloud: None, tmp_path: Path, days: float, level: str, text: str
+) -> None:
+    now = datetime.now(timezone.utc)
+    options = certified(tmp_path, "node", authority(tmp_path), ends=now + timedelta(days=days))
+    files = dict(zip(options[::2], options[1::2], strict=True))
+    tls = Tls(files["--tls-cert"], files["--tls-key"], files["--tls-ca"])
+    found = doctor_checks.certificate(tls, now.timestamp())
+    assert (found.level.value, text in found.text) == (level, True)
+    assert bool(found.advice) == (level != "ok")
+    Path(tls.key).unlink()
+    assert doctor_checks.certificate(tls, now.timestamp()).level is Level.FAIL

@@ -71,24 +71,24 @@ def differences(me: str, traits: Mapping[str, Traits], zones: Mapping[str, str])
         "extent_size",
         lambda its: its.extent_bytes,
         lambda names, its: (
-            f"{names} has extents of {its.extent_bytes >> 10:,} KiB, this node of {mine.extent_bytes >> 10:,} KiB: they"
-            " share none; give all nodes the same --extent-bytes"
+            f"--extent-bytes of {names} is {its.extent_bytes >> 10:,} KiB, of this node {mine.extent_bytes >> 10:,} KiB:"
+            " they share no extent; give all nodes the same"
         ),
     )
     compare(
         "domain",
         lambda its: its.domain,
         lambda names, its: (
-            f"{names} has --domain {its.domain}, this node {mine.domain}: they disagree who owns an extent; give all nodes"
-            " the same --domain"
+            f"--domain of {names} is {its.domain}, of this node {mine.domain}: they disagree who owns an extent; give all"
+            " nodes the same"
         ),
     )
     compare(
         "allow",
         lambda its: frozenset(its.allow),
         lambda names, its: (
-            f"{names} allows other data than this node ({_unlike(mine.allow, its.allow)}): what it does not allow it cannot"
-            " keep for others; give all nodes the same --allow"
+            f"--allow of {names} differs from this node's ({_unlike(mine.allow, its.allow)}): a node keeps nothing for"
+            " others that it does not allow; give all nodes the same"
         ),
     )
     found += _blocks(mine, traits)
@@ -102,8 +102,8 @@ def _blocks(mine: Traits, traits: Mapping[str, Traits]) -> list[ClusterWarning]:
         ClusterWarning(
             "blocks",
             str(version),
-            f"{_named([name for name, its in far.items() if its.blocks == version])} speaks version {version} of the"
-            f" blocks' protocol, this node {mine.blocks}: they share no extent; update the older one",
+            f"the blocks' protocol of {_named([name for name, its in far.items() if its.blocks == version])} has version"
+            f" {version}, of this node {mine.blocks}: they share no extent; update the older one",
         )
         for version in sorted({its.blocks for its in far.values()})
     ]
@@ -118,7 +118,10 @@ def _zones(zones: Mapping[str, str]) -> list[ClusterWarning]:
     others = ", ".join(f"{zone!r} ({count})" for zone, count in sorted(counts.items()) if zone)
     found = []
     if without := sorted(name for name, zone in zones.items() if not zone):
-        text = f"{_named(without)} has no --zone, and others have: extents do not cross zones; the zones are {others}"
+        text = (
+            f"--zone is missing at {_named(without)}, and others have one: extents do not cross zones; the zones are"
+            f" {others}"
+        )
         found.append(ClusterWarning("zone", "", text))
     if max(counts.values()) > 1:
         for name, zone in sorted(zones.items()):

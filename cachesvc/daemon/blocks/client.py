@@ -151,11 +151,7 @@ class BlockClient:
             reading = _Reading(address, extent, target, progress, patience)
             while True:
                 wanted = progress.missing(MAX_RANGES)
-                try:
-                    root = self._request(reading, wanted)
-                except _OtherVersion as other:
-                    self._agree(address, other.version)
-                    continue
+                root = self._request(reading, wanted)
                 if any(progress.runs(*each) != [each] for each in wanted):
                     raise CorruptData(f"peer {address} left out blocks of extent {extent.hex()}")
                 if not progress.missing(1):
@@ -170,12 +166,7 @@ class BlockClient:
     def check(self, address: str) -> None:
         """Ask the peer at HOST:PORT for an extent that does not exist, so that both it and its daemon have to answer.
         Raises PeerFailed."""
-        while True:
-            try:
-                self._request(_Check(address), ())
-                return
-            except _OtherVersion as other:
-                self._agree(address, other.version)
+        self._request(_Check(address), ())
 
     def _agree(self, address: str, theirs: int) -> None:
         """Note the version to speak with a peer whose newest is `theirs`. Raises PeerFailed where there is none."""
@@ -190,6 +181,19 @@ class BlockClient:
         self._spoken[address] = version
 
     def _request(self, reading: _Reading | _Check, wanted: Sequence[Range]) -> bytes:
+        """Send one request, perhaps again in an older version, and receive its frames; return the digest of digests."""
+        try:
+            return self._ask(reading, wanted)
+        except _OtherVersion as other:
+            self._agree(reading.address, other.version)
+        try:
+            return self._ask(reading, wanted)
+        except _OtherVersion as other:
+            raise PeerFailed(
+                f"peer {reading.address} answers in version {other.version} of the protocol now"
+            ) from None
+
+    def _ask(self, reading: _Reading | _Check, wanted: Sequence[Range]) -> bytes:
         """Send one request and receive its frames; return the digest of digests."""
         reading.version = self._spoken.get(reading.address, self._versions[-1])
         message = Request(reading.extent, tuple(wanted), reading.version).pack()
@@ -272,8 +276,7 @@ class _Check:
         """Receive the answer. Raises PeerFailed, TimeoutError, ConnectionEnded, OSError, ValueError."""
         frame = receive_frame(connection)
         self.answered = True
-        if frame.kind is Kind.VERSION:
-            raise _OtherVersion(frame.version)
+        _check_version(self.address, frame, self.version)
         if frame.kind is not Kind.NOT_FOUND:
             raise _failure(self.address, frame)
         return b""
@@ -304,12 +307,7 @@ class _Reading:
         while True:
             frame = receive_frame(connection)
             self.answered = True
-            if frame.kind is Kind.VERSION:
-                raise _OtherVersion(frame.version)
-            if frame.version != self.version:
-                raise PeerFailed(
-                    f"peer {self.address} answers in version {frame.version} of the protocol, not {self.version}"
-                )
+            _check_version(self.address, frame, self.version)
             if frame.kind is Kind.BLOCKS:
                 self._receive_blocks(connection, frame)
             elif frame.kind is Kind.END:
@@ -358,6 +356,14 @@ class _Reading:
             self._target.store(room, at)
         self._progress.add(first, digests)
         self._moved(size_bytes)
+
+
+def _check_version(address: str, frame: Frame, version: int) -> None:
+    """Raise _OtherVersion or PeerFailed for an answer that is not in the version of its request."""
+    if frame.kind is Kind.VERSION:
+        raise _OtherVersion(frame.version)
+    if frame.version != version:
+        raise PeerFailed(f"peer {address} answers in version {frame.version} of the protocol, not {version}")
 
 
 def _failure(address: str, frame: Frame) -> PeerFailed:

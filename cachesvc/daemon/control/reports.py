@@ -24,14 +24,12 @@ from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
-from cachesvc.daemon.peers.messages import NodeRow
+from cachesvc.daemon.peers.messages import ANSWERING, NodeRow
 from cachesvc.daemon.residency import cells
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 EVENTS = 20
 """The latest events in a snapshot."""
-READ_FROM = ("present", "slow", "unreadable")
-"""The states of members that answer."""
 
 
 class Reports:
@@ -185,6 +183,6 @@ class Reports:
 
 
 def _node_message(row: NodeRow, me: str) -> pb.NodeStatus:
-    found = message_of(pb.NodeStatus, row, me=row.name == me and row.state in READ_FROM)
+    found = message_of(pb.NodeStatus, row, me=row.name == me and row.state in ANSWERING)
     found.MergeFrom(message_of(pb.NodeStatus, row.traits))
     return found

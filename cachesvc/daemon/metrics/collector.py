@@ -34,7 +34,7 @@ from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers.cluster_link import ClusterLink
-from cachesvc.daemon.peers.messages import ClusterReport
+from cachesvc.daemon.peers.messages import ANSWERING, ClusterReport
 from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import resident
 
@@ -247,8 +247,8 @@ class MetricsCollector:
         """Read the states of `MAX_PEERS` members, those that are not present first: labels must be bounded."""
         rows = [row for row in report.rows if row.name and row.name != report.me and row.state != "refused"]
         rows = sorted(rows, key=lambda row: (row.state == "present", row.name))[:MAX_PEERS]
-        present = [(row.name, row.state == "present") for row in rows]
-        times = [(row.name, row.round_trip_us / 1e6) for row in rows if row.state == "present"]
+        present = [(row.name, row.state in ANSWERING) for row in rows]
+        times = [(row.name, row.round_trip_us / 1e6) for row in rows if row.state in ANSWERING]
         ends = [(row.name, row.traits.certificate_ends) for row in rows if row.traits.certificate_ends]
         return [
             _family(GaugeMetricFamily, "peer_present", "1 while a node answers.", "node", present),

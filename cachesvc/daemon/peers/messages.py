@@ -13,6 +13,9 @@ from cachesvc.core.placement.traits import ClusterWarning, Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
+ANSWERING = ("present", "slow", "unreadable")
+"""The states of members that answer greetings."""
+
 
 class LocateExtent(msgspec.Struct, frozen=True, tag=True):
     """Ask the agent where to read an extent. `failed`: the places that failed to give it; `late`: those that were late."""

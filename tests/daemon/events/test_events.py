@@ -194,7 +194,7 @@ def test_nodes_that_come_and_go_are_recorded(tmp_path: Path) -> None:
             wait_until(lambda: any(each.state == "present" for each in control.nodes().nodes))
         with Daemon(tmp_path / "second", nodes[1]):
             assert since.one("member_present").node == "n1"
-        assert since.one("member_away").node == "n1"
+        assert since.one("member_left").node == "n1"
 
 
 @as_root
@@ -276,7 +276,7 @@ ELSEWHERE = {
     "reloaded": "reload/test_reload.py",
     "reload_failed": "reload/test_reload.py",
     **dict.fromkeys(
-        ("member_left", "member_refused", "member_silent", "member_gone"), "peers/test_notices.py"
+        ("member_away", "member_refused", "member_silent", "member_gone"), "peers/test_notices.py"
     ),
     **dict.fromkeys(("cluster_warning", "cluster_mended"), "peers/test_told.py"),
     "left_out": "peers/test_sick_nodes.py",

@@ -52,6 +52,8 @@ def test_a_change_gives_one_event(before: NodeRow | None, after: NodeRow | None,
     ("before", "after"),
     [
         (ROW, replace(ROW, round_trip_us=9)),
+        (ROW, replace(ROW, state="slow")),
+        (replace(ROW, state="unreadable"), ROW),
         (AWAY, replace(AWAY, away_s=9, why="it did not answer in 2 s")),
         (None, LISTED),
         (LISTED, None),

@@ -72,10 +72,10 @@ def test_differing_settings_and_bad_certificates_are_told_everywhere(tmp_path: P
         assert code == 1, "two nodes are refused"
         warnings = [line for line in printed.splitlines() if line.startswith("warning: ")]
         for part in (
-            "b has extents of 512 KiB, this node of 256 KiB",
-            "b has --domain none, this node zone",
-            "b allows other data than this node (but file:///srv)",
-            "a has no --zone, and others have",
+            "--extent-bytes of b is 512 KiB, of this node 256 KiB",
+            "--domain of b is none, of this node zone",
+            "--allow of b differs from this node's (but file:///srv)",
+            "--zone is missing at a, and others have one",
             "the certificate of a ends in 7 days or sooner",
         ):
             assert any(part in line for line in warnings), (part, printed)
@@ -83,10 +83,10 @@ def test_differing_settings_and_bad_certificates_are_told_everywhere(tmp_path: P
             line for line in cli(first, "status")[1].splitlines() if line.startswith("warning: ")
         ]
         for part in (
-            "b has extents of 512 KiB",
-            "b has --domain none",
-            "b allows other data",
-            "a has no --zone",
+            "--extent-bytes of b is 512 KiB",
+            "--domain of b is none",
+            "--allow of b differs",
+            "--zone is missing at a",
         ):
             assert first.log.count(part) == 1
         assert "this node's certificate ends at" in first.log
