@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from cachesvc import config
 from cachesvc.cluster.addresses import split_address
 from cachesvc.core.errors import InvalidInput
+from cachesvc.system.memory import allowed_bytes
 
 if TYPE_CHECKING:
     from cachesvc.catalog.options import Options
@@ -83,6 +84,17 @@ def _address(text: str) -> str:
     return text
 
 
+def _memory(text: str) -> int:
+    """The bytes of a size, or of a part of the memory that this cgroup or machine allows: `50%`."""
+    if not text.strip().endswith("%"):
+        return _size(text)
+    part = text.strip()[:-1].strip()
+    if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?", part) is None or not 0 < float(part) <= 100:
+        raise InvalidInput(f"{text!r} is not a part of the memory; write 1% to 100%")
+    return int(allowed_bytes() * float(part) / 100)
+
+
+RAM = Parsed("size", _memory)
 SIZE, NVME = Parsed("size", _size), Parsed("dir=size", config.parse_nvme)
 QUOTA = Parsed("name=size", config.parse_quota)
 OCTAL, ADDRESS, DURATION = (
@@ -246,7 +258,12 @@ def is_dataset_id(text: str) -> bool:
 
 
 node_settings = _together(
-    setting("--ram", type=SIZE, help="RAM budget.  [default: 10 % of this cgroup's]"),
+    setting(
+        "--ram",
+        type=RAM,
+        metavar="SIZE|PERCENT",
+        help="RAM budget, also as a part of this cgroup's or machine's memory (50%).  [default: 10%]",
+    ),
     setting(
         "--nvme",
         type=NVME,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import config_file, options
+from cachesvc.cli.option_groups import write_groups
 from cachesvc.core.errors import InvalidInput, install
 from cachesvc.system.footprint import default_ram_bytes
 from cachesvc.system.memory import allowed_bytes
@@ -17,7 +19,57 @@ from cachesvc.system.memory import allowed_bytes
 SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 
-@click.command(cls=config_file.ConfiguredCommand)
+GROUPS = {
+    "Memory and disks": (
+        "ram",
+        "nvme",
+        "extent_bytes",
+        "fillers",
+        "scrub_rate",
+        "unplanned_share",
+        "preparing",
+    ),
+    "Data and users": ("allow", "quota", "stale_if_error"),
+    "Clients": ("socket", "socket_mode", "listen", "tls_cert", "tls_key", "tls_ca"),
+    "Cluster": (
+        "cluster",
+        "node_name",
+        "advertise",
+        "zone",
+        "domain",
+        "rejoin_grace",
+        "cluster_wait",
+        "peer_bandwidth",
+        "tls_name",
+    ),
+    "Service": ("config", "state_dir", "takeover", "metrics", "log_format", "log", "json"),
+}
+"""The options by group, in the order of the help."""
+DEFAULTS: dict[str, Callable[..., str]] = {
+    "extent_bytes": config.size_text,
+    "fillers": str,
+    "scrub_rate": config.size_text,
+    "unplanned_share": "{:g}".format,
+    "socket_mode": "{:o}".format,
+    "log_format": str,
+}
+"""How the help shows defaults of settings."""
+EXAMPLES = """\b
+Examples:
+  cachesvc serve --ram 50% --nvme /mnt/nvme0=80% --allow s3://bucket/ --metrics 127.0.0.1:9464
+  cachesvc serve --cluster static:node1:7070,node2:7070 --tls-cert c.pem --tls-key k.pem --tls-ca ca.pem
+"""
+
+
+class ServeCommand(config_file.ConfiguredCommand):
+    """The command, whose help lists its options by group."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options."""
+        write_groups(self, ctx, formatter, GROUPS, DEFAULTS)
+
+
+@click.command(cls=ServeCommand, epilog=EXAMPLES)
 @options.setting(
     "--config",
     metavar="FILE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from cachesvc.__main__ import run
-from cachesvc.cli import TASKS, cli
+from cachesvc.cli import TASKS, cli, options
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.run import private_dir
+from cachesvc.cli.serve import GROUPS
+from cachesvc.system.memory import allowed_bytes
 from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -145,3 +148,34 @@ def test_stop_ends_the_daemon_and_its_parent(tmp_path: Path, capsys: Any) -> Non
         assert parent.wait(WAIT_S) == 0
         assert run(["stop", "--socket", daemon.socket_dir]) == 10
         assert "few open files" not in daemon.log
+
+
+@pytest.mark.pure
+def test_the_options_of_serve_are_grouped_with_their_defaults(capsys: Any) -> None:
+    assert run(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for title in GROUPS:
+        assert f"\n{title}:\n" in shown
+    assert re.search(r"\nOther:\n  (-h, )?--help", shown)  # each option is in a group
+    words = " ".join(shown.split())
+    for expected in (
+        "Size of an extent. [default: 64MiB]",
+        "[default: 32MiB]",
+        "wider than 600 needs --allow. [default: 600]",
+    ):
+        assert expected in words
+    options = {name for name in re.findall(r"^  (--[a-z-]+)", shown, re.M)}
+    assert {
+        option
+        for line in re.findall(r"cachesvc serve (.*)", shown)
+        for option in re.findall(r"--[a-z-]+", line)
+    } <= options
+
+
+@pytest.mark.pure
+def test_ram_may_be_a_part_of_the_memory() -> None:
+    assert options.RAM.convert("50%", None, None) == allowed_bytes() // 2
+    assert options.RAM.convert("1GiB", None, None) == 1 << 30
+    for wrong in ("0%", "101%", "%", "x%", "-1%"):
+        with pytest.raises(click.UsageError, match="write 1% to 100%"):
+            options.RAM.convert(wrong, None, None)
