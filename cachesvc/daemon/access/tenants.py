@@ -19,6 +19,7 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from cachesvc.client.caller_token import TOKEN_KEY
 from cachesvc.config import Rule
@@ -112,8 +113,13 @@ class Tenants:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """All allowed prefixes; none where all is allowed that the daemon's user may read."""
-        return tuple(self._allowlist.prefixes or ())
+        """All allowed prefixes; none where all is allowed that the daemon's user may read. Digests stand for prefixes of
+        some users alone: other nodes compare them, and any user may see them."""
+        open_to_all = self.prefixes(None)
+        return tuple(
+            each if each in open_to_all else f"restricted-{blake2b(each.encode(), digest_size=4).hexdigest()}"
+            for each in self._allowlist.prefixes or ()
+        )
 
     def prefixes(self, peer: Peer | None) -> list[str]:
         """Return the allowed prefixes that the peer may use."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
@@ -21,6 +19,7 @@ from cachesvc.core.limits import PEER_SILENT_S as SILENT_S
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.access.tls import TlsContexts, certificate_trouble
+from cachesvc.daemon.blocks.idle_connections import Connection, IdleConnections
 from cachesvc.daemon.blocks.wire import (
     FRAME_BLOCKS,
     MAX_RANGES,
@@ -44,10 +43,6 @@ from cachesvc.tiers.checksum import DIGEST_BYTES, block_digest
 from cachesvc.tiers.fill_progress import ROOT_BYTES, FillProgress, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES
 
-IDLE_S = 20.0
-"""An idle connection is used again within this time, before the server would close it."""
-IDLE_CONNECTIONS = 2
-"""Idle connections that are kept for each address."""
 MAX_ADDRESSES = 4096
 """Peers whose version is remembered."""
 BUFFERS_BYTES = 64 << 20
@@ -117,7 +112,7 @@ class BlockClient:
         self._versions = versions
         self._spoken: dict[str, int] = {}
         """The version to begin with at an address that does not speak the newest one."""
-        self._idle = _IdleConnections(now)
+        self._idle = IdleConnections(now)
         self._buffers = Buffers(BUFFERS_BYTES)
         self._pid = os.getpid()
 
@@ -168,10 +163,11 @@ class BlockClient:
         Raises PeerFailed."""
         self._request(_Check(address), ())
 
-    def _agree(self, address: str, theirs: int) -> None:
-        """Note the version to speak with a peer whose newest is `theirs`. Raises PeerFailed where there is none."""
+    def _agree(self, address: str, asked: int, theirs: int) -> None:
+        """Note the version to speak with a peer that does not speak `asked`, and whose newest is `theirs`. Raises
+        PeerFailed where there is none."""
         version = min(theirs, self._versions[-1])
-        if version not in self._versions or version == self._spoken.get(address, self._versions[-1]):
+        if version not in self._versions or version == asked:
             raise PeerFailed(
                 f"peer {address} speaks version {theirs} of the protocol, and this node {self._versions[0]} to"
                 f" {self._versions[-1]}"
@@ -185,7 +181,7 @@ class BlockClient:
         try:
             return self._ask(reading, wanted)
         except _OtherVersion as other:
-            self._agree(reading.address, other.version)
+            self._agree(reading.address, reading.version, other.version)
         try:
             return self._ask(reading, wanted)
         except _OtherVersion as other:
@@ -203,14 +199,14 @@ class BlockClient:
             idle = self._idle.take(reading.address, generation)
             if idle is not None:
                 try:
-                    return self._exchange(_Connection(idle, generation), reading, message)
+                    return self._exchange(Connection(idle, generation), reading, message)
                 except TimeoutError:
                     raise
                 except (OSError, ConnectionEnded):
                     if reading.answered:
                         raise
                     # The peer closed the connection while it was idle: make a new one.
-            made = _Connection(self._connect(reading.address), generation)
+            made = Connection(self._connect(reading.address), generation)
             return self._exchange(made, reading, message)
         except TooSlow as error:
             raise PeerLate(f"peer {reading.address}: {error}") from error
@@ -224,7 +220,7 @@ class BlockClient:
             why = isinstance(error, OSError) and certificate_trouble(error)
             raise PeerFailed(f"peer {reading.address}: {why or error}") from error
 
-    def _exchange(self, made: _Connection, reading: _Reading | _Check, message: bytes) -> bytes:
+    def _exchange(self, made: Connection, reading: _Reading | _Check, message: bytes) -> bytes:
         keep = False
         try:
             _send(made.connection, message)
@@ -369,59 +365,3 @@ def _check_version(address: str, frame: Frame, version: int) -> None:
 def _failure(address: str, frame: Frame) -> PeerFailed:
     failure, why = _FAILURES.get(frame.kind, (PeerFailed, "its answer makes no sense"))
     return failure(f"peer {address}: {why}")
-
-
-class _Connection(NamedTuple):
-    """A connection and the generation of the certificates that it was made with."""
-
-    connection: socket.socket
-    generation: int
-
-
-class _IdleConnections:
-    """Connections that wait for their next request, by address. Thread-safe."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._lock = threading.Lock()
-        self._kept: dict[str, list[tuple[float, _Connection]]] = {}
-        """The time since which each is idle; the last was used last."""
-        self._swept_at = now()
-
-    def take(self, address: str, generation: int) -> socket.socket | None:
-        """Return a connection that was made with the current certificates, or None."""
-        with self._lock:
-            kept = self._kept.get(address, [])
-            while kept:
-                since, made = kept.pop()
-                if made.generation == generation and self._now() - since < IDLE_S:
-                    return made.connection
-                made.connection.close()
-        return None
-
-    def give_back(self, address: str, made: _Connection) -> None:
-        """Keep a connection whose last request was answered."""
-        with self._lock:
-            kept = self._kept.setdefault(address, [])
-            kept.append((self._now(), made))
-            if len(kept) > IDLE_CONNECTIONS:
-                kept.pop(0)[1].connection.close()
-            if self._now() - self._swept_at >= IDLE_S:
-                self._sweep()
-
-    def _sweep(self) -> None:
-        """Close what was idle for too long, also of addresses that are never asked again."""
-        self._swept_at = now = self._now()
-        for address, kept in list(self._kept.items()):
-            while kept and now - kept[0][0] >= IDLE_S:
-                kept.pop(0)[1].connection.close()
-            if not kept:
-                del self._kept[address]
-
-    def close(self) -> None:
-        """Close all."""
-        with self._lock:
-            for kept in self._kept.values():
-                for _, made in kept:
-                    made.connection.close()
-            self._kept.clear()

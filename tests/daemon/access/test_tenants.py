@@ -44,6 +44,18 @@ def test_rules_are_parsed_and_mistakes_fail_closed() -> None:
         parse_allow("s3://b/=uid:no-such-user")
 
 
+def test_other_nodes_and_users_learn_no_name_of_a_restricted_prefix() -> None:
+    tenants = Tenants(allowlist(["s3://b/", "s3://b/secret/"]), [Rule("s3://b/secret/", (ALICE,), ())])
+    shown, hidden = tenants.allowed
+    assert shown == "s3://b"
+    assert hidden.startswith("restricted-")
+    assert "secret" not in hidden
+    same = Tenants(allowlist(["s3://b/", "s3://b/secret/"]), [Rule("s3://b/secret/", (BOB,), ())])
+    other = Tenants(allowlist(["s3://b/", "s3://b/hidden/"]), [Rule("s3://b/hidden/", (ALICE,), ())])
+    assert same.allowed == tenants.allowed != other.allowed
+    assert Tenants(allowlist([]), []).allowed == ()
+
+
 def test_the_longest_prefix_decides_and_a_listing_meets_every_rule_below_it() -> None:
     allowed = ["s3://b/", "s3://b/a/", "s3://b/a/open/"]
     rule = Rule("s3://b/a/", (ALICE,), (ML,))

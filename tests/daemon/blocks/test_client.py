@@ -23,7 +23,6 @@ from cachesvc.core.errors import CorruptData, TierFailed
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.place_search import Patience
 from cachesvc.daemon.blocks.client import (
-    IDLE_S,
     BlockClient,
     PeerAborted,
     PeerBusy,
@@ -32,6 +31,7 @@ from cachesvc.daemon.blocks.client import (
     PeerLate,
     PeerSilent,
 )
+from cachesvc.daemon.blocks.idle_connections import IDLE_S
 from cachesvc.daemon.blocks.wire import Frame, Kind, receive_request
 from cachesvc.tiers.fill_progress import FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from cachesvc.daemon.blocks.client import PeerFailed
 from cachesvc.daemon.blocks.wire import OLDEST_VERSION, VERSION, VERSIONS
+from testbed import WAIT_S
 from tests.support.membership.blocks import DATA, Copy, client, digests_of, resident, serving
 
 DIGESTS = digests_of(DATA)
@@ -21,6 +25,24 @@ def test_neighbours_agree_on_the_lower_version(server: range, reader: range) -> 
             with Copy() as copy:
                 assert copy.read_from(peers, address) == DIGESTS
                 assert copy.bytes() == DATA
+
+
+def test_reads_that_meet_an_older_node_at_once_all_agree() -> None:
+    with (
+        resident() as lend,
+        serving(lend, versions=OLD) as address,
+        client(versions=NEW) as peers,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        together = threading.Barrier(8)
+
+        def read() -> bytes:
+            with Copy() as copy:
+                together.wait(WAIT_S)
+                return copy.read_from(peers, address)
+
+        reading = [pool.submit(read) for _ in range(8)]
+        assert [each.result(WAIT_S) for each in reading] == [DIGESTS] * 8
 
 
 def test_releases_without_a_common_version_say_so() -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
+import io
 import re
-import subprocess
-import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import pytest
 import trustme
 
+from cachesvc.__main__ import run
 from cachesvc.client.control import Control
 from cachesvc.v1 import cachesvc_pb2 as pb
-from testbed import ROOT, WAIT_S
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.membership.nodes import Nodes, authority, certified, fill, meet, rows, states
@@ -27,15 +27,10 @@ LINE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR) ")
 
 def cli(daemon: Daemon, *words: str) -> tuple[int, str]:
     """Run a verb of the command line; return its exit code and what it printed."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "cachesvc", *words, "--socket", daemon.socket_dir],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "300"},
-        timeout=WAIT_S,
-    )
-    return ended.returncode, ended.stdout + ended.stderr
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        code = run([*words, "--socket", daemon.socket_dir])
+    return code, printed.getvalue()
 
 
 def scraped(address: str) -> dict[str, float]:
@@ -45,10 +40,9 @@ def scraped(address: str) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def row(daemon: Daemon, name: str) -> dict[str, object]:
-    """A row of `nodes --json`."""
-    _, printed = cli(daemon, "nodes", "--json")
-    return next(each for each in map(json.loads, printed.splitlines()) if each.get("name") == name)
+def row(daemon: Daemon, name: str) -> pb.NodeStatus:
+    """A node as another one sees it."""
+    return next(each for each in rows(daemon) if each.name == name)
 
 
 def days(count: float) -> datetime:
@@ -116,15 +110,16 @@ def test_differing_settings_and_bad_certificates_are_told_everywhere(tmp_path: P
             assert strange == [], "gRPC's own lines"
 
 
+@pytest.mark.slow
 def test_members_that_come_and_go_are_named(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, "abc")
     with nodes.node("a") as first, nodes.node("b") as second, nodes.node("c") as third:
         meet(first, second, third)
         fill(first, nodes.data)
-        wait_until(lambda: (row(first, "a")["extents"], row(first, "a")["free_bytes"]) == (8, 6 << 20))
-        wait_until(lambda: row(first, "a")["source"] == "works")
-        assert row(first, "a")["me"] is True
-        wait_until(lambda: row(second, "a")["free_bytes"] == 6 << 20)
+        wait_until(lambda: (row(first, "a").extents, row(first, "a").free_bytes) == (8, 6 << 20))
+        wait_until(lambda: row(first, "a").source == "works")
+        assert row(first, "a").me is True
+        wait_until(lambda: row(second, "a").free_bytes == 6 << 20)
 
         assert third.stop() == 0
         wait_until(lambda: states(first)["c"] == "left")
