@@ -29,6 +29,7 @@ from loader.arguments import (
     refuse_unused,
 )
 from loader.batches.bad_samples import BadSample, OnError
+from loader.batches.digest import fold, known_before, known_digest
 from loader.batches.epoch_report import EpochReport
 from loader.batches.feed import Feed
 from loader.batches.stats import Stats
@@ -37,6 +38,7 @@ from loader.datasets.dataset import key_transforms
 from loader.datasets.sample_keys import indices_of_keys
 from loader.datasets.wrapped import CacheDataset, as_view, cache_dataset_in
 from loader.job.checkpoint import LoaderProgress
+from loader.job.handed_over import HandedOver
 from loader.job.rank_drift import DRIFT_S
 from loader.job.topology import Topology
 from loader.job_membership import JobMembership
@@ -307,6 +309,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._required_core()
         return samples_of(self._new_feed(), whole_number("step", step, 0, MAX_COUNT))
 
+    def digest(self) -> bytes:
+        """32 bytes that depend on the samples that the run has handed over, how often, and on the version of their data:
+        not on order, ranks, workers or restarts. All ranks call it after the same batch. Nothing is read. Raises
+        InvalidInput for packs and datasets of the user's own, and for several ranks without a process group; StateMismatch
+        where ranks stand at different places, or the state that the run continues has no digest."""
+        self._required_core()
+        handed = self._progress.handed
+        before, own = known_before(handed), fold(handed, self.dataset)
+        place = self._progress.place.text(self.accumulate)
+        total = self._job.summed(self._arguments(), place, before, own)
+        self._progress.handed = HandedOver(total)
+        return total.digest
+
     def stats(self) -> Stats:
         """The stall clock of the latest epoch; call it from the thread that iterates."""
         return self._report.stats()
@@ -324,7 +339,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         feed = self._feed()
         place = self._progress.place.next_of(feed, self.epochs)
         self._job.warn_of_state()
-        return state_of(*self._data, feed, place, self._topology().world_size).plain()
+        digest = known_digest(self._progress.handed, self.dataset, self._topology().world_size)
+        return state_of(*self._data, feed, place, self._topology().world_size, digest).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run at the next `iter()`, at any number of ranks and workers that divides its global batch. An

@@ -8,14 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
-from cachesvc.core.errors import CacheError
+from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput
+from cachesvc.core.limits import AGREE_S
+from cachesvc.core.order.digests import SampleSum, parse_sum
 from loader.batches.feed import Feed
 from loader.datasets.dataset import Dataset
 from loader.job.agreement import KEPT, agree, tell_failure
 from loader.job.checkpoint import EpochPosition
 from loader.job.rank_drift import DriftWatch
 from loader.job.rank_failures import Agreement
-from loader.job.store import JobStore, job_store
+from loader.job.store import JobStore, job_store, polls
 from loader.job.topology import Topology, check_unchanged
 from loader.order_setup import OrderArguments
 
@@ -73,6 +75,27 @@ class JobMembership:
                 _log.info("%s", headline(topology, facts, data.via))
             self._headline_logged = True
         return self._agreement
+
+    def summed(self, given: OrderArguments, place: str, before: SampleSum, own: SampleSum) -> SampleSum:
+        """The sum of `before` and of what each rank adds. All processes call it at the same place. Raises InvalidInput for
+        several ranks without a process group, and as `agreement.agree`."""
+        topology, store = self.topology(given), self._store(given)
+        if store is None and topology.world_size > 1:
+            raise InvalidInput("digest() adds up what all ranks handed over: initialise a process group")
+        if store is None:
+            return before + own
+        name = agree(topology, {"place of digest()": place, "digest before": before.digest.hex()}, store)
+        parts = store.below(f"digests/{name}")
+        parts.put(str(topology.process), [topology.rank, own.digest.hex()])
+        found: dict[int, SampleSum] = {}  # tensor-parallel peers are one rank
+        for process in range(topology.processes):
+            for _ in polls(AGREE_S, f"process {process}'s part of the digest"):
+                if part := parts.read(str(process)):
+                    found[part[0]] = parse_sum(part[1])
+                    break
+            else:
+                raise DeadlineExceeded(f"process {process} added nothing to the digest in {AGREE_S:.0f} s")
+        return sum(found.values(), before)
 
     def warn_of_state(self) -> None:
         """Warn, when a state is saved, of another rank at another place."""

@@ -35,7 +35,7 @@ MAX_SHOWN = 200
 
 
 def state_of(
-    identity: str, samples: int, feed: Feed, place: tuple[int, int, int], world_size: int
+    identity: str, samples: int, feed: Feed, place: tuple[int, int, int], world_size: int, digest: str
 ) -> LoaderState:
     """The state at a place (epoch, turn, complete epochs of the iteration)."""
     spec, share, (epoch, turn, epochs_done) = feed.spec, feed.share, place
@@ -57,6 +57,7 @@ def state_of(
         edges=feed.run_edges,
         data_step=data_step,
         source=source_of(feed.dataset),
+        digest=digest,
         **asdict(spec),
     )
 

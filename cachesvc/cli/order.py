@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cachesvc.cli import options, output, resolve
-from cachesvc.core.errors import InvalidInput
+from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.safe_text import printable
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ STEPS = options.Parsed("first:end", _steps)
 @click.option(
     "--key", "keys", multiple=True, metavar="KEY", help="Print the steps of this sample; repeatable."
 )
+@click.option(
+    "--digest",
+    is_flag=True,
+    help="Print the digest of --steps, by default of the run so far.",
+)
 @click.option("--rank", type=click.IntRange(0), help="Only this rank's samples of each step.")
 @click.option("--world", type=click.IntRange(1), help="The number of ranks, with --rank.")
 @options.daemon
@@ -47,6 +52,7 @@ def order(
     ids: str | None,
     steps: range | None,
     keys: tuple[str, ...],
+    digest: bool,
     rank: int | None,
     world: int | None,
     socket: str | None,
@@ -62,10 +68,12 @@ def order(
 
     if state is None:
         raise InvalidInput("give the --state of a run")
-    if (steps is None) == (not keys):
+    if (steps is None) == (not keys) and not digest:
         raise InvalidInput("give either --steps FIRST:END or --key KEY")
     moved = tuple(resolve.absolute_uri(uri) for uri in uris)
     run = opened_run(state, name, catalog, ids, moved, socket)
+    if digest:
+        return _print_digest(run, steps, json)
     with output.written():
         low, high = run.slots_of(rank, world)
         if keys:
@@ -85,6 +93,20 @@ def order(
                 _print_skipped(step, json)
             else:
                 _print(run, run.samples_of(step, low, high), json)
+    return 0
+
+
+def _print_digest(run: SavedRun, steps: range | None, as_json: bool) -> int:
+    """Print the digest of steps; of a whole run, compare it with the state's. Raises StateMismatch."""
+    found = run.digest_of(steps or range(run.state.data_step)).hex()
+    saved = "" if steps else run.state.digest
+    of = f"steps {steps.start}:{steps.stop}" if steps else f"the run's {run.state.data_step:,} steps"
+    same = ", as the state has it" if found == saved else ""
+    output.report(as_json, f"{found}  {of}{same}", {"digest": found, "state": saved})
+    if saved and not same:
+        raise StateMismatch(
+            f"the state's digest is {saved}: the run was given other samples than those of its steps"
+        )
     return 0
 
 

@@ -15,11 +15,15 @@ from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.catalog.sample_places import SamplePlace, places_of, samples_with_key
 from cachesvc.core.errors import InvalidInput, NotFound, StateMismatch
 from cachesvc.core.order.assignment import Assignment
+from cachesvc.core.order.digests import SampleSum, sum_of
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, subset_first
 from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.skipped import RunSteps, parse_skipped
 from cachesvc.core.order.state import STATE_VERSION, LoaderState
 from cachesvc.saved_runs.data import DataSource
+
+_CHUNK = 1 << 18
+"""Samples of which the digest is summed at once."""
 
 
 class Taken(NamedTuple):
@@ -51,6 +55,7 @@ def fresh_state(identity: str, samples: int, spec: OrderSpec) -> LoaderState:
         samples=samples,
         steps=steps,
         source="",
+        digest="",
         edges="mask",
         **place,
         **asdict(spec),
@@ -157,6 +162,16 @@ class SavedRun:
                     index = ordinal if self._index_of is None else int(self._index_of[ordinal])
                     if not self._excluded.among(np.array([index]), np.array(step)).any():
                         yield Taken(step, self.trained(step), place[1], sample)
+
+    def digest_of(self, steps: range) -> bytes:
+        """The digest of the samples of data steps: what their batches add to the loader's `digest()`."""
+        total, waiting, catalog = SampleSum(), list[Ints](), self.catalog
+        for step in steps:
+            waiting.append(self._samples(step, 0, self._spec.global_batch)[1])
+            if len(waiting) * self._spec.global_batch >= _CHUNK or step == steps[-1]:
+                total += sum_of(np.concatenate(waiting), catalog.extent_first, catalog.extent_id)
+                waiting = []
+        return total.digest
 
     def extents_ahead(self, steps: int, slots: Sequence[tuple[int, int]]) -> Ints:
         """The extents with samples in these slots [low, high) of the next `steps` steps that are not skipped, in the order

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from cachesvc.core.errors import CorruptData
@@ -16,6 +18,9 @@ from loader.datasets.mixture import Mixture
 from loader.datasets.packing import Packed
 from loader.job.topology import RankShare
 from loader.reading.reader import Ints
+
+CHUNK = 1 << 18
+"""Positions of the order that are computed at once for a sum over them."""
 
 
 class EpochOrders:
@@ -88,6 +93,28 @@ class EpochOrders:
         run_step = np.array(self.run_steps.first(epoch) + data_step)
         kept = np.flatnonzero(~self._excluded.among(self._base_of(found), run_step))
         return kept, found[kept]
+
+    def taken(self, share: RankShare, epoch: int, first: int, last: int) -> Iterator[Ints]:
+        """Yield the indices of the real samples in the batches [first, last) of a rank in an epoch, many at a time."""
+        order, each, width = self.of(epoch), share.accumulate, share.high - share.low
+        stride = max(1, CHUNK // width)
+        end = min(order.full_steps, -(-last // each))
+        for step in range(first // each, end, stride):
+            rows = order.slots(step, min(end, step + stride), share.low, share.high)
+            batches = self.indices_of(rows.reshape(-1, share.batch_size))
+            begin, stop = max(0, first - step * each), last - step * each
+            yield self._real(*self.without_excluded(order, share, step, batches, None), begin, stop)
+        if order.has_tail and last > order.full_steps * each:
+            samples, valid = order.tail(share.low, share.high, each)
+            batches, step = self.indices_of(samples), order.full_steps
+            begin, stop = max(0, first - step * each), last - step * each
+            yield self._real(*self.without_excluded(order, share, step, batches, valid), begin, stop)
+
+    @staticmethod
+    def _real(rows: Ints, valid: Ints | None, begin: int, stop: int) -> Ints:
+        """Return the real samples of the rows [begin, stop)."""
+        rows = rows[begin:stop]
+        return rows.reshape(-1) if valid is None else rows[np.arange(rows.shape[1]) < valid[begin:stop, None]]
 
     def index_at(self, order: EpochOrder | RunOrder, position: int) -> int:
         """Return the dataset's index at a position among an epoch's full batches, or in its partial batch if it has no full

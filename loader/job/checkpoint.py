@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.digests import SampleSum, parse_sum
 from cachesvc.core.order.state import MAX_COUNT, LoaderState
+from loader.job.handed_over import HandedOver
 
 
 class EpochLengths(Protocol):
@@ -138,6 +140,8 @@ class LoaderProgress:
         such call defines it."""
         self._counted: tuple[int, EpochPosition, tuple[int, int] | None] | None = None
         """The latest such call: its count, the position that it led to, and the latest batch then."""
+        self.handed = HandedOver(SampleSum())
+        """The batches that were handed over, for the run's digest."""
         self.read_by_sampler: int | None = None
         """The epoch whose batches a sampler handed out to the last, since a state was loaded or an epoch was set."""
 
@@ -155,6 +159,7 @@ class LoaderProgress:
             epochs_done=state.epochs_done + state.over,
         )
         self.loaded, self.count_begins_at, self.read_by_sampler = state, None, None
+        self.handed = HandedOver(parse_sum(state.digest) if state.digest else None)
 
     def skip(self, batches: int) -> None:
         """See `EpochPosition.skip`."""

@@ -158,6 +158,9 @@ class EpochLoop:
                         place.pass_over(turn)
                     continue
                 place.hand(key)
+                repair = report.repair(key)
+                instead = None if repair is None else repair.indices[: repair.valid]
+                progress.handed.note(feed, *key, instead)
                 if watch is not None:
                     watch.hand(epoch, turn, before + turn)
                 report.record(asked, key, full)

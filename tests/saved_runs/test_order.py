@@ -120,6 +120,25 @@ def test_skipped_steps_excluded_samples_and_ranks_are_in_it(
     assert [line[:2] for line in lines[2:]] == [["4", "2"]] * BATCH
 
 
+def test_the_digest_of_a_run_is_computed_without_training_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = DataLoader(opened(folder), BATCH, skip_steps=[range(2, 4)], **GIVEN)
+    keys_by_step(loader, 30)
+    file = tmp_path / "state.json"
+    state = loader.state_dict()
+    file.write_text(json.dumps(state))
+    (row,) = ordered(capsys, "--state", str(file), "--digest")
+    assert row == {"digest": loader.digest().hex(), "state": state["digest"]}
+    assert run(["order", "--state", str(file), "--digest"]) == 0
+    assert "as the state has it" in capsys.readouterr().out
+    (part,) = ordered(capsys, "--state", str(file), "--digest", "--steps", "0:4")
+    assert part["digest"] not in (row["digest"], "")
+    file.write_text(json.dumps(state | {"digest": part["digest"]}))
+    assert run(["order", "--state", str(file), "--digest"]) == 12
+    assert "other samples" in capsys.readouterr().err
+
+
 def test_a_state_without_a_source_needs_the_catalog_or_the_data(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order.digests import parse_sum
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.core.safe_text import printable
 
@@ -26,6 +27,7 @@ SINCE_VERSION_5 = {
     "since_step": 0,
     "data_step": 0,
     "source": "",
+    "digest": "",
 }
 """The fields that states before version 5 lack. Their runs predicted the first token of a document from the one before.
 `parse_state` computes `data_step` as if all epochs had equal lengths."""
@@ -38,7 +40,8 @@ class LoaderState:
     """The saved state of a run. `step` of `steps` global batches of `epoch` are consumed, and `micro` micro-batches of the
     next, by each of `world_size` ranks in batches of `batch_size` (both 0 between steps). `step` counts skipped steps too,
     as `data_step` does, which counts from the first epoch on. `source` says in JSON where the data lies
-    (`saved_runs/data.py`), "" where it does not. The other fields are those of `OrderSpec`."""
+    (`saved_runs/data.py`), "" where it does not. `digest` is that of all samples handed over, in hex, "" where it is not
+    known. The other fields are those of `OrderSpec`."""
 
     version: int
     dataset: str
@@ -66,6 +69,7 @@ class LoaderState:
     since_step: int
     data_step: int
     source: str
+    digest: str
 
     @property
     def spec(self) -> OrderSpec:
@@ -96,7 +100,7 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
-    texts, flags = ("dataset", "last", "edges", "skipped", "excluded", "source"), ("shuffle",)
+    texts, flags = ("dataset", "last", "edges", "skipped", "excluded", "source", "digest"), ("shuffle",)
     for name in expected:
         kind = str if name in texts else bool if name in flags else int
         if type(state[name]) is not kind:
@@ -122,6 +126,8 @@ def _check_consistent(state: LoaderState) -> None:
     """Raise StateMismatch for numbers that contradict each other."""
     try:
         state.spec  # noqa: B018
+        if state.digest:
+            parse_sum(state.digest)
     except InvalidInput as error:
         raise StateMismatch(f"no loader saved this state: {printable(str(error))}") from None
     each = state.batch_size * state.world_size

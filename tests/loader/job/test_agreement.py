@@ -172,3 +172,35 @@ def test_a_loader_of_one_rank_alone_reads_all_without_waiting(link: MemoryLink) 
     assert first[1] == first[3] == list(range(COUNT))
     for mine, theirs in ((first[0], second[0]), (first[2], second[1])):
         assert sorted(mine + theirs) == list(range(COUNT))
+
+
+def _summing(rank: int, port: int, link: MemoryLink, answers: Queue[Answered]) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
+    loader = DataLoader(in_memory(link), 4, shuffle=True, skip_steps=[(1, 2)])
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    early = loader.digest()
+    state = loader.state_dict()
+    assert state["digest"] == early.hex()
+    list(batches)
+    whole = loader.digest()
+    loader.load_state_dict(state)
+    list(loader)
+    assert loader.digest() == whole, "a resumed run ends with the same digest"
+    next(iter(loader)) if rank else None
+    try:
+        loader.digest()
+    except Exception as error:  # noqa: BLE001 - reported to the test
+        answers.put((rank, f"{whole.hex()} {type(error).__name__}: {error}", 0.0))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_all_ranks_have_the_digest_of_one_rank_and_differ_only_at_unlike_places(link: MemoryLink) -> None:
+    alone = DataLoader(in_memory(link), 8, shuffle=True, skip_steps=[(1, 2)])
+    list(alone)
+    expected = alone.digest().hex()
+    for _, text, _ in both(_summing, link):
+        assert text.startswith(f"{expected} StateMismatch: the job's processes disagree: ")

@@ -1,0 +1,93 @@
+"""A digest of the samples that a run was given: a sum, so parts of ranks add up in any order.
+
+It is the hash of a multiset by addition: AdHash of Bellare and Micciancio ("A new paradigm for collision-free hashing",
+1997), with lanes that are added apart as in LtHash (Lewi et al., 2019). The digest of samples is the sum, modulo 2^64 in
+each of four lanes, of h(extent, sample) = finalise(key + sample * golden), where the lanes of `key` are BLAKE2b-256 of the
+extent's id. An id names the version and the bytes of each object in the extent. The sum finds lost, repeated and other
+samples, and other versions. It is no proof against somebody who forges it: 256 bits of a sum are too few for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.order.permute import I64, U64
+
+LANES = 4
+DIGEST_BYTES = 8 * LANES
+_GOLDENS = np.array(
+    [0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7], np.uint64
+)
+"""Odd factors that keep the lanes apart."""
+_SLICE = 1 << 14
+
+
+class SampleSum:
+    """A sum over samples. Immutable."""
+
+    __slots__ = ("_lanes",)
+
+    def __init__(self, lanes: U64 | None = None) -> None:
+        self._lanes: U64 = np.zeros(LANES, np.uint64) if lanes is None else lanes
+
+    def __add__(self, other: SampleSum) -> SampleSum:
+        return SampleSum(self._lanes + other._lanes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SampleSum) and self.digest == other.digest
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def digest(self) -> bytes:
+        """The 32 bytes of the sum."""
+        return self._lanes.astype("<u8").tobytes()
+
+
+def parse_sum(text: str) -> SampleSum:
+    """The sum of a digest in hex. Raises InvalidInput."""
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != DIGEST_BYTES:
+        raise InvalidInput(f"{text[:80]!r} is no digest of {DIGEST_BYTES} bytes in hex")
+    return SampleSum(np.frombuffer(raw, "<u8").astype(np.uint64))
+
+
+def sum_of(samples: I64, extent_first: I64, id_of: Callable[[int], bytes]) -> SampleSum:
+    """The sum over samples of one dataset, int64[n], which may repeat. `extent_first` as of `EpochOrder`; `id_of` gives the
+    id of an extent."""
+    ascending = np.sort(samples)  # a search for each sample would take most of the time
+    counts = np.diff(np.searchsorted(ascending, extent_first))
+    held = counts > 0
+    raw = (
+        hashlib.blake2b(id_of(each), digest_size=DIGEST_BYTES).digest()
+        for each in np.flatnonzero(held).tolist()
+    )
+    keys = np.frombuffer(b"".join(raw), "<u8").astype(np.uint64).reshape(-1, LANES).T.copy()
+    row = np.repeat(np.arange(len(keys[0])), counts[held])
+    total = np.zeros(LANES, np.uint64)
+    for start in range(0, ascending.size, _SLICE):
+        numbers, rows = ascending[start : start + _SLICE].astype(np.uint64), row[start : start + _SLICE]
+        total += np.array(
+            [
+                _finalised(keys[lane][rows] + numbers * _GOLDENS[lane]).sum(dtype=np.uint64)
+                for lane in range(LANES)
+            ]
+        )
+    return SampleSum(total)
+
+
+def _finalised(state: U64) -> U64:
+    """The finaliser of SplitMix64, in place."""
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state

@@ -1,0 +1,77 @@
+"""Sums over the samples of batches: see `core/order/digests.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order.digests import SampleSum, sum_of
+from loader.batches.feed import Feed
+from loader.datasets.dataset import Dataset
+from loader.datasets.mixture import Mixture
+from loader.datasets.wrapped import as_view
+from loader.job.handed_over import HandedOver, Span
+from loader.reading.reader import Ints
+
+
+def has_digest(dataset: object) -> bool:
+    """Tell whether samples of a dataset can be summed: those of a dataset of `open_dataset`, of a part of it, or of a
+    mixture of such."""
+    if isinstance(dataset, Mixture):
+        return all(isinstance(part, Dataset) for part in dataset.components)
+    return as_view(dataset) is not None
+
+
+def known_before(handed: HandedOver) -> SampleSum:
+    """The sum before this loader's own batches. Raises StateMismatch where a loaded state has none."""
+    if handed.before is None:
+        raise StateMismatch(
+            "the state that this run continues has no digest: with several ranks, call digest() on all of them before "
+            "state_dict()"
+        )
+    return handed.before
+
+
+def known_digest(handed: HandedOver, dataset: object, world_size: int) -> str:
+    """The digest that a state may name, in hex: of a single rank, and of several that have just called `digest()`; else
+    ""."""
+    if handed.before is None or not (world_size == 1 or handed.is_empty) or not has_digest(dataset):
+        return ""
+    return (handed.before + fold(handed, dataset)).digest.hex()
+
+
+def fold(handed: HandedOver, dataset: object) -> SampleSum:
+    """The sum over all that this rank handed over since `handed.before`. Raises InvalidInput for datasets without one."""
+    if not has_digest(dataset):
+        raise InvalidInput(
+            f"digest() sums samples of open_dataset, and those of {type(dataset).__name__} are made of several or of none"
+        )
+    for span in handed.spans:
+        for indices in _chunks(span):
+            handed.own += _sum(span.feed.dataset, indices)
+    handed.spans = []
+    return handed.own
+
+
+def _chunks(span: Span) -> Iterator[Ints]:
+    feed: Feed = span.feed
+    if span.instead is not None:
+        return iter((span.instead,))
+    return feed.orders.taken(feed.share, span.epoch, span.first, span.last)
+
+
+def _sum(dataset: object, indices: Ints) -> SampleSum:
+    view = as_view(dataset)
+    if view is not None:
+        return _sum_of_view(view, indices)
+    assert isinstance(dataset, Mixture), "has_digest"
+    total = SampleSum()
+    component, _, inner = dataset.locate(indices)
+    for number, part in enumerate(dataset.components):
+        assert isinstance(part, Dataset), "has_digest"
+        total += _sum_of_view(part, inner[component == number])
+    return total
+
+
+def _sum_of_view(view: Dataset, indices: Ints) -> SampleSum:
+    return sum_of(view.ids_of(indices), view.catalog.extent_first, view.catalog.extent_id)
