@@ -62,8 +62,8 @@ def test_what_does_not_fit_is_told_before_anything_is_prepared(
         ("half", "MODULE:FUNCTION"),
         ("tests.loader.prepare.pictures:absent", "absent"),
         ("no_module:f", "no_module"),
-    ]
-    + [("tests.loader.prepare.pictures:COUNT", "no function")],
+        ("tests.loader.prepare.pictures:COUNT", "no function"),
+    ],
 )
 def test_a_function_that_is_not_there_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: Any, function: str, says: str, daemon: Daemon
