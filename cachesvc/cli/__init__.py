@@ -21,6 +21,7 @@ from cachesvc.cli import (
     order,
     output,
     prefetch,
+    prepare,
     reload,
     run,
     serve,
@@ -107,6 +108,7 @@ TASKS = {
     "Look at it": (status.status, top.top, why.why, events.events, nodes.nodes),
     "Keep data": (
         prefetch.prefetch,
+        prepare.prepare,
         datasets.list_datasets,
         datasets.pin,
         datasets.unpin,

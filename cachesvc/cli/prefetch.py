@@ -105,7 +105,7 @@ def prefetch(
                     dataset = resolve.by_id(control, group[0])
                 else:
                     dataset = resolve.open_uris(control, group, wanted, json, refresh).id
-                _fill(control, dataset, name, dry_run, json)
+                fill(control, dataset, name, dry_run, json)
                 if verify_too and not dry_run:
                     check(control, dataset, name, json)
             except DaemonUnavailable:
@@ -120,7 +120,8 @@ def prefetch(
     return 0
 
 
-def _fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_json: bool) -> None:
+def fill(control: Control, dataset: DatasetId, name: str, dry_run: bool, as_json: bool) -> None:
+    """Fill a dataset, or with `dry_run` say what that would do; raise the error that keeps it from being resident."""
     started = time.monotonic()
     reply: pb.PrefetchReply | None = None
     before_bytes = 0

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json as json_module
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from cachesvc.cli import options, output, resolve
+from cachesvc.cli.loader_process import rows_of
 from cachesvc.cli.progress_bar import ProgressBar
-from cachesvc.core.errors import INTERRUPTED, CacheError, InvalidInput, from_code, install
+from cachesvc.core.errors import InvalidInput, install
 
 SHARD_BYTES = 256 << 20
 """Source of one shard: four extents of the usual size, and minutes of work that an interruption can cost."""
@@ -74,7 +70,7 @@ def tokenize(
         "shard_bytes": max(1, shard_bytes),
     }
     row: dict[str, Any] = {}
-    with ProgressBar("tokenize", json) as progress, _rows(job, socket) as rows:
+    with ProgressBar("tokenize", json) as progress, rows_of("loader.token_shards", job, socket) as rows:
         for row in rows:
             if "done_bytes" in row:
                 progress.update(row["done_bytes"], row["total_bytes"])
@@ -85,30 +81,3 @@ def tokenize(
         {"event": "tokenized", "source": src, "folder": dst} | row,
     )
     return 0
-
-
-@contextmanager
-def _rows(job: dict[str, Any], socket: str | None) -> Iterator[Iterator[dict[str, Any]]]:
-    """Run the job in a process of its own, which imports torch and ends with this block; yield what it prints. The
-    iterator raises the job's error, and CacheError where the process is killed."""
-    environment = os.environ | ({"CACHESVC_SOCKET": socket, "CACHESVC": "require"} if socket else {})
-    command = [sys.executable, "-m", "loader.token_shards", json_module.dumps(job)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            yield _checked(process)
-        finally:
-            process.terminate()
-
-
-def _checked(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None, "stdout is a pipe"
-    for line in process.stdout:
-        row: dict[str, Any] = json_module.loads(line)
-        if "error" in row:
-            raise from_code(row["code"], row["error"])
-        yield row
-    code = process.wait()
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
-        raise CacheError(f"the process that tokenises ended with exit code {code}; see its messages above")

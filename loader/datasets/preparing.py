@@ -14,12 +14,13 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Prepared
 from cachesvc.catalog.prepared import PreparedForm, Recipe
 from cachesvc.client.control import PreparedInfo
+from cachesvc.client.preparing import PreparerConnection
 from cachesvc.core.errors import InvalidInput, is_bad_sample
 from loader.datasets.generators import RngKey
 from loader.datasets.samples.prepared import PreparedSamples
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.prepare.identity import digest_of, library_versions, qualified_name
-from loader.prepare.preparer import Preparers
+from loader.prepare.preparer import Preparers, serve
 from loader.prepare.records import encode, form_of
 from loader.reading.connect import DatasetLink
 from loader.reading.opened_dataset import OpenedDataset
@@ -81,6 +82,16 @@ class PreparingSource:
             preparers = Preparers(opened.link.preparer, self, opened.catalog.extent_first)
             self._preparers = weakref.ref(preparers)
         return PreparedSamples(opened.catalog, self, spec, preparers)
+
+    def serve(self, opened: OpenedDataset, ready: Callable[[], None], ends: Callable[[], bool]) -> None:
+        """Prepare what the daemon wants of a dataset until `ends()`. Call `ready` once the daemon counts on it."""
+
+        def connect() -> PreparerConnection:
+            made = opened.link.preparer()
+            ready()
+            return made
+
+        serve(connect, self, opened.catalog.extent_first, ends)
 
     def close(self) -> None:
         """Prepare no more, and release the source."""

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,6 +101,7 @@ class _Thread:
     def __init__(self, connect: Callable[[], PreparerConnection], maker: Maker, first: Ints) -> None:
         self._connect, self._maker, self._first = connect, maker, first
         self._connection: PreparerConnection | None = None
+        self._begun: PreparerConnection | None = None
         self._ends = threading.Event()
         self.reads, self.read_at = 0, time.monotonic()
         self.alive = True
@@ -108,7 +109,7 @@ class _Thread:
     def start(self) -> None:
         """Offer to prepare, so that the daemon knows of it before the first read, and start the thread."""
         with suppress(CacheError):
-            self._connection = self._connect()
+            self._connection = self._begun = self._connect()
         threading.Thread(target=self._run, name="cachesvc-prepare", daemon=True).start()
 
     def stop(self) -> None:
@@ -128,24 +129,31 @@ class _Thread:
         if get_worker_info() is not None:  # in a forked child torch cannot use several threads
             torch.set_num_threads(1)
         try:
-            while not (self._ends.is_set() or self._rests):
-                try:
-                    self._connection = self._connection or self._connect()
-                    while not (self._ends.is_set() or self._rests):
-                        if (work := self._connection.next(LOOK_S)) is not None:
-                            prepare(self._connection, work, self._maker, self._first, self._ends.is_set)
-                except CacheError as error:  # mostly DaemonUnavailable: it restarts
-                    _log.debug("a preparer is without its daemon: %s", error)
-                    self._disconnect()
-                    self._ends.wait(PROBE_CAP_S)
+            serve(self._connected, self._maker, self._first, lambda: self._ends.is_set() or self._rests)
         finally:
             self.alive = False
-            self._disconnect()
 
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def _connected(self) -> PreparerConnection:
+        """Return the connection that `start` made, and then others."""
+        made, self._begun = self._begun, None
+        self._connection = made or self._connect()
+        return self._connection
+
+
+def serve(
+    connect: Callable[[], PreparerConnection], maker: Maker, extent_first: Ints, ends: Callable[[], bool]
+) -> None:
+    """Prepare what the daemon wants until `ends()`, also after its restarts. `connect` makes a connection."""
+    while not ends():
+        try:
+            with closing(connect()) as connection:
+                while not ends():
+                    if (work := connection.next(LOOK_S)) is not None:
+                        prepare(connection, work, maker, extent_first, ends)
+        except CacheError as error:  # mostly DaemonUnavailable: it restarts
+            _log.debug("a preparer is without its daemon: %s", error)
+            if not ends():
+                time.sleep(PROBE_CAP_S)
 
 
 def prepare(

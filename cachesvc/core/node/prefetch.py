@@ -7,6 +7,7 @@ RAM tier shrank, is filled again into another tier that has room.
 
 from __future__ import annotations
 
+from cachesvc.core.errors import SourceUnavailable
 from cachesvc.core.events import Prefetched
 from cachesvc.core.lookahead.lookahead import FEED_LIMIT
 from cachesvc.core.records.dataset_state import DatasetState
@@ -15,6 +16,8 @@ from cachesvc.core.records.residency import CacheEntry
 from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.fill_starts import FillStarts, Readiness
 from cachesvc.core.tiering.policy import Requester
+
+NOBODY_PREPARES = "no process prepares it any more; see its messages, and prepare again"
 
 
 class Prefetches:
@@ -136,6 +139,10 @@ class Prefetches:
                 return True
             if placement.room_coming or self._room_is_coming(entry):
                 return False
+        elif not self._starts.has_preparer(entry):
+            for dataset in entry.datasets:
+                dataset.fail(entry.id, SourceUnavailable.code, NOBODY_PREPARES)
+            return True
         self._copies.note_stuck(entry)
         return True
 

@@ -46,6 +46,10 @@ class FillStarts:
             return self._fetch(source, entry)
         return Readiness.NOW if self._preparers.idle_for(entry) is not None else Readiness.WAITS
 
+    def has_preparer(self, entry: CacheEntry) -> bool:
+        """Return whether an extent is not prepared, or some process can prepare it."""
+        return entry.made_from is None or self._preparers.any_for(entry)
+
     def start(
         self, entry: CacheEntry, requester: Requester, ahead_of: Ahead | None = None
     ) -> Placement | None:

@@ -57,6 +57,13 @@ def half(sample: tuple[Any, int]) -> tuple[torch.Tensor, int]:
     return torch.from_numpy(pixels[::2, ::2].copy()), sample[1]
 
 
+def doubled(sample: tuple[Any, int]) -> np.ndarray[Any, Any]:
+    """Return more than the tiers of a small node hold."""
+    pixels = np.asarray(sample[0])
+    noted(int(pixels[0, 0, 0]))
+    return np.repeat(np.repeat(pixels, 2, 0), 2, 1)
+
+
 def fails(sample: tuple[Any, int]) -> tuple[torch.Tensor, int]:
     """Prepare all pictures but one."""
     found = half(sample)

@@ -1,0 +1,127 @@
+"""The process that `cachesvc prepare` starts: `python -m loader.prepare_ahead JOB`, where JOB is JSON of `Job`.
+
+It prints JSON, one object a line: what the data is and what a sample costs, then {"ready"} once its processes prepare, or
+{"error", "code"}. It ends when it is terminated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cachesvc.core.errors import INTERRUPTED, CacheError, InvalidInput, is_bad_sample
+from loader.datasets.dataset import Dataset, open_dataset
+from loader.datasets.preparing import PreparingSource
+
+TIMED = 100
+"""The samples whose cost is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A dataset and the function that prepares it. `given`: further arguments of `open_dataset`. No `workers`: nothing is
+    prepared."""
+
+    uri: str
+    function: str
+    name: str
+    workers: int
+    given: dict[str, Any]
+
+
+def function_of(named: str) -> Callable[[Any], Any]:
+    """Import `module:function`. Raises InvalidInput."""
+    module, _, name = named.partition(":")
+    if not module or not name:
+        raise InvalidInput(f"--with {named}: give MODULE:FUNCTION, such as train.data:resize256")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(
+            f"--with {named}: {error}; run it where Python finds the module (PYTHONPATH)"
+        ) from error
+    if not callable(found):
+        raise InvalidInput(f"--with {named} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def run(job: Job) -> None:
+    """Open the dataset, say what it will cost, and prepare until this process is terminated."""
+    dataset = open_dataset(job.uri, prepare=function_of(job.function), prepare_name=job.name, **job.given)
+    source = dataset.preparing
+    if source is None:
+        raise InvalidInput("no daemon keeps what is prepared; start one: cachesvc serve")
+    _say(
+        dataset=dataset.opened.link.id,
+        samples=len(dataset),
+        size_bytes=len(dataset) * source.form.stride_bytes,
+        sample_s=sample_s(source),
+    )
+    dataset.close()
+    context, ready = multiprocessing.get_context("fork"), multiprocessing.get_context("fork").Semaphore(0)
+    processes = [
+        context.Process(target=_serve, args=(dataset, source, os.getpid(), ready.release), daemon=True)
+        for _ in range(job.workers)
+    ]
+    for process in processes:
+        process.start()
+    for _ in processes:
+        ready.acquire()
+    if processes:
+        _say(ready=len(processes))
+        for process in processes:
+            process.join()
+
+
+def sample_s(source: PreparingSource) -> float:
+    """Return the CPU seconds of a sample, the mean of the first `TIMED`."""
+    count, begun = min(TIMED, source.catalog.samples), time.process_time()
+    samples, made = source.samples(np.arange(count)), 0
+    try:
+        for _ in samples:
+            made += 1
+    except Exception as error:  # it is kept in place of its sample
+        if not is_bad_sample(error):
+            raise
+    return (time.process_time() - begun) / max(1, made)
+
+
+def _serve(dataset: Dataset, source: PreparingSource, parent: int, ready: Callable[[], None]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    source.serve(dataset.opened, ready, lambda: os.getppid() != parent)
+
+
+def _say(**row: object) -> None:
+    print(json.dumps(row), flush=True)
+
+
+def main() -> int:
+    """Run the job of the command line. Returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # multiprocessing then ends its processes
+    sys.path.insert(0, os.getcwd())
+    try:
+        run(Job(**json.loads(sys.argv[1])))
+    except CacheError as error:
+        _say(error=str(error), code=error.code)
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
