@@ -139,8 +139,8 @@ class WrongCopy(msgspec.Struct, frozen=True, tag=True):
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """A member or a refused node, for `cachesvc nodes`. `away_s`: for how long it has been away. `block_round_trip_us`: how
-    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there. `traits`: of its
-    last greeting."""
+    long the last check of the port that sends its extents took; `bytes_per_s`: the rate of one read from there. `traits`:
+    of its last greeting."""
 
     name: str
     address: str
