@@ -28,6 +28,7 @@ named cachesvc or a select.py."""
 CONTROL_SOCKET = "cachesvc.sock"
 GRANTS_SOCKET = "grants.sock"
 PARENT_SOCKET = "parent.sock"
+S3_SOCKET = "s3.sock"
 UPGRADING = "upgrading"
 """A file beside the sockets while one daemon replaces another."""
 SOCKET_PATH_BYTES = 107
@@ -144,6 +145,8 @@ class Settings:
     metrics: str = ""
     """HOST:PORT of the metrics, which hold only numbers and version ids, so other machines may scrape it. The status page
     at the same address is for this machine alone."""
+    s3: str = ""
+    """HOST:PORT of the S3 endpoint."""
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
     """Only the daemon's own user. A wider socket needs an allowlist, or every user could read with the daemon's rights."""
@@ -410,8 +413,12 @@ def validate(settings: Settings) -> None:
     if name.split() != [name]:
         raise InvalidInput(f"--node-name {name!r}: a name is one word")
     advertised = settings.cluster.advertise if settings.cluster else ""
-    for option, address in (("--listen", settings.listen), ("--advertise", advertised)):
-        if address and settings.tls is None and not _loopback(address):
+    for option, address in (
+        ("--listen", settings.listen),
+        ("--advertise", advertised),
+        ("--s3", settings.s3),
+    ):
+        if address and settings.tls is None and not is_loopback(address):
             raise InvalidInput(
                 f"{option} {address} is open to others; give --tls-cert, --tls-key and --tls-ca, or 127.0.0.1"
             )
@@ -421,5 +428,6 @@ def validate(settings: Settings) -> None:
         raise InvalidInput(f"--log (CACHESVC_LOG) {settings.log} is no level; give {', '.join(LOG_LEVELS)}")
 
 
-def _loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Tell whether HOST:PORT is for this machine alone."""
     return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")

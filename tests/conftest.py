@@ -35,6 +35,7 @@ Daemon.forks = ForkedProcess
 
 IMPURE_IMPORTS = (
     *(
+        "cachesvc.gateway.s3.connections",
         "grpc",
         "http.server",
         "lightning",

@@ -11,6 +11,7 @@ import click
 from cachesvc.cli import (
     config,
     copy,
+    credentials,
     datasets,
     doctor,
     estimate,
@@ -115,7 +116,16 @@ TASKS = {
         datasets.evict,
         verify.verify,
     ),
-    "Read and write data": (find.find, order.order, copy.cat, copy.cp, index.index, tokenize.tokenize),
+    "Read and write data": (
+        find.find,
+        order.order,
+        copy.cat,
+        copy.cp,
+        credentials.env,
+        credentials.credentials,
+        index.index,
+        tokenize.tokenize,
+    ),
     "Plan": (estimate.estimate, simulate.simulate),
     "Help": (show_help,),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -111,6 +112,11 @@ class ServeCommand(config_file.ConfiguredCommand):
     help="Serve Prometheus metrics and the status page at this address, such as 127.0.0.1:9464.",
 )
 @options.setting(
+    "--s3",
+    type=options.ADDRESS,
+    help="Serve S3, read-only, at this address, such as 127.0.0.1:9000; other addresses need --tls-cert.",
+)
+@options.setting(
     "--quota",
     type=options.QUOTA,
     multiple=True,
@@ -148,6 +154,8 @@ def serve(context: click.Context, /, json: bool, **given: Any) -> int:
         given["log_format"] = "json"
     settings = replace(settings_of(**given), origin=config_file.origin(context))
     config.validate(settings)
+    if settings.s3:
+        _check_s3(settings.s3)
     try:
         for module in SERVER_MODULES:  # of the daemon's process, which this one does not load
             if find_spec(module) is None:
@@ -159,6 +167,16 @@ def serve(context: click.Context, /, json: bool, **given: Any) -> int:
             raise
         raise InvalidInput(f"the daemon needs {error.name}: {install('server')}") from None
     return run_service(settings, context.obj or launch_daemon)
+
+
+def _check_s3(address: str) -> None:
+    """Raise InvalidInput where the endpoint would be its own source, or its library is missing."""
+    if find_spec("aiohttp") is None:
+        raise InvalidInput(f"--s3 needs aiohttp: {install('s3')}")
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        source = os.environ.get(name, "").partition("://")[2].rstrip("/")
+        if source.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1"):
+            raise InvalidInput(f"--s3 {address} is the daemon's own source ({name}): choose another port")
 
 
 _OF_CLUSTER = (

@@ -21,6 +21,12 @@ Both ends import this module. A message that does not parse is a protocol error 
     MAKING  work, first block, digests in hex:   PREPARE work, extent index, size + writable descriptor: to a connection
             progress of a prepared extent                whose HELLO offers it, one at a time
     MADE    work, code, message: its end
+
+A reader that identified itself reads parts of objects without a dataset. It names extents by their digests:
+
+    READ    request, offset, size of the    GRANT    request, 0, size, digest, "TIER kept|brief|once BEGIN END AT" +
+            object, "ETAG URI"                       descriptor: the object's bytes [BEGIN, END) lie at offset AT of it
+    RELEASE digest
 """
 
 from __future__ import annotations
@@ -61,6 +67,7 @@ class Op(IntEnum):
     PLAN = 10
     MAKING = 11
     MADE = 12
+    READ = 13
     WELCOME = 17
     GRANT = 18
     REFUSED = 19
@@ -76,10 +83,10 @@ times."""
 
 
 class Message(NamedTuple):
-    """One datagram. `number`: the request (GET and its answers), the work (PREPARE, MAKING, MADE), MAGIC (HELLO, IDENTIFY)
-    or a count of rows (PLAN). `value`: the extent index, step, count, first block (MAKING), or the number that a job's
-    readers share (HELLO; 0: none). `size`: bytes, the features (HELLO), the error code (FAILED, MADE), or the token
-    (WELCOME)."""
+    """One datagram. `number`: the request (GET, READ and their answers), the work (PREPARE, MAKING, MADE), MAGIC (HELLO,
+    IDENTIFY) or a count of rows (PLAN). `value`: the extent index, step, count, first block (MAKING), offset (READ), or the
+    number that a job's readers share (HELLO; 0: none). `size`: bytes, the features (HELLO), the error code (FAILED, MADE),
+    or the token (WELCOME)."""
 
     op: Op
     number: int = 0

@@ -53,6 +53,7 @@ from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.metrics.health import Health
+from cachesvc.daemon.object_parts import ObjectParts
 from cachesvc.daemon.own_directories import OwnDirectories
 from cachesvc.daemon.parent.messages import CopyHeld
 from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
@@ -147,6 +148,8 @@ class Composition:
         self._holes, shared = HoleRecords(time.monotonic), SharedFills()
         self._preparers = Preparers(runner.handle, time.monotonic)
         self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, self._suspect)
+        self._object_parts = ObjectParts()
+        self._datasets.undeclared = self._object_parts.home
         parts = FillParts(
             tiers,
             threads.calls,
@@ -182,7 +185,15 @@ class Composition:
         runner, threads, checks = self._runner, self._threads, self._checks
         self._claims = DatasetClaims(runner, self._datasets, self._quotas, self._holes)
         requests = ReaderEvents(
-            runner, self._loop, self._datasets, self._claims, self._quotas, checks, self._preparers
+            runner,
+            self._loop,
+            self._datasets,
+            self._claims,
+            self._quotas,
+            checks,
+            self._preparers,
+            self._tenants,
+            self._object_parts,
         )
         self._plans, self._requests = PlanIntake(self._lane("plans")), requests
         self._ending.callback(self._plans.close)

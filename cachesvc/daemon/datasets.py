@@ -124,6 +124,8 @@ class Datasets:
         self.stale: dict[DatasetId, int] = {}
         """Datasets whose source was down at the last opening, and when it was listed before. On the event loop's thread."""
         self.stale_openings = 0
+        self.undeclared: Callable[[ExtentId], tuple[ServedDataset, int] | None] = lambda _: None
+        """Finds what stands for a dataset of an extent that none declares."""
         self.claimed: Callable[[ServedDataset], bool] = lambda _: True
         self.used: Callable[[ServedDataset], bool] = lambda _: True
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -201,7 +203,7 @@ class Datasets:
         every = (each for loaded in self._loaded.values() for each in (loaded, loaded.source))
         having = [each for each in every if each is not None and extent in each.index_of]
         found = min(having, key=lambda each: (each.provisional, not self.claimed(each)), default=None)
-        return (found, found.index_of[extent]) if found else None
+        return (found, found.index_of[extent]) if found else self.undeclared(extent)
 
     def known(self, wanted: DatasetId) -> ServedDataset | None:
         """The dataset if it is loaded, else None."""

@@ -121,6 +121,13 @@ class Tenants:
             for each in self._allowlist.prefixes or ()
         )
 
+    def may_read(self, uri: str, peer: Peer | None) -> bool:
+        """Tell whether the peer may read an object. Its key may hold anything but dot segments, which a server may
+        resolve."""
+        if not {".", ".."}.isdisjoint(uri.split("/")):
+            return False
+        return self._allowlist.allows(uri) and admits(self._rules_above(uri), peer)
+
     def prefixes(self, peer: Peer | None) -> list[str]:
         """Return the allowed prefixes that the peer may use."""
         return [each for each in self._allowlist.prefixes or () if admits(self._rules_above(each), peer)]

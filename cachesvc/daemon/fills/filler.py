@@ -38,6 +38,7 @@ from cachesvc.core.placement.place_search import ReadEnd
 from cachesvc.daemon.blocks.client import BlockClient, PeerAborted, PeerFailed, PeerLacks, PeerLate
 from cachesvc.daemon.fills.cached_bytes import CachedBytes
 from cachesvc.daemon.fills.openings import KeptVersion, Openings
+from cachesvc.daemon.object_parts import read_part
 from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import serve_forks
@@ -171,7 +172,7 @@ class Filler:
 
     def _fetch(self, job: jobs.FetchJob, target: int, catalog: int, progress_fd: int = -1) -> jobs.JobDone:
         """Fetch an extent from its source or from a node. Its progress, where others may follow, is the same for both."""
-        dataset = self._catalog(job.dataset, catalog)
+        dataset = self._catalog(job.dataset, catalog) if job.dataset else read_part(catalog)
         extent = dataset.extent(job.index)
         if not job.shared:
             return self._from_source(job, target, dataset, extent, None)

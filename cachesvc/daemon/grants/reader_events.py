@@ -13,20 +13,22 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cachesvc.core import events, wire
-from cachesvc.core.errors import CacheError, OutOfSpace
+from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, OutOfSpace
 from cachesvc.core.histogram import Histogram
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, ReaderId
 from cachesvc.core.stalls import StallReport, Stalls
 from cachesvc.core.tiering.budgets import working
 from cachesvc.daemon.access.quotas import Quotas
-from cachesvc.daemon.access.tenants import Peer, admits
+from cachesvc.daemon.access.tenants import Peer, Tenants, admits
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import Datasets, ServedDataset, unknown
 from cachesvc.daemon.fills.checks import Checks
 from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.grants.plan_intake import PlanEntries, ReceivedPlan
 from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.object_parts import ObjectPart, ObjectParts
 from cachesvc.daemon.runner import Runner
+from cachesvc.sources.uri import local_path
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class ConnectedReader:
     """When each request for an extent came that has no answer yet, on the monotonic clock."""
     features: int = 0
     """Bits of its greeting."""
+    parts: dict[int, ObjectPart] = field(default_factory=dict)
+    """The parts of objects that it waits for, by request."""
     job: int = 0
     """The fair queue's key for its demands: its user and launch. 0: the reader alone."""
 
@@ -92,6 +96,8 @@ class ReaderEvents:
         quotas: Quotas,
         checks: Checks,
         preparers: Preparers,
+        tenants: Tenants,
+        object_parts: ObjectParts,
     ) -> None:
         self.handle = runner.handle
         self.preparers = preparers
@@ -102,6 +108,7 @@ class ReaderEvents:
         self._node = runner.node
         self._loop, self._datasets = loop, datasets
         self._claims, self._quotas, self._checks = claims, quotas, checks
+        self._tenants, self._object_parts = tenants, object_parts
         self._reported: set[int] = set()
         """Users whose excess claims of held memory were logged."""
 
@@ -166,6 +173,25 @@ class ReaderEvents:
                 extra={"peer_uid": user, "most_bytes": limit_bytes},
             )
 
+    def read(self, reader: ConnectedReader, request: int, version: ObjectVersion, offset: int) -> None:
+        """Handle READ. Raises NotAllowed, and InvalidInput for a local file, or for a byte that is not there."""
+        if local_path(version.uri) is not None:
+            raise InvalidInput(f"{version.uri} is a local file: open it as a dataset")
+        if not self._tenants.may_read(version.uri, reader.peer):
+            raise NotAllowed(f"{version.uri} is not below a prefix that you may use")
+        part = self._object_parts.find(version, offset)
+        reader.parts[request] = part
+        self._object_parts.wait(part)
+        size_bytes = part.extent_bytes
+        self.handle(events.Demanded(reader.id, request, part.extent, size_bytes=size_bytes, job=reader.job))
+
+    def answered(self, reader: ConnectedReader, request: int) -> ObjectPart | None:
+        """Return the part that a request asked for, and forget it; None for a request of an extent of a dataset."""
+        part = reader.parts.pop(request, None)
+        if part is not None:
+            self._object_parts.answered(part)
+        return part
+
     def suspected(self, extent: ExtentId) -> None:
         """Handle SUSPECT: a reader found wrong bytes in a copy on a disk."""
         self._checks.mark_unverified(extent)
@@ -175,6 +201,8 @@ class ReaderEvents:
         catalogs that nothing needs any more."""
         self.handle(events.ReaderGone(reader.id))
         self.preparers.left(reader.id)
+        for request in list(reader.parts):
+            self.answered(reader, request)
         self.handle(events.PlanEnded(reader.id))
         self.handle(events.JobEnded(reader.id))
         self._datasets.unload_unclaimed()

@@ -20,7 +20,7 @@ import cachesvc
 from cachesvc.core import commands, events, wire
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput
 from cachesvc.core.histogram import Histogram
-from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
+from cachesvc.core.model import RAM, DatasetId, ExtentId, ObjectVersion, ReaderId
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.access.tenants import NO_USER, Peer
@@ -102,15 +102,20 @@ class GrantsServer:
         """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
         more descriptors, or the extent has holes and the reader's release does not know them."""
         reader = self._readers.get(command.reader)
-        if reader is None or reader.dataset is None:
+        if reader is None or (holes and not reader.knows_holes):
+            return reader is None
+        extent, text = command.extent, f"{command.tier} {command.stay}"
+        if (part := reader.parts.get(command.request)) is not None:
+            text = f"{text} {part.begin} {part.end} {part.at}"
+            message = wire.encode(Op.GRANT, command.request, 0, part.extent_bytes, extent, text)
+            if sent := self._reply(reader, message, fd):
+                self._requests.answered(reader, command.request)
+            return sent
+        if (dataset := reader.dataset) is None:
             return True
-        if holes and not reader.knows_holes:
-            return False
-        dataset, extent = reader.dataset, command.extent
         index = dataset.index_of[extent]
         more = " peer" * command.from_peer + (f" {wire.HOLES}{holes}" if holes else "")
-        text = f"{command.tier} {command.stay}{more}"
-        message = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text)
+        message = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text + more)
         sent = self._reply(reader, message, fd)
         if sent:
             self._answered(reader, command.request, "granted")
@@ -197,6 +202,10 @@ class GrantsServer:
         op, dataset = message.op, reader.dataset
         if op in (Op.HELLO, Op.IDENTIFY):
             self._greeted(reader, message)
+        elif op is Op.READ and reader.greeted:
+            self._read(reader, message)
+        elif op is Op.RELEASE and reader.greeted and dataset is None:
+            self._requests.handle(events.Released(reader.id, ExtentId(message.digest)))
         elif dataset is None:
             raise InvalidInput(f"{op.name} before HELLO")
         elif op is Op.GET:
@@ -280,6 +289,20 @@ class GrantsServer:
 
         self._plans.read(plan, reader.peer.uid, then)
 
+    def _read(self, reader: ConnectedReader, message: Message) -> None:
+        """Take in a READ."""
+        etag, _, uri = message.text.partition(" ")
+        known = not message.number or message.number in reader.parts
+        if reader.dataset is not None or known or not uri:
+            raise InvalidInput(
+                "a READ of no object, of a reader of a dataset, or with the number of another one"
+            )
+        version = ObjectVersion(uri, message.size, etag)
+        try:
+            self._requests.read(reader, message.number, version, message.value)
+        except CacheError as error:
+            self._reply(reader, wire.encode(Op.FAILED, message.number, 0, error.code, text=str(error)))
+
     def _catalog(self, reader: ConnectedReader, message: Message) -> None:
         """Send the catalog of a reader's dataset."""
         assert reader.dataset is not None
@@ -302,6 +325,7 @@ class GrantsServer:
         self, to: ReaderId, op: Op, request: int, extent: ExtentId, code: int = 0, text: str = ""
     ) -> None:
         reader = self._readers.get(to)
-        if reader is not None and reader.dataset is not None:
-            index = reader.dataset.index_of[extent]
+        if reader is not None:
+            self._requests.answered(reader, request)
+            index = reader.dataset.index_of[extent] if reader.dataset is not None else 0
             self._reply(reader, wire.encode(op, request, index, code, extent, text))

@@ -46,6 +46,7 @@ from cachesvc.daemon.parent.messages import (
     receive_upgrade,
 )
 from cachesvc.daemon.parent.parent_state import ParentState, adopted, become
+from cachesvc.daemon.parent.s3_process import S3Process
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.unix_sockets import peer_process
@@ -87,6 +88,7 @@ class Parent:
         self._releases = list(releases)
         self._loop = Loop()
         self._copies = HeldCopies()
+        self._s3 = S3Process()
         self._daemon: DaemonProcess | None = None
         self._upgrade: _Upgrade | None = None
         self._asked_by: socket.socket | None = None
@@ -128,6 +130,7 @@ class Parent:
         try:
             self._loop.run(self._next_deadline, self._tick, time.monotonic)
         finally:
+            self._s3.end()
             self._sockets.close()
         if self._failure is not None:
             raise self._failure
@@ -188,6 +191,7 @@ class Parent:
         elif isinstance(message, DaemonServes):
             daemon.served_at, self._served, self._crash = time.monotonic(), True, ""
             del self._releases[1:]
+            self._s3.serve(self._releases[0])
             self._sockets.end_announcement()
             self._answer(UpgradeAnswer())
         elif isinstance(message, StartFailed):
@@ -209,6 +213,7 @@ class Parent:
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = found
+                self._s3.reaped(pid, os.waitstatus_to_exitcode(status), self._stopping)
                 for daemon in (self._daemon, self._upgrade.daemon if self._upgrade else None):
                     if daemon is not None and daemon.pid == pid:
                         self._read_last(daemon)
@@ -229,11 +234,8 @@ class Parent:
         elif self._stopping or (code >= 0 and not self._served) or (code == 0 and not daemon.leaves):
             # It could not start at all; or somebody stopped the daemon itself, where it ended in order.
             self._failure = None if self._served else daemon.failure
-            if self._stopping and code in (
-                -signal.SIGTERM,
-                -signal.SIGKILL,
-            ):  # it was starting, or hangs in a disk
-                code = 0
+            if self._stopping and code in (-signal.SIGTERM, -signal.SIGKILL):
+                code = 0  # it was starting, or hangs in a disk
             self._code = code if code >= 0 else 128 - code
             self._loop.stop()
         elif len(self._releases) > 1:
@@ -260,7 +262,7 @@ class Parent:
     def _next_deadline(self) -> float:
         hung = self._daemon.hung_at if self._daemon else math.inf
         shed = math.inf if self._measured_by_daemon else self._shed_at
-        return min(self._start_at, hung, shed, self._look_at)
+        return min(self._start_at, hung, shed, self._look_at, self._s3.start_at)
 
     @property
     def _measured_by_daemon(self) -> bool:
@@ -270,6 +272,7 @@ class Parent:
         now = time.monotonic()
         if self._start_at <= now:
             self._start()
+        self._s3.tick(now)
         if self._daemon is not None and self._daemon.hung_at <= now:
             log.warning("a daemon does not end and is given up", extra={"pid": self._daemon.pid})
             with suppress(ProcessLookupError):

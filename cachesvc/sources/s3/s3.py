@@ -86,7 +86,7 @@ class S3Source:
         self._aws = host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
         self._ask_for_stored = host.endswith(".googleapis.com")
         self._if_match = True
-        self._mismatches = MismatchJudge(self._call)
+        self._mismatches = MismatchJudge(self.call)
         self._regions: dict[str, str] = {}
         self._checksums = StatedChecksums(tags_are_md5=self._aws)
         self._proxy = proxy_of(client.meta.endpoint_url)
@@ -113,7 +113,7 @@ class S3Source:
                 return
             key += "/"
         found: dict[bytes, ObjectVersion] = {}
-        for row in s3_listing.rows(self._call, send, prefix, bucket, key):
+        for row in s3_listing.rows(self.call, send, prefix, bucket, key):
             if row["Size"] or not row["Key"].endswith("/"):
                 version = _version(bucket, row)
                 name = row["Key"].encode()
@@ -133,7 +133,7 @@ class S3Source:
         if not bucket.endswith(DIRECTORY_BUCKET):  # which lists only prefixes that end in a slash
             with suppress(NotAllowed):
                 exactly: dict[str, Any] = {"Bucket": bucket, "Prefix": key, "MaxKeys": 1}
-                _, first = send(partial(s3_listing.ask, self._call, uri, "list_objects_v2", **exactly))
+                _, first = send(partial(s3_listing.ask, self.call, uri, "list_objects_v2", **exactly))
                 return _version(bucket, first[0]) if first and first[0]["Key"] == key else None
         with suppress(NotFound, NotAllowed):
             return send(partial(self.head, uri))
@@ -142,7 +142,7 @@ class S3Source:
     def head(self, uri: str) -> ObjectVersion:
         """Return the object's current version. Raises NotFound, NotAllowed, SourceUnavailable."""
         bucket, key = split_uri(uri)
-        found = self._call(uri, "head_object", Bucket=bucket, Key=key)
+        found = self.call(uri, "head_object", Bucket=bucket, Key=key)
         headers: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
         check_no_page(uri, headers)
         return ObjectVersion(uri, found["ContentLength"], found.get("ETag", "").strip('"'))
@@ -152,15 +152,16 @@ class S3Source:
         folder, slash, name = key.strip("/").rpartition("/")
         with suppress(CacheError):  # perhaps nothing beside it may be listed
             beside: dict[str, Any] = {"Bucket": bucket, "Prefix": folder + slash, "MaxKeys": near_names.MOST}
-            page, rows = s3_listing.ask(self._call, prefix, "list_objects_v2", Delimiter="/", **beside)
+            page, rows = s3_listing.ask(self.call, prefix, "list_objects_v2", Delimiter="/", **beside)
             keys = [row["Key"] for row in rows]
             keys += [row["Prefix"] for row in page.get("CommonPrefixes", ())]
             found = near_names.near(name, [each.removeprefix(folder + slash) for each in keys])
             return f"{folder}{slash}{found}" if name and found else ""
         return ""
 
-    def _call(self, uri: str, operation: str, **arguments: str | int) -> Any:
-        """Send a LIST or HEAD through boto3, and again with new credentials if the old ones have expired."""
+    def call(self, uri: str, operation: str, **arguments: str | int) -> Any:
+        """Return boto3's answer to a LIST or HEAD, which is sent again with new credentials if the old ones have expired.
+        Raises NotFound, NotAllowed, SourceUnavailable."""
         used, renewed = self._identity.signing_keys(), False
         while True:
             try:

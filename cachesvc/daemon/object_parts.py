@@ -1,0 +1,114 @@
+"""Parts of objects that are read without a dataset: where they lie, and how they are fetched."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.errors import InvalidInput
+from cachesvc.core.model import PART_BYTES, Extent, ExtentId, ObjectVersion, Piece, extent_of
+from cachesvc.core.tiering.copies import UNDECLARED
+from cachesvc.daemon.datasets import SealedCatalog, ServedDataset
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPart:
+    """The bytes [begin, end) of an object version, at offset `at` of an extent."""
+
+    extent: ExtentId
+    extent_bytes: int
+    begin: int
+    end: int
+    at: int
+    alone: Extent | None = None
+    """The extent of this part alone, where no dataset has the bytes."""
+
+
+class ObjectParts:
+    """The extents of parts that readers wait for, and that no dataset may have. Runs on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[ExtentId] = Counter()
+        self._extents: dict[ExtentId, Extent] = {}
+
+    def find(self, version: ObjectVersion, offset: int) -> ObjectPart:
+        """Return the part that holds a byte of an object. Raises InvalidInput for a byte beyond its end."""
+        if not 0 <= offset < version.size_bytes:
+            raise InvalidInput(f"{version.uri} has no byte {offset:,}: it has {version.size_bytes:,} bytes")
+        begin = offset // PART_BYTES * PART_BYTES
+        size_bytes = min(PART_BYTES, version.size_bytes - begin)
+        extent = extent_of([Piece(version, begin, size_bytes)])
+        return ObjectPart(extent.id, size_bytes, begin, begin + size_bytes, 0, extent)
+
+    def wait(self, part: ObjectPart) -> None:
+        """Keep what a fill of the part needs, until `answered`."""
+        if part.alone is not None:
+            self._waiting[part.extent] += 1
+            self._extents[part.extent] = part.alone
+
+    def answered(self, part: ObjectPart) -> None:
+        """End one `wait`."""
+        if part.alone is not None:
+            self._waiting[part.extent] -= 1
+            if not self._waiting[part.extent]:
+                del self._waiting[part.extent], self._extents[part.extent]
+
+    def home(self, extent: ExtentId) -> tuple[ServedDataset, int] | None:
+        """Return what stands for a dataset of an extent that a reader waits for, and 0; None for any other extent."""
+        found = self._extents.get(extent)
+        if found is None:
+            return None
+        catalog = PartCatalog(found)
+        sealed, sizes = SealedCatalog(catalog.sealed()), (found.size_bytes,)
+        served = ServedDataset(
+            id=UNDECLARED,
+            catalog=cast("Catalog", catalog),
+            sealed=sealed,
+            extent_ids=(extent,),
+            sizes=sizes,
+            extents=((extent, found.size_bytes),),
+            index_of={extent: 0},
+            rules=frozenset(),
+        )
+        return served, 0
+
+
+class PartCatalog:
+    """What fills read of a catalog, for the one extent of a part."""
+
+    format = ""
+    layout = None
+    compressed = False
+
+    def __init__(self, part: Extent) -> None:
+        self._part = part
+        self.uri = part.pieces[0].object.uri
+
+    def extent(self, index: int) -> Extent:
+        """Return the extent."""
+        assert index == 0, "a part is one extent"
+        return self._part
+
+    def sealed(self) -> int:
+        """Return a descriptor of a memfd from which `read_part` makes this again. Raises OSError."""
+        (piece,) = self._part.pieces
+        version = piece.object
+        body = msgspec.msgpack.encode(
+            (version.uri, version.size_bytes, version.etag, piece.offset, piece.length)
+        )
+        memory = os.memfd_create("cachesvc-part", os.MFD_CLOEXEC)
+        os.pwrite(memory, body, 0)
+        return memory
+
+
+def read_part(fd: int) -> Catalog:
+    """Return the catalog of a part that `PartCatalog.sealed` described."""
+    body = os.pread(fd, os.fstat(fd).st_size, 0)
+    uri, size_bytes, etag, offset, length = msgspec.msgpack.decode(body, type=tuple[str, int, str, int, int])
+    extent = extent_of([Piece(ObjectVersion(uri, size_bytes, etag), offset, length)])
+    return cast("Catalog", PartCatalog(extent))

@@ -1,0 +1,79 @@
+"""The process of the S3 endpoint, beside the daemon: it lives while daemons come and go, and ends with the service."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+
+import msgspec
+
+from cachesvc.config import Settings
+from cachesvc.daemon.parent.messages import Release
+from cachesvc.daemon.processes.spawn import spawn
+
+log = logging.getLogger(__name__)
+RESTART_S = 1.0
+"""The pause before a process that died is replaced."""
+
+
+class S3Process:
+    """Runs in the parent's thread."""
+
+    def __init__(self) -> None:
+        self._release: Release | None = None
+        self._pid = 0
+        self._channel: socket.socket | None = None
+        self.start_at = math.inf
+        """The time at which `tick` is due, in seconds of the monotonic clock."""
+
+    def serve(self, release: Release) -> None:
+        """Begin to serve by this release, if it has an S3 endpoint. Does nothing where this one runs."""
+        if release is self._release:
+            return
+        self._release = release
+        if self._pid:
+            self.end()  # its end starts the next one
+        else:
+            self.start_at = time.monotonic()
+
+    def tick(self, now: float) -> None:
+        """Start the process, where that is due."""
+        if self.start_at > now or self._release is None:
+            return
+        self.start_at = math.inf
+        program, settings = self._release.program, self._release.settings
+        if not msgspec.json.decode(settings, type=Settings).s3:
+            return
+        try:
+            process, self._channel = spawn(
+                "cachesvc.gateway.s3",
+                msgspec.Raw(settings),
+                program.environment,
+                executable=program.executable,
+                directory=program.directory,
+            )
+        except OSError as error:
+            log.error("the S3 endpoint cannot be started", extra={"error": error.strerror})
+            self.start_at = now + RESTART_S
+            return
+        process.returncode = 0  # the parent reaps all processes; Popen is not to
+        self._pid = process.pid
+
+    def reaped(self, pid: int, code: int, stopping: bool) -> None:
+        """Note that a process ended, perhaps another one."""
+        if pid != self._pid:
+            return
+        self._pid = 0
+        self.end()
+        if not stopping:
+            if code:
+                log.error("the S3 endpoint ended and is started again", extra={"code": code})
+            self.start_at = time.monotonic() + RESTART_S * bool(code)
+
+    def end(self) -> None:
+        """Have the process end: it watches its channel."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

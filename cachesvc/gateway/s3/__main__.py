@@ -1,0 +1,164 @@
+"""The process of the S3 endpoint: `python -m cachesvc.gateway.s3 FD`. It ends when the channel FD to its parent closes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+import ssl
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from cachesvc.client.object_reads import ObjectReads
+from cachesvc.config import Settings, is_loopback
+from cachesvc.core.errors import CacheError, InvalidInput
+from cachesvc.daemon.access.tenants import Tenants
+from cachesvc.daemon.processes.logs import configure_logging
+from cachesvc.gateway.s3.bodies import Bodies
+from cachesvc.gateway.s3.connections import Connections
+from cachesvc.gateway.s3.credentials import serve_credentials
+from cachesvc.gateway.s3.keys import SECRET_BYTES, Keys
+from cachesvc.gateway.s3.service import Service
+from cachesvc.gateway.s3.upstream import Upstream
+from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.uri import allowlist
+from cachesvc.system.open_files import raise_open_files
+
+log = logging.getLogger(__name__)
+BIND_PAUSE_S = 0.2
+"""Between two tries to bind the port: the process before this one ends."""
+OPEN_FILES = 8192
+RENEW_S = 60.0
+"""How often the files of the certificate are looked at."""
+SECRET_FILE = "s3.key"
+
+
+def node_secret(state_dir: str) -> bytes:
+    """Return the secret that keys are derived from, made at the first use. Raises OSError."""
+    path = Path(state_dir, SECRET_FILE)
+    with suppress(FileNotFoundError):
+        found = path.read_bytes()
+        if len(found) == SECRET_BYTES:
+            return found
+    made, part = secrets.token_bytes(SECRET_BYTES), f"{path}.{os.getpid()}"
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(made)
+        file.flush()
+        os.fsync(fd)
+    os.replace(part, path)
+    return made
+
+
+def host_names(address: str) -> list[str]:
+    """Return the names that may follow a bucket in a request's host."""
+    host = address.rpartition(":")[0].strip("[]").lower()
+    return [*dict.fromkeys((host, "localhost", socket.gethostname().lower()))]
+
+
+async def serve(settings: Settings, ends: asyncio.Event) -> None:
+    """Serve until `ends` is set. Raises CacheError where the endpoint cannot be opened."""
+    allowed = allowlist([prefix for prefix in settings.allow if prefix.startswith("s3://")])
+    if settings.allow and not allowed.typed:
+        log.warning("no allowed prefix is of S3: the S3 endpoint serves nothing")
+    rules = [rule for rule in settings.rules if rule.prefix in allowed.typed]
+    keys = Keys(node_secret(settings.state_dir))
+    upstream = Upstream(open_s3(S3Settings()))
+    reads = ObjectReads(settings.socket_dir)
+    service = Service(
+        keys,
+        Tenants(allowed, rules),
+        allowed.prefixes or (),
+        host_names(settings.s3),
+        upstream,
+        Bodies(reads, upstream),
+    )
+    tls = None if is_loopback(settings.s3) else _tls(settings)
+    scheme = "http" if tls is None else "https"
+    loop = asyncio.get_running_loop()
+    connections = Connections(service.handle, raise_open_files(OPEN_FILES) // 4)
+    host, _, port = settings.s3.rpartition(":")
+    listener = await _bound(partial(loop.create_server, connections, host.strip("[]"), int(port), ssl=tls))
+    asking = await serve_credentials(
+        settings.socket_dir, settings.socket_mode, keys, f"{scheme}://{settings.s3}"
+    )
+    log.info("the S3 endpoint serves", extra={"endpoint": f"{scheme}://{settings.s3}", "pid": os.getpid()})
+    renewing = asyncio.ensure_future(_renew(settings, tls)) if tls is not None else None
+    try:
+        await ends.wait()
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+        for server in (listener, asking):
+            server.close()
+        await connections.close()
+        reads.close()
+
+
+async def _bound(bind: partial[object]) -> asyncio.Server:
+    told = False
+    while True:
+        try:
+            return await bind()  # type: ignore[misc,no-any-return]
+        except OSError as error:
+            if not told:
+                log.warning("the S3 endpoint cannot be bound yet", extra={"error": str(error)})
+            told = True
+            await asyncio.sleep(BIND_PAUSE_S)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    assert settings.tls is not None, "validated"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls.certificate, settings.tls.key, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(f"{settings.tls.certificate} or its key cannot be used ({error})") from None
+    return context
+
+
+async def _renew(settings: Settings, context: ssl.SSLContext) -> None:
+    """Use new certificates for new connections once their files are replaced."""
+    assert settings.tls is not None, "validated"
+    while True:
+        await asyncio.sleep(RENEW_S)
+        with suppress(OSError, ssl.SSLError):  # one of them is not written yet
+            context.load_cert_chain(settings.tls.certificate, settings.tls.key, password="")
+
+
+async def _run(settings: Settings, channel: socket.socket) -> None:
+    ends, loop = asyncio.Event(), asyncio.get_running_loop()
+    channel.setblocking(False)
+    loop.add_reader(channel, ends.set)  # the parent sends nothing: it has closed its end
+    loop.add_signal_handler(signal.SIGTERM, ends.set)
+    await serve(settings, ends)
+
+
+def main() -> int:
+    """Run the endpoint of the settings in CACHESVC_GIVEN; return the exit code."""
+    settings = msgspec.json.decode(os.environ.pop("CACHESVC_GIVEN"), type=Settings)
+    configure_logging(settings.log_format, settings.log)
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # each malformed request would be a traceback
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    gc.freeze()
+    try:
+        asyncio.run(_run(settings, socket.socket(fileno=int(sys.argv[1]))))
+    except CacheError as error:
+        log.error("the S3 endpoint cannot be opened", extra={"error": str(error)})
+        return error.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Documents of listings, made from what boto3 returns for the source's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+_NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+_ECHOED = {
+    "Prefix": "prefix",
+    "Delimiter": "delimiter",
+    "StartAfter": "start-after",
+    "ContinuationToken": "continuation-token",
+    "Marker": "marker",
+}
+"""Elements that repeat an argument, and its name in the query."""
+_ENCODED = ("Prefix", "Delimiter", "StartAfter", "Marker", "NextMarker", "Key")
+
+
+def listing(
+    bucket: str, given: dict[str, str], page: dict[str, Any], visible: Callable[[str], bool]
+) -> bytes:
+    """Return the document of a page of ListObjectsV2, or of ListObjects where `given` has no `list-type`.
+
+    `given`: the arguments of the query. `visible`: tells whether the client may see a key, or what lies below a common
+    prefix.
+    """
+    url = given.get("encoding-type") == "url"
+    rows = [row for row in page.get("Contents", ()) if visible(row["Key"])]
+    prefixes = [each["Prefix"] for each in page.get("CommonPrefixes", ()) if visible(each["Prefix"])]
+    fields: list[tuple[str, object]] = [("Name", bucket)]
+    fields += [(name, given[argument]) for name, argument in _ECHOED.items() if argument in given]
+    fields.append(("MaxKeys", page.get("MaxKeys", 1000)))
+    if "list-type" in given:
+        fields.append(("KeyCount", len(rows) + len(prefixes)))
+    if url:
+        fields.append(("EncodingType", "url"))
+    fields.append(("IsTruncated", bool(page.get("IsTruncated"))))
+    fields += [(name, page[name]) for name in ("NextContinuationToken",) if page.get(name)]
+    if "list-type" not in given and page.get("IsTruncated"):
+        fields.append(("NextMarker", page.get("NextMarker") or page["Contents"][-1]["Key"]))
+    parts = [_elements(fields, url)]
+    parts += [f"<Contents>{_elements(_row(row), url)}</Contents>" for row in rows]
+    parts += [f"<CommonPrefixes>{_elements([('Prefix', each)], url)}</CommonPrefixes>" for each in prefixes]
+    return _document("ListBucketResult", parts)
+
+
+def buckets(names: Sequence[str]) -> bytes:
+    """Return the document of ListBuckets. The node does not know when buckets were created."""
+    made = "1970-01-01T00:00:00.000Z"
+    rows = [
+        f"<Bucket>{_elements([('Name', name), ('CreationDate', made)], False)}</Bucket>" for name in names
+    ]
+    return _document("ListAllMyBucketsResult", ["<Buckets>", *rows, "</Buckets>"])
+
+
+def location(region: str) -> bytes:
+    """Return the document of GetBucketLocation; us-east-1 is the empty one."""
+    return _document("LocationConstraint", [escape("" if region == "us-east-1" else region)])
+
+
+def _row(row: dict[str, Any]) -> list[tuple[str, object]]:
+    names = ("Key", "LastModified", "ETag", "Size", "StorageClass")
+    return [(name, row[name]) for name in names if name in row]
+
+
+def _elements(fields: Iterable[tuple[str, object]], url: bool) -> str:
+    return "".join(f"<{name}>{_text(name, value, url)}</{name}>" for name, value in fields)
+
+
+def _text(name: str, value: object, url: bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return quote(str(value), "/") if url and name in _ENCODED else escape(str(value))
+
+
+def _document(name: str, parts: Sequence[str]) -> bytes:
+    head = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} {_NAMESPACE}>'
+    return f"{head}{''.join(parts)}</{name}>".encode("utf-8", "replace")

@@ -1,0 +1,169 @@
+"""Metadata and listings of the source, each remembered for a while. Bytes come through the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+from cachesvc.core.errors import SourceChanged
+from cachesvc.core.model import ObjectVersion
+from cachesvc.sources.s3.s3 import S3Source
+
+FRESH_S = 60.0
+"""The greatest age of metadata and listings that are answered."""
+MAX_REMEMBERED = 1 << 14
+"""Answers of the source, of 1 KB for an object and 300 KB for a page of a listing."""
+MAX_PAGES = 64
+CALLS = 32
+"""Calls at once, each on a thread: as many as boto3 keeps connections."""
+_T = TypeVar("_T")
+_PASSED = frozenset(
+    {
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "etag",
+        "expires",
+        "last-modified",
+        "x-amz-expiration",
+        "x-amz-missing-meta",
+        "x-amz-mp-parts-count",
+        "x-amz-server-side-encryption",
+        "x-amz-storage-class",
+        "x-amz-version-id",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What the source says of an object, or of one part of a multipart object."""
+
+    version: ObjectVersion
+    headers: dict[str, str]
+    """Headers that go to the client as they came, by name in lower case."""
+    span: tuple[int, int] | None = None
+    """The bytes [begin, end) of the part that was asked for."""
+
+    @property
+    def etag(self) -> str:
+        """The ETag with its quotes."""
+        return self.headers.get("etag", "")
+
+
+class Upstream:
+    """Calls the source with the node's credentials. For one event loop."""
+
+    def __init__(self, source: S3Source, fresh_s: float = FRESH_S) -> None:
+        self._source, self._fresh_s = source, fresh_s
+        self._calls = ThreadPoolExecutor(CALLS, "source")
+        self._metadata: _Remembered[Metadata] = _Remembered(MAX_REMEMBERED, fresh_s)
+        self._pages: _Remembered[dict[str, Any]] = _Remembered(MAX_PAGES, fresh_s)
+
+    async def head(self, bucket: str, key: str, part: int = 0, anew: bool = False) -> Metadata:
+        """Return the metadata of an object, or of its part `part`. `anew`: ask the source now. Raises NotFound, NotAllowed,
+        SourceUnavailable."""
+        return await self._metadata.get((bucket, key, part), partial(self._head, bucket, key, part), anew)
+
+    async def page(self, bucket: str, second: bool, **arguments: str | int) -> dict[str, Any]:
+        """Return boto3's answer to ListObjectsV2, or, unless it is the `second` version, to ListObjects. Raises as
+        `head`."""
+        operation = "list_objects_v2" if second else "list_objects"
+        asked = partial(self._call, f"s3://{bucket}/", operation, Bucket=bucket, **arguments)
+        return await self._pages.get((operation, bucket, *sorted(arguments.items())), asked)
+
+    async def bucket(self, bucket: str) -> str:
+        """Return the region of a bucket, "" where the source names none. Raises as `head`."""
+        asked = partial(self._call, f"s3://{bucket}/", "head_bucket", Bucket=bucket)
+        found = await self._pages.get((bucket,), asked)
+        return str(found["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", ""))
+
+    async def buckets(self) -> list[str]:
+        """Return the names of the buckets that the node's credentials show. Raises as `head`."""
+        found = await self._pages.get((), partial(self._call, "s3://", "list_buckets"))
+        return [str(each["Name"]) for each in found.get("Buckets", ())]
+
+    async def read(self, version: ObjectVersion, begin: int, end: int) -> bytes:
+        """Read bytes [begin, end) from the source itself, past the cache. Raises as `Source.read_into`."""
+        body = bytearray(end - begin)
+        read = partial(self._source.read_into, version, begin, memoryview(body))
+        await asyncio.get_running_loop().run_in_executor(self._calls, read)
+        return bytes(body)
+
+    def forget(self, bucket: str, key: str) -> None:
+        """Forget the metadata of an object that has changed."""
+        self._metadata.forget((bucket, key, 0))
+
+    async def _head(self, bucket: str, key: str, part: int) -> Metadata:
+        uri = f"s3://{bucket}/{key}"
+        arguments: dict[str, str | int] = {"PartNumber": part} if part else {}
+        found = await self._call(
+            uri, "head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED", **arguments
+        )
+        stated: dict[str, str] = found["ResponseMetadata"]["HTTPHeaders"]
+        headers = {
+            name: value
+            for name, value in stated.items()
+            if name in _PASSED or name.startswith(("x-amz-meta-", "x-amz-checksum-"))
+        }
+        size_bytes, span = int(found["ContentLength"]), None
+        if part:
+            begin, end, size_bytes = _content_range(uri, stated.get("content-range", ""), size_bytes)
+            span = begin, end
+        version = ObjectVersion(uri, size_bytes, headers.get("etag", "").strip('"'))
+        return Metadata(version, headers, span)
+
+    async def _call(self, uri: str, operation: str, **arguments: str | int) -> dict[str, Any]:
+        call = partial(self._source.call, uri, operation, **arguments)
+        return cast("dict[str, Any]", await asyncio.get_running_loop().run_in_executor(self._calls, call))
+
+
+def _content_range(uri: str, text: str, size_bytes: int) -> tuple[int, int, int]:
+    """Return begin, end and the object's size of a part; of the whole object where the source states no range."""
+    unit, _, rest = text.partition(" ")
+    first, _, last = rest.partition("/")[0].partition("-")
+    total = rest.partition("/")[2]
+    if unit != "bytes" or not (first.isdecimal() and last.isdecimal() and total.isdecimal()):
+        return 0, size_bytes, size_bytes
+    if int(last) + 1 - int(first) != size_bytes:
+        raise SourceChanged(f"{uri}: the source's answer contradicts itself")
+    return int(first), int(last) + 1, int(total)
+
+
+class _Remembered(Generic[_T]):
+    """Answers by what was asked. Concurrent askers share one call; an error is not remembered."""
+
+    def __init__(self, most: int, fresh_s: float) -> None:
+        self._most, self._fresh_s = most, fresh_s
+        self._kept: OrderedDict[Hashable, tuple[float, asyncio.Future[_T]]] = OrderedDict()
+        """The end of each answer's freshness, and the answer; the one that was asked for first comes first."""
+
+    async def get(self, key: Hashable, ask: Callable[[], Awaitable[_T]], anew: bool = False) -> _T:
+        """Return the answer to a question. `anew`: of now, or one that is under way."""
+        kept = self._kept.get(key)
+        if kept is not None and kept[1].done() and (anew or time.monotonic() >= kept[0]):
+            kept = None
+        if kept is None:
+            kept = time.monotonic() + self._fresh_s, asyncio.ensure_future(ask())
+            self._kept[key] = kept
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        try:
+            return await asyncio.shield(kept[1])
+        except Exception:
+            if self._kept.get(key) is kept and kept[1].done():
+                del self._kept[key]
+            raise
+
+    def forget(self, key: Hashable) -> None:
+        """Forget one answer."""
+        self._kept.pop(key, None)
