@@ -20,7 +20,7 @@ BETWEEN_S = 5.0
 @click.argument("job", required=False)
 @options.daemon
 def why(job: str | None, socket: str | None, json: bool) -> int:
-    """Say what a job waits for, why, and the change that would help most.
+    """Say what a job waits for, and what would help.
 
     JOB is the beginning of an id in `cachesvc top`; without one, all jobs of this node. Takes 5 seconds.
     """

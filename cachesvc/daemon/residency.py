@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import numpy as np
-
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.datasets import ServedDataset
@@ -61,17 +59,25 @@ def cells(
     for each run the percentages of its bytes in RAM, on NVMe and on the way. A part that is not all is at most 99, one that
     is not nothing at least 1.
     """
-    count = min(CELLS, len(sizes))
-    if not count:
-        return []
-    kinds = np.array([0 if place is None else 1 if place == RAM else 2 for place in places])
-    absent = [index for index in filling if kinds[index] == 0]
-    kinds[absent] = 3
-    cell = np.arange(len(sizes)) * count // len(sizes)
-    weights = np.maximum(np.array(sizes, float), 1.0)
-    whole = np.bincount(cell, weights, count)
-    parts = [np.bincount(cell, weights * (kinds == kind), count) / whole for kind in (1, 2, 3)]
-    percent = [
-        np.where(part > 0, np.maximum(1, np.floor(100 * part + 1e-9)), 0).astype(int) for part in parts
-    ]
-    return [(ram, nvme, fills) for ram, nvme, fills in zip(*(each.tolist() for each in percent), strict=True)]
+    total, count, coming = len(sizes), min(CELLS, len(sizes)), set(filling)
+    found = []
+    for cell in range(
+        count
+    ):  # in steps: one call over a million extents would hold the interpreter's lock for too long
+        begin, end = -(-cell * total // count), -(-(cell + 1) * total // count)
+        ram = nvme = fills = whole = 0
+        for index in range(begin, end):
+            size_bytes, place = max(1, sizes[index]), places[index]
+            whole += size_bytes
+            if place == RAM:
+                ram += size_bytes
+            elif place is not None:
+                nvme += size_bytes
+            elif index in coming:
+                fills += size_bytes
+        found.append((_percent(ram, whole), _percent(nvme, whole), _percent(fills, whole)))
+    return found
+
+
+def _percent(part: int, whole: int) -> int:
+    return max(1, 100 * part // whole) if part else 0
