@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -29,50 +28,22 @@ from cachesvc.core.errors import (
 )
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.placement.directory import SOURCE
-from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd, Verdict
-from cachesvc.daemon.datasets import Datasets, ServedDataset
-from cachesvc.daemon.fills.checks import Checks
-from cachesvc.daemon.fills.commits import Commits
+from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd
+from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.fill_events import record_failure, record_filled
-from cachesvc.daemon.fills.fill_memory import FillMemory, memory_needed
-from cachesvc.daemon.fills.holes import CopyHoles, HoleRecords
-from cachesvc.daemon.fills.pool import FillerPool
-from cachesvc.daemon.fills.preparers import Preparers
-from cachesvc.daemon.fills.shared_fills import Locate, Located, SharedFill, SharedFills
-from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.daemon.fills.fill_memory import memory_needed
+from cachesvc.daemon.fills.fill_parts import FillParts
+from cachesvc.daemon.fills.holes import CopyHoles
+from cachesvc.daemon.fills.shared_fills import Located, SharedFill
 from cachesvc.daemon.loop.steps import Step, Steps
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.tier import Checksums, PersistentTier, Tier
+from cachesvc.tiers.tier import Checksums, PersistentTier
 
 log = logging.getLogger(__name__)
 FROM_SOURCE = "source"
 ELSEWHERE = (SourceUnavailable.code, NotAllowed.code)
 """Errors of the source that other nodes may not have: they are asked for the extent."""
-
-
-@dataclass(slots=True)
-class FillParts:
-    """The parts of the daemon that fills use.
-
-    `locate` finds a node to fill from; None without a cluster. `wrong_copy` is told of a node that sent wrong bytes, and
-    `judged` what each fill learned of a place.
-    """
-
-    tiers: Mapping[TierName, Tier]
-    lanes: Mapping[TierName, Lane]
-    commits: Commits
-    datasets: Datasets
-    fillers: FillerPool
-    checks: Checks
-    hole_records: HoleRecords
-    handle: Callable[[events.Event], None]
-    memory: FillMemory
-    shared: SharedFills
-    preparers: Preparers
-    locate: Locate | None = None
-    wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
-    judged: Callable[[Sequence[Verdict]], None] = lambda verdicts: None
 
 
 class FillError(Exception):

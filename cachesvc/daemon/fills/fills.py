@@ -7,8 +7,9 @@ import logging
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError, SourceUnavailable, TierFailed
 from cachesvc.core.model import TierName
-from cachesvc.daemon.fills.fill import Fill, FillParts
+from cachesvc.daemon.fills.fill import Fill
 from cachesvc.daemon.fills.fill_counts import FillCounts
+from cachesvc.daemon.fills.fill_parts import FillParts
 from cachesvc.daemon.loop.steps import Sequence
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,8 @@ ROW = NodeRow("b", "10.0.0.2:7070", "", 100, "present", 0, "", 0)
 AWAY = replace(ROW, state="away", away_s=1, why="Connection refused")
 LEFT = replace(ROW, state="left", away_s=1)
 REFUSED = replace(ROW, state="refused", why="too old")
+SLOW = replace(ROW, state="slow", why="it is late")
+UNREADABLE = replace(ROW, state="unreadable", why="no answer")
 LISTED = replace(ROW, name="", state="unknown")
 
 
@@ -28,6 +30,11 @@ def said(before: NodeRow | None, after: NodeRow | None) -> list[tuple[str, str, 
     [
         (None, ROW, "member_present", ""),
         (LISTED, ROW, "member_present", ""),
+        (ROW, SLOW, "left_out", "it is late"),
+        (None, UNREADABLE, "left_out", "no answer"),
+        (UNREADABLE, ROW, "read_again", ""),
+        (SLOW, AWAY, "member_away", "Connection refused"),
+        (SLOW, None, "member_gone", "it is late"),
         (ROW, AWAY, "member_away", "Connection refused"),
         (AWAY, ROW, "member_present", ""),
         (ROW, LEFT, "member_left", ""),
@@ -52,8 +59,7 @@ def test_a_change_gives_one_event(before: NodeRow | None, after: NodeRow | None,
     ("before", "after"),
     [
         (ROW, replace(ROW, round_trip_us=9)),
-        (ROW, replace(ROW, state="slow")),
-        (replace(ROW, state="unreadable"), ROW),
+        (SLOW, UNREADABLE),
         (AWAY, replace(AWAY, away_s=9, why="it did not answer in 2 s")),
         (None, LISTED),
         (LISTED, None),
