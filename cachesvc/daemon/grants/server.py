@@ -90,13 +90,14 @@ class GrantsServer:
         return found.peer if found else None
 
     def readers(self) -> Counter[DatasetId]:
-        """Count the live readers of each dataset, without connections that are not welcomed yet or only identify a
-        caller."""
-        return Counter(r.dataset.id for r in self._readers.values() if r.dataset is not None)
+        """Count the live readers of each dataset, without connections that are not welcomed yet, prepare for readers, or
+        only identify a caller."""
+        return Counter(each.dataset.id for each in self.connected() if each.dataset is not None)
 
     def connected(self) -> list[ConnectedReader]:
-        """The live readers of datasets."""
-        return [reader for reader in self._readers.values() if reader.dataset is not None]
+        """The live readers of datasets, without those that prepare for readers."""
+        readers = (each for each in self._readers.values() if not each.features & wire.PREPARES)
+        return [reader for reader in readers if reader.dataset is not None]
 
     def grant(self, command: commands.Grant, fd: int, holes: str) -> bool:
         """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
