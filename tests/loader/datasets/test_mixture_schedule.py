@@ -272,3 +272,15 @@ def test_a_component_of_one_sample_repeats_it(root: Path) -> None:
     component, own_epoch, inner = mixture.locate(loader.indices)
     assert not inner[component == 0].any()
     assert own_epoch[component == 0].tolist() == [*range(1000, 2000)]
+
+
+def test_steps_of_a_schedule_are_data_steps_where_some_are_skipped(root: Path) -> None:
+    def make() -> Mixture:
+        return ramped(root)
+
+    whole, _ = taken(make, stop=25)
+    found, _ = taken(make, 2, stop=20, skip_steps=[range(4, 9)])
+    assert found == whole[:4] + whole[9:]
+    head, state = taken(make, stop=6, skip_steps=[range(4, 9)])
+    rest, _ = taken(make, 4, 0, state, 14)
+    assert head + rest == found
