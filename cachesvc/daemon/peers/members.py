@@ -27,6 +27,8 @@ from cachesvc.daemon.peers.reasons import reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 GREETERS = 8
+UNLIST_S = 1.0
+"""How long the end waits for the removal of this node's entry in the list of members."""
 TELLERS = 16
 """Members that are told at a time that this node ends, or that one is to be forgotten."""
 SETTLE_S = 5.0
@@ -86,9 +88,10 @@ class Members:
         """Watch the membership and greet members from now on."""
         self._membership = membership
         self._settle_at = max(self._settle_at, time.monotonic() + self._list_wait_s)
-        threading.Thread(
+        self._watching = threading.Thread(
             target=membership.watch, args=(self._listed,), name="membership", daemon=True
-        ).start()
+        )
+        self._watching.start()
         threading.Thread(target=self._run, name="greetings", daemon=True).start()
 
     @property
@@ -134,6 +137,8 @@ class Members:
         if self._membership is not None:
             self._membership.close()
         self._tell_present(lambda address: self._calls.hello(address, goodbye))
+        if self._membership is not None:
+            self._watching.join(UNLIST_S)
 
     def heard(self, name: str) -> None:
         """Note that a node greets this one."""
