@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from cachesvc.core.placement.traits import Noticed
 from cachesvc.daemon.events.event import Event, record
-from cachesvc.daemon.peers.messages import ANSWERING, ClusterReport, NodeRow
+from cachesvc.daemon.peers.messages import ClusterReport, NodeRow
 
 _SICK = ("slow", "unreadable")
 """The states of members from which nothing is read; of this node's row, that nothing is read from its source."""
@@ -72,7 +72,7 @@ class Notices:
         if report.settled:
             before = self._rows
             if before is None:
-                before = [each for each in report.rows if each.state in ANSWERING]
+                before = [each for each in report.rows if each.state == "present"]
             for event in changes(before, report.rows):
                 record(event)
             self._rows = report.rows
