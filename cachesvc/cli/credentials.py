@@ -32,7 +32,7 @@ def _keys(socket: str | None, lifetime_s: int) -> dict[str, Any]:
     return ask_for_keys(directory, lifetime_s)
 
 
-@click.command()
+@click.command(hidden=True)
 @options.daemon
 def credentials(socket: str | None, json: bool) -> int:
     """Print keys for the S3 endpoint, for an AWS profile.
