@@ -47,6 +47,7 @@ def test_a_dry_run_tells_size_fit_and_cost_and_a_run_prepares_each_sample_once(
     assert calls(tmp_path / "calls") == before
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_before_anything_is_prepared(
     daemon: Daemon, tmp_path: Path, capsys: Any
 ) -> None:
@@ -54,21 +55,3 @@ def test_what_does_not_fit_is_told_before_anything_is_prepared(
     assert run(arguments) == 8
     assert "does not fit" in capsys.readouterr().err
     assert max(calls(tmp_path / "calls").values()) == 3  # twice in the trial, once for its cost
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        ("half", "MODULE:FUNCTION"),
-        ("tests.loader.prepare.pictures:absent", "absent"),
-        ("no_module:f", "no_module"),
-        ("tests.loader.prepare.pictures:COUNT", "no function"),
-    ],
-)
-def test_a_function_that_is_not_there_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: Any, function: str, says: str, daemon: Daemon
-) -> None:
-    assert run(["prepare", str(tmp_path / "data"), "--with", function]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert says in lines[-1]
-    assert lines[-1].startswith("cachesvc: ")

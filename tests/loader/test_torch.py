@@ -130,7 +130,7 @@ def test_stats_report_waits_and_origins(link: MemoryLink) -> None:
     list(loader)
     stats = loader.stats()
     assert (stats.steps, stats.samples) == (10, 100)
-    assert stats.bytes_by_origin == {"ram": 8 * COUNT, "nvme": 0, "direct": 0, "local": 0}
+    assert stats.bytes_by_origin == {"ram": 8 * COUNT, "nvme": 0, "direct": 0, "local": 0, "prepared": 0}
     assert 0 < stats.wait_p50_s <= stats.wait_p99_s <= stats.wait_s <= stats.elapsed_s
 
 

@@ -27,7 +27,7 @@ from tests.support.core.preparing import PreparingMachine
 
 TestPreparing = PreparingMachine.TestCase
 TestPreparing.settings = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

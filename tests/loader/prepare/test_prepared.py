@@ -364,6 +364,7 @@ def test_what_one_user_prepared_no_other_user_reads(daemon: Daemon, data: str) -
     DaemonGrants(directory, DatasetId(mine)).close()
 
 
+@pytest.mark.slow
 def test_a_preparer_that_is_killed_costs_its_extent_alone(
     daemon: Daemon, data: str, called: Path, tmp_path: Path
 ) -> None:
