@@ -132,7 +132,13 @@ def test_a_tenant_uses_its_own_data_and_sees_nothing_of_another_tenant(daemon: D
 
     def seen() -> object:
         with Control(here) as control:
-            return [str(control.status()), str(control.list())]
+            status = control.status()
+            others = [
+                event for event in status.events if event.kind != "refused"
+            ]  # these name what was asked for
+            del status.events[:]
+            status.events.extend(others)
+            return [str(status), str(control.list())]
 
     alices, bobs = as_user(ALICE, opened("alice")), as_user(BOB, opened("bob"))
     assert isinstance(alices, str)
