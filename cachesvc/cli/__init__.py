@@ -67,7 +67,7 @@ class Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs with their first lines."""
-        width = max(map(len, self.commands))
+        width = max(len(verb.name or "") for verbs in TASKS.values() for verb in verbs)
         limit = formatter.width - width - 6
         for task, verbs in TASKS.items():
             rows = [(f"{verb.name:<{width}}", verb.get_short_help_str(limit)) for verb in verbs]
@@ -122,7 +122,6 @@ TASKS = {
         copy.cat,
         copy.cp,
         credentials.env,
-        credentials.credentials,
         index.index,
         tokenize.tokenize,
     ),
@@ -133,3 +132,4 @@ TASKS = {
 for _verbs in TASKS.values():
     for _verb in _verbs:
         cli.add_command(_verb)
+cli.add_command(credentials.credentials)  # profiles run it, and people do not
