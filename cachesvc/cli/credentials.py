@@ -94,7 +94,7 @@ CLIENTS = {
 )
 @options.daemon
 def env(profile: str | None, client: str, socket: str | None, json: bool) -> int:
-    """Print variables for clients of the S3 endpoint, or write a profile.
+    """Print variables, or write a profile, for the S3 endpoint.
 
     Example: `eval "$(cachesvc env --client s5cmd)"`. The keys in variables last for twelve hours. With --profile, clients
     renew them: `AWS_PROFILE=NAME`.
