@@ -38,7 +38,9 @@ def prepare(
     json: bool,
     **given: Any,
 ) -> int:
-    """Prepare the samples of a dataset, as open_dataset(URI, prepare=FUNCTION) does while it is read.
+    """Prepare the samples of a dataset before a job.
+
+    It does what open_dataset(URI, prepare=FUNCTION) does while it is read.
 
     Says first, from the first hundred samples, how large the result will be, and what an epoch saves. Exits 0 only when
     every extent is resident, and 8 before anything is prepared where it does not fit. It needs the extra torch.

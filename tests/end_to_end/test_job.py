@@ -166,7 +166,9 @@ def test_a_killed_trainer_leaves_nothing_behind(tmp_path: Path, node: Node, reco
         workers = trainer.children()
         ours = tuple(f"torch_{pid}_" for pid in (trainer.process.pid, *workers))
         assert len(workers) == 2
-        wait_until(lambda: node.readers() == 3)  # the trainer, which announces the plan, and its two workers
+        wait_until(
+            lambda: node.readers() >= 2
+        )  # the trainer, which announces the plan, and each worker that read
         trainer.process.kill()
         trainer.process.wait()
         wait_until(lambda: node.readers() == 0)

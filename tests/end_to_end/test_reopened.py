@@ -112,7 +112,7 @@ def test_a_source_that_changed_meanwhile_is_an_error_and_is_reopened_once_only(
     for _ in range(3):
         with pytest.raises(SourceChanged, match="version"):
             dataset[0]
-    assert caplog.text.count("opens it again") == 1
+    assert caplog.text.count(f"{dataset.version}: it opens it again") == 1
 
 
 def test_a_missing_object_does_not_reopen_the_dataset(
@@ -123,4 +123,4 @@ def test_a_missing_object_does_not_reopen_the_dataset(
     (data / "0.bin").unlink()
     with pytest.raises(NotFound, match=r"0\.bin"):
         list(DataLoader(dataset, batch_size=64))
-    assert "opens it again" not in caplog.text
+    assert f"{dataset.version}: it opens it again" not in caplog.text

@@ -192,6 +192,7 @@ def test_nodes_that_come_and_go_are_recorded(tmp_path: Path) -> None:
         since = Since(first)
         with Control(first.socket_dir) as control:
             wait_until(lambda: any(each.state == "present" for each in control.nodes().nodes))
+        assert since.one("member_silent").node == names[1]
         with Daemon(tmp_path / "second", nodes[1]):
             assert since.one("member_present").node == "n1"
         assert since.one("member_left").node == "n1"
