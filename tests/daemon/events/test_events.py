@@ -150,6 +150,7 @@ def test_a_flipped_bit_and_its_repair_are_recorded(tmp_path: Path, daemon: Daemo
     assert since.one("repaired").dataset == dataset
 
 
+@pytest.mark.slow
 def test_a_lost_directory_and_its_return_are_recorded(daemon: Daemon, nvme: Path) -> None:
     since, away = Since(daemon), nvme.with_name("away")
     nvme.rename(away)

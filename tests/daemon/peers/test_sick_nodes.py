@@ -90,6 +90,7 @@ def bytes_from_source(daemon: Daemon) -> int:
     return status.source_bytes
 
 
+@pytest.mark.slow
 def test_a_member_whose_requests_hang_holds_up_the_others_once(tmp_path: Path) -> None:
     healed, asked = threading.Event(), threading.Event()
 
