@@ -108,6 +108,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "tls-key": tls.key,
         "tls-ca": tls.ca,
         "metrics": found.metrics,
+        "s3": found.s3,
         "quota": quotas,
         "stale-if-error": f"{found.stale_if_error_s:g}s",
         "log-format": found.log_format,

@@ -31,7 +31,7 @@ GROUPS = {
         "preparing",
     ),
     "Data and users": ("allow", "quota", "stale_if_error"),
-    "Clients": ("socket", "socket_mode", "listen", "tls_cert", "tls_key", "tls_ca"),
+    "Clients": ("socket", "socket_mode", "listen", "s3", "tls_cert", "tls_key", "tls_ca"),
     "Cluster": (
         "cluster",
         "node_name",

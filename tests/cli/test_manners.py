@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedCac
 @pytest.mark.pure
 def test_the_help_lists_every_verb_once_by_task(capsys: Any) -> None:
     verbs = [verb.name for group in TASKS.values() for verb in group]
-    assert sorted(map(str, verbs)) == sorted(cli.commands)
+    assert sorted(map(str, verbs)) == sorted(name for name, verb in cli.commands.items() if not verb.hidden)
     assert run(["help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n{task}:\n" in shown for task in TASKS)
