@@ -122,7 +122,10 @@ class DirectGrants:
         """See `Grants`. Waits for the fills in flight."""
         with self._lock:
             self._closing.set()
-        self._pool.shutdown()
+            fills = [copy.filled for copy in self._copies.values()]
+        # Not the threads: a finalizer may run while a thread starts, and a join would then wait for threading's own lock.
+        self._pool.shutdown(wait=False)
+        wait(fills)
         with self._lock:
             self.abandon()
             self._used.clear()
