@@ -123,7 +123,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the settings come from: the arguments of `serve`, and the files that are read where they exist."""
+    """The origin of the settings: the arguments of `serve`, and the files that are read where they exist."""
 
     arguments: tuple[str, ...]
     files: tuple[str, ...]

@@ -20,6 +20,17 @@ from cachesvc.system.memory import allowed_bytes
 SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 
+_OF_CLUSTER = (
+    "node_name",
+    "advertise",
+    "zone",
+    "domain",
+    "rejoin_grace",
+    "cluster_wait",
+    "peer_bandwidth",
+    "tls_name",
+)
+"""Options that need --cluster."""
 GROUPS = {
     "Memory and disks": (
         "ram",
@@ -32,17 +43,7 @@ GROUPS = {
     ),
     "Data and users": ("allow", "quota", "stale_if_error"),
     "Clients": ("socket", "socket_mode", "listen", "s3", "tls_cert", "tls_key", "tls_ca"),
-    "Cluster": (
-        "cluster",
-        "node_name",
-        "advertise",
-        "zone",
-        "domain",
-        "rejoin_grace",
-        "cluster_wait",
-        "peer_bandwidth",
-        "tls_name",
-    ),
+    "Cluster": ("cluster", *_OF_CLUSTER),
     "Service": ("config", "state_dir", "takeover", "metrics", "log_format", "log", "json"),
 }
 """The options by group, in the order of the help."""
@@ -179,17 +180,6 @@ def _check_s3(address: str) -> None:
             raise InvalidInput(f"--s3 {address} is the daemon's own source ({name}): choose another port")
 
 
-_OF_CLUSTER = (
-    "node_name",
-    "advertise",
-    "zone",
-    "domain",
-    "rejoin_grace",
-    "cluster_wait",
-    "peer_bandwidth",
-    "tls_name",
-)
-"""Options that need --cluster."""
 _NAMES = {"stale_if_error": "stale_if_error_s"}
 """Names of settings, where they differ from the option's."""
 

@@ -79,7 +79,7 @@ class ObjectParts:
 
 
 class PartCatalog:
-    """What fills read of a catalog, for the one extent of a part."""
+    """A catalog of the one extent of a part, as far as fills read it."""
 
     format = ""
     layout = None

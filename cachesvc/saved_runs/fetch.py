@@ -31,8 +31,8 @@ GROUP = 32
 
 @dataclass(slots=True)
 class Fetched:
-    """What became of the extents: all, those resident now, those that did not fit, and the first error of those that could
-    not be fetched."""
+    """The outcome of a fetch, in extents: all, those resident now, those that did not fit, and the first error of
+    those that could not be fetched."""
 
     extents: int
     size_bytes: int

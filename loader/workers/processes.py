@@ -160,7 +160,7 @@ class WorkerPool:
         self._made.clear()
 
     def fetch(self, turn: int) -> MadeBatch | CaughtError:
-        """Return the batch of a turn, or the error of making it. Raises RuntimeError for a dead worker and a timeout."""
+        """Return the batch of a turn, or the error of making it. Raises as `_replace`, and after the timeout."""
         self.busy = True
         self._next = max(self._next, turn)
         for skipped in [each for each in self._made if each < turn]:
@@ -197,7 +197,7 @@ class WorkerPool:
         dead = {self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel}
         for fd, _ in ready:
             if fd in self._by_answers and (worker := self._by_answers[fd]) not in dead:
-                message = self._message(worker)
+                message = self._message(worker, turn, began)
                 if message is None:
                     dead.add(worker)
                 else:
@@ -220,16 +220,17 @@ class WorkerPool:
             size = max(len(message), sent.size_bytes if isinstance(sent, SentBatch) else 0)
             self._ahead = max(self._least_ahead, min(AHEAD * self._count, AHEAD_BYTES // size))
 
-    def _message(self, worker: int) -> bytearray | None:
+    def _message(self, worker: int, turn: int, began: float) -> bytearray | None:
         """Read a worker's answer; None if it dies before all of it has come."""
-        head = self._read(worker, HEAD.size)
-        return None if head is None else self._read(worker, *HEAD.unpack(head))
+        head = self._read(worker, HEAD.size, turn, began)
+        return None if head is None else self._read(worker, *HEAD.unpack(head), turn, began)
 
-    def _read(self, worker: int, size: int) -> bytearray | None:
+    def _read(self, worker: int, size: int, turn: int, began: float) -> bytearray | None:
         found, pipe = bytearray(), self._answers[worker].fileno()
         while len(found) < size:
-            ready = [fd for fd, _ in self._polls[worker].poll()]
-            part = os.read(pipe, size - len(found)) if pipe in ready else b""
+            while not (ready := self._polls[worker].poll(TICK_S * 1000)):
+                self._check(turn, time.monotonic() - began)
+            part = os.read(pipe, size - len(found)) if pipe in dict(ready) else b""
             if not part:
                 return None
             found += part

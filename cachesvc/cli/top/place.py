@@ -1,4 +1,4 @@
-"""What the screen shows: the panel, the selected row, how rows are sorted. Keys change it."""
+"""The state of the screen: the panel, the selected row, how rows are sorted. Keys change it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a fill learned of a place: it gave `size_bytes` in `took_s`, or `failure` says what is wrong with it.
+    """The result of a read from a place: it gave `size_bytes` in `took_s`, or `failure` says what is wrong with it.
     `unreachable`: the way to it is broken, rather than slow."""
 
     node: str

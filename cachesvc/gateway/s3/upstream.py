@@ -45,7 +45,7 @@ _PASSED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the source says of an object, or of one part of a multipart object."""
+    """The metadata that the source states of an object, or of one part of a multipart object."""
 
     version: ObjectVersion
     headers: dict[str, str]
