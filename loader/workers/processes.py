@@ -223,7 +223,10 @@ class WorkerPool:
     def _message(self, worker: int, turn: int, began: float) -> bytearray | None:
         """Read a worker's answer; None if it dies before all of it has come."""
         head = self._read(worker, HEAD.size, turn, began)
-        return None if head is None else self._read(worker, *HEAD.unpack(head), turn, began)
+        if head is None:
+            return None
+        (size,) = HEAD.unpack(head)
+        return self._read(worker, size, turn, began)
 
     def _read(self, worker: int, size: int, turn: int, began: float) -> bytearray | None:
         found, pipe = bytearray(), self._answers[worker].fileno()
