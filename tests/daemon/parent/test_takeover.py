@@ -101,13 +101,17 @@ def memory_of(node: Node) -> list[str]:
 def test_a_fill_under_way_ends_first_and_its_reader_has_it(node: Node, records: Records) -> None:
     grants = DaemonGrants(node.daemon.socket_dir, opened(node, records))
     node.proxy.reset()
-    node.proxy.faults.append(Fault("slow", 1, ".bin", after_s=1.0))
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, grants, records.rows)
-        wait_until(lambda: node.proxy.counts.requests > 0)
-        taken_over(node)
+    fault = Fault("hold", 2, ".bin")
+    node.proxy.faults.append(fault)
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(read, grants, records.rows, 0, 1)
+        wait_until(lambda: node.proxy.counts.requests == 2)
+        upgrade = pool.submit(taken_over, node)
+        wait_until(lambda: "another daemon replaces this one" in node.daemon.log)
+        fault.until.set()
+        upgrade.result(WAIT_S)
         assert reading.result(WAIT_S) == {"ram"}
-    assert fetched(node) == records.rows.nbytes
+    assert fetched(node) == 2 * EXTENT
     grants.close()
 
 
