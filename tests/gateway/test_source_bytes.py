@@ -50,6 +50,7 @@ def test_after_a_listing_a_read_fetches_its_file_alone(bucket: Bucket, fs: Cache
     assert bucket.server.sent_bytes == SIZE
 
 
+@pytest.mark.slow
 def test_files_in_the_order_of_their_names_are_fetched_about_once_each_time(
     bucket: Bucket, fs: CachedFileSystem
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_part_of_a_large_file_fetches_that_part(bucket: Bucket, fs: CachedFile
     assert bucket.server.sent_bytes == 1 << 20
 
 
+@pytest.mark.slow
 def test_files_opened_by_name_are_closed_when_they_are_unused(bucket: Bucket, fs: CachedFileSystem) -> None:
     assert bucket.daemon.process is not None
     pid = bucket.daemon.process.pid

@@ -24,6 +24,7 @@ MOST_EPOCHS = 100
 """A node that a busy machine holds up for two seconds is away for some epochs, and its part is read from the source."""
 
 
+@pytest.mark.slow
 def test_an_epoch_over_all_nodes_costs_the_source_nothing_where_they_hold_all_data(tmp_path: Path) -> None:
     ram = (EXTENTS // NODES + 2 * SPARE) * EXTENT_BYTES
     fetched: list[int] = []

@@ -63,6 +63,7 @@ def read_all(daemon: Daemon, dataset: DatasetId, data: bytes, seen: Counter[str]
     grants.close()
 
 
+@pytest.mark.slow
 def test_more_extents_than_open_files_leave_room_for_readers(tmp_path: Path) -> None:
     data = random.Random(7).randbytes(EXTENTS * EXTENT)
     (tmp_path / "data").mkdir()
