@@ -56,6 +56,8 @@ REJOIN_GRACE_S = 600.0
 """A node that restarts, or is replaced in a rolling update, is back within ten minutes."""
 MAX_UNPLANNED_SHARE = 0.5
 """The largest part of a tier for readers without a plan; the cache is for the datasets that jobs declare."""
+S3_UNPLANNED_SHARE = 0.1
+"""The default with an S3 endpoint, whose readers have no plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +160,8 @@ class Settings:
     scrub_rate: int = 32 << 20
     """Bytes per second that the scrub reads: 1 % of one NVMe disk, a terabyte in nine hours. 0: no scrub."""
     unplanned_share: float = 0.0
-    """The part of each tier, evicted in LRU order, that claims and plans leave to readers without a plan. It lowers the
-    hit rate of shuffled epochs."""
+    """The part of each tier that claims and plans leave to readers without a plan, those of the S3 endpoint among them. It
+    lowers the hit rate of shuffled epochs."""
     metadata_expiry_s: float = 30.0
     """The age at which a listing is repeated; short, so that changed data is seen."""
     stale_if_error_s: float = 86_400.0
@@ -396,7 +398,7 @@ def validate(settings: Settings) -> None:
             )
     share, known = settings.unplanned_share, not any(spec.share for spec in settings.nvme)
     largest = max(settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme), 0)
-    if share and known and share * largest < settings.extent_bytes:
+    if share and known and not settings.s3 and share * largest < settings.extent_bytes:
         raise InvalidInput(
             f"--unplanned-share {share:g} of the largest tier holds no extent of {size_text(settings.extent_bytes)};"
             " raise it, or lower --extent-bytes"

@@ -216,6 +216,13 @@ class Catalog:
         return bool(self.columns["piece.codec"].any())
 
     @cached_property
+    def in_object_order(self) -> bool:
+        """Whether extents hold ranges of objects as they are, in the order of the objects and of their offsets."""
+        objects, offsets = self.columns["piece.object"], self.columns["piece.offset"]
+        step = np.diff(objects)
+        return not self.compressed and bool(((step > 0) | ((step == 0) & (np.diff(offsets) > 0))).all())
+
+    @cached_property
     def extent_objects(self) -> Ints:
         """The object of each extent's first piece."""
         objects: Ints = self.columns["piece.object"][self.columns["extent.piece"][:-1]]

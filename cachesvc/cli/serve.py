@@ -91,7 +91,7 @@ class ServeCommand(config_file.ConfiguredCommand):
     "--unplanned-share",
     type=options.Number(0, config.MAX_UNPLANNED_SHARE),
     metavar="PART",
-    help="Part of each tier, 0 to 0.5, that is left to readers without a plan; 0: none.",
+    help="Part of each tier, 0 to 0.5, that is left to readers without a plan; 0: none. With --s3: 0.1.",
 )
 @options.setting(
     "--preparing",
@@ -198,6 +198,8 @@ def settings_of(**options: Any) -> config.Settings:
         )
     if "log" in given:
         given["log"] = given["log"].upper()
+    if given.get("s3"):
+        given.setdefault("unplanned_share", config.S3_UNPLANNED_SHARE)
     allowed = [config.parse_allow(text) for text in given.pop("allow", ())]
     ram_bytes = given.pop("ram", None)
     settings = config.Settings(

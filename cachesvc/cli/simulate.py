@@ -43,7 +43,10 @@ def _given(name: str, kind: click.ParamType[Any], default: float, text: str) -> 
     "--ram", type=options.Number(0, 1, min_open=True), default=1.0, help="RAM's part of it.  [default: all]"
 )
 @click.option(
-    "--policy", "names", multiple=True, help="keep, lru, random or belady; repeatable.  [default: all]"
+    "--policy",
+    "names",
+    multiple=True,
+    help="keep, undeclared, lru, random or belady; repeatable.  [default: all]",
 )
 @_given("--epochs", click.IntRange(2), 8, "The first one is cold.")
 @_given("--batch", click.IntRange(1), 16, "Samples of a global batch.")
@@ -63,10 +66,10 @@ def simulate(**given: Any) -> int:
 
     The decisions are the daemon's own, the clock is virtual, and the source has a seed.
 
-    keep is the daemon's policy for a dataset that a job has declared, lru its policy for other reads; random and belady are
-    references. Several nodes place extents and share them as the daemons of a cluster do, over links of 10 Gbit/s; for the
-    references and the formulas their caches are one. The expected rates are closed formulas. Nothing is measured on this
-    machine.
+    keep is the daemon's policy for a dataset that a job has declared, undeclared its policy for other reads; lru, random
+    and belady are references. Several nodes place extents and share them as the daemons of a cluster do, over links of
+    10 Gbit/s; for the references and the formulas their caches are one. The expected rates are closed formulas. Nothing
+    is measured on this machine.
     """
     from cachesvc.simulate import compare
 

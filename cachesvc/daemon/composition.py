@@ -148,8 +148,7 @@ class Composition:
         self._holes, shared = HoleRecords(time.monotonic), SharedFills()
         self._preparers = Preparers(runner.handle, time.monotonic)
         self._checks = Checks(node, tiers, threads.openers, self._fillers, runner.handle, self._suspect)
-        self._object_parts = ObjectParts()
-        self._datasets.undeclared = self._object_parts.home
+        self._object_parts = ObjectParts(self._datasets)
         parts = FillParts(
             tiers,
             threads.calls,

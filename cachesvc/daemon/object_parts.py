@@ -10,10 +10,11 @@ from typing import cast
 import msgspec
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.object_ranges import find_range
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import PART_BYTES, Extent, ExtentId, ObjectVersion, Piece, extent_of
 from cachesvc.core.tiering.copies import UNDECLARED
-from cachesvc.daemon.datasets import SealedCatalog, ServedDataset
+from cachesvc.daemon.datasets import Datasets, SealedCatalog, ServedDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,12 @@ class ObjectPart:
 
 
 class ObjectParts:
-    """The extents of parts that readers wait for, and that no dataset may have. Runs on the loop's thread."""
+    """The extents that hold parts of objects: those of an open dataset, or one of the part alone. Runs on the loop's
+    thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, datasets: Datasets) -> None:
+        self._datasets = datasets
+        datasets.undeclared = self.home
         self._waiting: Counter[ExtentId] = Counter()
         self._extents: dict[ExtentId, Extent] = {}
 
@@ -40,6 +44,12 @@ class ObjectParts:
         """Return the part that holds a byte of an object. Raises InvalidInput for a byte beyond its end."""
         if not 0 <= offset < version.size_bytes:
             raise InvalidInput(f"{version.uri} has no byte {offset:,}: it has {version.size_bytes:,} bytes")
+        for dataset in reversed(self._datasets.all()):
+            if dataset.source is not None or not self._datasets.claimed(dataset):
+                continue
+            if (found := find_range(dataset.catalog, version, offset)) is not None:
+                held, size_bytes = dataset.extent_ids[found.extent], dataset.sizes[found.extent]
+                return ObjectPart(held, size_bytes, found.begin, found.end, found.at)
         begin = offset // PART_BYTES * PART_BYTES
         size_bytes = min(PART_BYTES, version.size_bytes - begin)
         extent = extent_of([Piece(version, begin, size_bytes)])

@@ -1,5 +1,5 @@
-"""Compares policies on one trace: keep and LRU are the real core, random and Belady are references, which fetch on demand,
-one extent after another.
+"""Compares policies on one trace: keep and undeclared are the real core, LRU, random and Belady are references, which fetch
+on demand, one extent after another.
 
 Beside them stand hit rates in closed form: f = cache / data, every epoch a uniform shuffle, steady state.
 """
@@ -9,15 +9,34 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
+from cachesvc.core.tiering.admission import PASSED_SHARE
 from cachesvc.simulate.measure import EpochResult, Meter, Result
 from cachesvc.simulate.simulated_node import NodeSpec
 from cachesvc.simulate.simulated_source import SimulatedSource
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import EpochTrace, Workload, trace
+
+
+class LruCache:
+    """A cache that evicts the least recently used extent."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._held: OrderedDict[int, None] = OrderedDict()
+
+    def touch(self, extent: int, next_use: float) -> bool:
+        """Return whether the extent was held. It is held afterwards."""
+        held = extent in self._held
+        self._held[extent] = None
+        self._held.move_to_end(extent)
+        if len(self._held) > self._room:
+            self._held.popitem(last=False)
+        return held
 
 
 class RandomCache:
@@ -64,7 +83,7 @@ class BeladyCache:
 
 
 def replay(
-    cache: RandomCache | BeladyCache,
+    cache: LruCache | RandomCache | BeladyCache,
     workload: Workload,
     traces: list[EpochTrace],
     source: SimulatedSource,
@@ -116,9 +135,14 @@ def random_eviction(f: float) -> float:
     return 1.0 if f >= 1 else -f * math.log(1 - f * (1 - math.exp(-1 / f)))
 
 
-EXPECTED = {"keep": keep, "lru": lru, "random": random_eviction, "belady": keep}
+def undeclared(f: float) -> float:
+    """A fixed part is kept, but for what passes (`core/tiering/admission.py`): 0.95 f."""
+    return 1.0 if f >= 1 else (1 - PASSED_SHARE) * f
+
+
+EXPECTED = {"keep": keep, "undeclared": undeclared, "lru": lru, "random": random_eviction, "belady": keep}
 """Hit rates by policy."""
-PolicyName = Literal["keep", "lru", "random", "belady"]
+PolicyName = Literal["keep", "undeclared", "lru", "random", "belady"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
@@ -127,11 +151,15 @@ def simulate(policy: PolicyName, spec: NodeSpec, workload: Workload) -> Result:
     CacheError."""
     capacity = workload.nodes * sum(tier.budget_bytes for tier in spec.tiers)
     bound = min(1.0, capacity / workload.size_bytes)
-    if policy in ("keep", "lru"):
+    if policy in ("keep", "undeclared"):
         epochs = Simulation(replace(spec, declared=policy == "keep"), workload).run()
         return Result(policy, bound, tuple(epochs))
     room = min(workload.shards, capacity // workload.shard_bytes)
-    cache = RandomCache(room, workload.seed) if policy == "random" else BeladyCache(room)
+    cache: LruCache | RandomCache | BeladyCache
+    if policy == "random":
+        cache = RandomCache(room, workload.seed)
+    else:
+        cache = LruCache(room) if policy == "lru" else BeladyCache(room)
     alone = replace(workload, ranks=1, nodes=1)
     traces = [trace(alone, epoch) for epoch in range(alone.epochs)]
     source = SimulatedSource(spec.source, workload.seed)

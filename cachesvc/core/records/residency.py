@@ -54,6 +54,8 @@ class Copy:
     touched: bool = False
     unplanned: bool = False
     """A reader without a plan used it last."""
+    passing: bool = False
+    """No dataset declared it, and it was not read since others that came after it filled `TierState.passing`."""
     for_peer: bool = False
     """Its fill began because a peer wanted it, and took no slot."""
     used_at: float = 0.0
@@ -320,6 +322,8 @@ class TierState:
     lru: EvictionList = field(default_factory=EvictionList)
     lru_unplanned: EvictionList = field(default_factory=EvictionList)
     """LRU copies that a reader without a plan used last, where such readers have a share."""
+    passing: EvictionList = field(default_factory=EvictionList)
+    """Copies that no dataset declared and that came last, until there are `PASSED_SHARE` of them."""
     ahead: EvictionList = field(default_factory=EvictionList)
     """Filled for a plan and not yet read, in the order of need."""
     in_use: EvictionList = field(default_factory=EvictionList)
@@ -340,12 +344,20 @@ class TierState:
     @property
     def unused_bytes(self) -> int:
         """Bytes of `unused`."""
-        return self.dormant.size_bytes + self.lru.size_bytes + self.lru_unplanned.size_bytes
+        return self.dormant.size_bytes + self.lru.size_bytes + self._undeclared_bytes
+
+    @property
+    def _undeclared_bytes(self) -> int:
+        return self.lru_unplanned.size_bytes + self.passing.size_bytes
 
     @property
     def spare_bytes(self) -> int:
         """Bytes of `spare`, to within one extent."""
-        return self.unused_bytes - min(self.lru_unplanned.size_bytes, self.unplanned_share_bytes)
+        return self.unused_bytes - min(self._undeclared_bytes, self.unplanned_share_bytes)
+
+    def lru_of(self, copy: Copy) -> EvictionList:
+        """The list of an LRU copy."""
+        return self.lru_unplanned if copy.unplanned and self.unplanned_share_bytes else self.lru
 
     def unused(self) -> Iterator[Copy]:
         """Idle copies that no claim keeps and no plan needs: the least recently used first, and last those that readers
@@ -356,6 +368,7 @@ class TierState:
             yield copy
         yield from islice(self.lru, activated, None)  # the copies just activated are at the front
         yield from self.lru_unplanned
+        yield from self.passing
 
     def spare(self) -> Iterator[Copy]:
         """The copies that claims and plans may evict: `unused` without the share of readers that have no plan."""

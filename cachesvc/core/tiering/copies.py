@@ -15,6 +15,7 @@ from cachesvc.core.records.dataset_state import DatasetState, DemandCounts
 from cachesvc.core.records.event_context import EventContext
 from cachesvc.core.records.preparers import Preparers
 from cachesvc.core.records.residency import Ahead, CacheEntry, Copy, EvictionList, Role, TierState
+from cachesvc.core.tiering.admission import Admission
 from cachesvc.core.tiering.policy import SMALL_FILLS, Policy
 from cachesvc.core.tiering.room import Placement
 
@@ -29,6 +30,7 @@ class Copies:
         self.policy = policy
         self.context = context
         self.preparers = Preparers(policy.settings.preparing)
+        self._admission = Admission(policy.tiers)
         self.transitions: Mapping[tuple[Phase, CopyEvent], Phase] = TRANSITIONS
         self.entries: dict[ExtentId, CacheEntry] = {}
         self.filling: dict[Copy, None] = {}
@@ -253,6 +255,8 @@ class Copies:
     def lease(self, copy: Copy, unplanned: bool = False) -> None:
         """Begin a lease, after which the copy cannot be evicted. `unplanned`: by a reader without a plan."""
         self._move(copy, CopyEvent.LEASED)
+        if not copy.entry.datasets:
+            self._admission.read(copy)
         self.unlist(copy)
         copy.leases += 1
         copy.touched, copy.unplanned = True, unplanned
@@ -318,6 +322,8 @@ class Copies:
         eviction_list = self._list_for(copy)
         if eviction_list is not None:
             eviction_list.add(copy, first=exhausted and copy.role is Role.LRU)
+            if eviction_list is copy.tier.passing:
+                self._admission.end_passing(copy.tier)
 
     def evict(self, copy: Copy) -> None:
         """Begin an eviction. The bytes are free when the executor says so."""
@@ -393,7 +399,7 @@ class Copies:
     def _list_for(self, copy: Copy) -> EvictionList | None:
         tier = copy.tier
         if copy.role is Role.LRU:
-            return tier.lru_unplanned if copy.unplanned and tier.unplanned_share_bytes else tier.lru
+            return tier.passing if copy.passing and not copy.entry.datasets else tier.lru_of(copy)
         if copy.role is Role.AHEAD:
             return tier.in_use if copy.touched else tier.ahead
         assert copy.home is not None

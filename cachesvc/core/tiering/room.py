@@ -42,7 +42,7 @@ def oldest(tier: TierState) -> float:
     """The time of the last use of the copy that a tier would evict first, in seconds; inf where it has none to evict."""
     if tier.dormant:
         return 0.0
-    first = next(chain(tier.lru, tier.lru_unplanned), None)
+    first = next(chain(tier.lru, tier.lru_unplanned, tier.passing), None)
     return first.used_at if first else float("inf")
 
 

@@ -95,7 +95,7 @@ def test_a_node_that_starts_anew_or_leaves_is_forgotten() -> None:
     assert health.begin("b", 0.0)
 
 
-@given(st.integers(0, 1 << 30), st.floats(0.0, 0.3))
+@given(st.integers(0, 1 << 30), st.floats(0.0, 0.15))
 def test_a_node_that_fails_now_and_then_is_rarely_left_out(seed: int, rate: float) -> None:
     chance, health, tried, now = random.Random(seed), PlacesHealth(), 0, 0.0
     for _ in range(1000):

@@ -17,10 +17,14 @@ from urllib.request import Request, urlopen
 import pytest
 from botocore.exceptions import ClientError
 
+from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
+from cachesvc.client.grants import DaemonGrants
+from cachesvc.client.protocol import Granted
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.gateway.s3.__main__ import SECRET_FILE
 from cachesvc.gateway.s3.keys import Keys
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support import s3_endpoint
@@ -269,3 +273,35 @@ def test_an_endpoint_ends_with_its_service(
         pid = s3_endpoint.endpoint_process(own)
         assert own.stop() == 0
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_ranges_that_an_open_dataset_covers_come_from_its_extents(
+    client: Any, daemon: Daemon, s3_server: SeaweedFS, tree: tuple[str, dict[str, bytes]]
+) -> None:
+    bucket, extent = tree[0], MIB
+    bodies = {
+        f"data/dir/open/{name}": os.urandom(size) for name, size in (("a.bin", 2 * MIB), ("b.bin", 3 * MIB))
+    }
+    for key, body in bodies.items():
+        s3_server.client().put_object(Bucket=bucket, Key=key, Body=body)
+
+    def read(key: str, begin: int, size: int) -> None:
+        answer = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={begin}-{begin + size - 1}")
+        assert answer["Body"].read() == bodies[key][begin : begin + size]
+
+    with Control(daemon.socket_dir) as control:
+        opened = control.open_dataset(
+            [f"s3://{bucket}/data/dir/open/"], Options(format="records", record_bytes=4096)
+        )
+    grants = DaemonGrants(daemon.socket_dir, opened.id)
+    grants.connect()
+    before = source_bytes(daemon)
+    read("data/dir/open/b.bin", extent + 10, 100)
+    wait_until(lambda: source_bytes(daemon) == before + extent)  # this extent, and no part of 4 MiB
+    for answer in grants.acquire(range(5), WAIT_S):
+        assert isinstance(answer, Granted)
+        os.close(answer.fd)
+    for key, body in bodies.items():
+        read(key, 0, len(body))
+    wait_until(lambda: source_bytes(daemon) == before + 5 * extent)
+    grants.close()

@@ -131,7 +131,8 @@ def _check_tier(copies: Copies, tier: TierState) -> None:
         excused = tier.held_bytes or tier.lost or over <= tier.evicting_bytes or not tier.unused_bytes
         assert excused, "a budget exceeded"
     assert tier.committing == {c for c in mine if not c.committed}, "commits under way"
-    lists: list[EvictionList] = [tier.lru, tier.lru_unplanned, tier.ahead, tier.in_use, *tier.kept.values()]
+    lists: list[EvictionList] = [tier.lru, tier.lru_unplanned, tier.passing, tier.ahead, tier.in_use]
+    lists.extend(tier.kept.values())
     on_lists = [copy for each in lists for copy in each]
     assert len(on_lists) == len(set(on_lists)), "on two eviction lists"
     assert set(on_lists) == {c for c in mine if c.eviction_list is not None}, "members of eviction lists"

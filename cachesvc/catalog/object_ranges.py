@@ -1,0 +1,49 @@
+"""Finds the extent that holds a byte of an object."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.columns import MappedTexts
+from cachesvc.core.model import ObjectVersion
+
+
+class ObjectRange(NamedTuple):
+    """Bytes [begin, end) of an object, at offset `at` of an extent."""
+
+    extent: int
+    begin: int
+    end: int
+    at: int
+
+
+def find_range(catalog: Catalog, version: ObjectVersion, offset: int) -> ObjectRange | None:
+    """Return the range of an object that holds a byte, in O(log n). None where no extent has it, or one of another version;
+    and for a catalog that is not `in_object_order`."""
+    prefix, columns = catalog.uri_prefix, catalog.columns
+    if not version.uri.startswith(prefix) or not catalog.in_object_order:
+        return None
+    index = _index_of(MappedTexts(columns, "object.uri"), version.uri[len(prefix) :], catalog.objects)
+    if index is None or catalog.object(index) != version:
+        return None
+    offsets, lengths, starts = columns["piece.offset"], columns["piece.length"], columns["extent.piece"]
+    first, last = np.searchsorted(columns["piece.object"], [index, index + 1]).tolist()
+    piece = first + int(np.searchsorted(offsets[first:last], offset, "right")) - 1
+    if piece < first or offset >= (end := int(offsets[piece]) + int(lengths[piece])):
+        return None
+    extent = int(np.searchsorted(starts, piece, "right")) - 1
+    return ObjectRange(extent, int(offsets[piece]), end, int(lengths[int(starts[extent]) : piece].sum()))
+
+
+def _index_of(texts: MappedTexts, wanted: str, count: int) -> int | None:
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if texts[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < count and texts[low] == wanted else None
