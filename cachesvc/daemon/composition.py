@@ -38,9 +38,8 @@ from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.build_queue import BuildQueue
 from cachesvc.daemon.fills.checks import Checks
-from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory
-from cachesvc.daemon.fills.fill_parts import FillParts
+from cachesvc.daemon.fills.fill_parts import Commits, FillParts
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool

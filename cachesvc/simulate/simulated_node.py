@@ -18,7 +18,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, Stay, TierNa
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.epochs import Epochs
+from cachesvc.simulate.measure import Epochs
 from cachesvc.simulate.simulated_source import SourceSpec
 from cachesvc.simulate.trace import EpochTrace, Workload, trace
 

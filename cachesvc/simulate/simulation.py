@@ -19,8 +19,7 @@ from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, ExtentDirectory
 from cachesvc.core.placement.view import Member, View
 from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.epochs import Epochs
-from cachesvc.simulate.measure import EpochResult
+from cachesvc.simulate.measure import EpochResult, Epochs
 from cachesvc.simulate.simulated_node import DATASET, NodeSpec, SimulatedNode
 from cachesvc.simulate.simulated_source import SimulatedLink, SimulatedSource
 from cachesvc.simulate.trace import Workload

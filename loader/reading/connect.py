@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.prepared import Recipe
-from cachesvc.client.control import Control, PreparedInfo
+from cachesvc.client.control import Control, PreparedInfo, is_upgrading
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import open_by_policy, policy, read_timeout_s
@@ -23,7 +23,6 @@ from cachesvc.client.own_catalogs import compile_locally
 from cachesvc.client.preparing import PreparerConnection
 from cachesvc.client.protocol import Grants
 from cachesvc.client.reopen import ReopeningGrants
-from cachesvc.client.upgrades import is_upgrading
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotFound, StateMismatch
 from cachesvc.core.limits import PROBE_FIRST_S
 from cachesvc.core.model import DatasetId

@@ -1,18 +1,21 @@
-"""Builds the status messages of the daemon and its datasets."""
+"""Builds the status messages of the daemon and its datasets, and streams events."""
 
 from __future__ import annotations
 
 import os
+import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
+
+import grpc
 
 import cachesvc
 from cachesvc.core.node.node import Node
-from cachesvc.daemon.access.tenants import NO_USER, Peer, admits
+from cachesvc.daemon.access.tenants import NO_USER, Peer, admits, is_own_user
 from cachesvc.daemon.control.activity import fill_messages, job_messages
-from cachesvc.daemon.control.event_stream import may_see
 from cachesvc.daemon.control.history import History, hit_rate
 from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
@@ -23,6 +26,7 @@ from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.messages import ANSWERING, NodeRow
 from cachesvc.daemon.residency import cells
@@ -186,3 +190,48 @@ def _node_message(row: NodeRow, me: str) -> pb.NodeStatus:
     found = message_of(pb.NodeStatus, row, me=row.name == me and row.state in ANSWERING)
     found.MergeFrom(message_of(pb.NodeStatus, row.traits))
     return found
+
+
+BEHIND = 4096
+"""Events that a follower has not taken; those beyond are left out of its stream."""
+
+
+class EventStream:
+    """Runs on the threads of the calls."""
+
+    def __init__(self, journal: Journal, waiting: CallWaits) -> None:
+        self._journal, self._waiting = journal, waiting
+
+    def run(
+        self, request: pb.EventsRequest, caller: Peer | None, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        """Yield the kept events, and with `follow` each new one until the caller leaves. Raises DaemonUnavailable when the
+        daemon stops."""
+        if not request.follow:
+            yield from _messages(self._journal.since(request.since), caller)
+            return
+        coming: queue.Queue[Event] = queue.Queue(BEHIND)
+
+        def heard(event: Event) -> None:
+            with suppress(queue.Full):
+                coming.put_nowait(event)
+
+        past = self._journal.listen(heard, request.since)
+        try:
+            yield from _messages(past, caller)
+            while True:
+                yield from _messages([self._waiting.next(coming, context)], caller)
+        finally:
+            self._journal.ignore(heard)
+
+
+def _messages(events: list[Event], caller: Peer | None) -> Iterator[pb.Event]:
+    return (message_of(pb.Event, event) for event in events if may_see(event, caller))
+
+
+def may_see(event: Event, caller: Peer | None) -> bool:
+    """Tell whether a caller may see an event: the daemon's own user sees all, other users see their own events and those
+    without a user or a dataset."""
+    if is_own_user(caller) or (caller is not None and event.uid == caller.uid):
+        return True
+    return event.uid == NO_USER and not event.uri and not event.dataset

@@ -19,7 +19,7 @@ from cachesvc.daemon.disks.memory_pressure import MemoryPressure
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.processes.logs import set_level
-from cachesvc.daemon.reload.changes import Changes
+from cachesvc.daemon.reload.reloader import Changes
 
 
 @dataclass(slots=True)
