@@ -314,7 +314,7 @@ class Composition:
                 self._reloader,
                 certificate,
             ).register()
-            self._health = Health(loop, cluster)
+            self._health = Health(loop, cluster.awaits_members if cluster else bool)
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics), self._health)
 
     def run(self) -> None:

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from typing import Protocol
+
+from cachesvc.daemon.loop.loop import Loop
 
 ANSWER_S = 4.0
 """A loop that takes longer to answer is no longer alive. Probes give up after seconds, too."""
-FIRST_LIST_S = 30.0
-"""How long a node waits for its first list of members; then it serves its own readers without one."""
-
-
-class _Members(Protocol):
-    @property
-    def knows_members(self) -> bool: ...
-
-
-class _Loop(Protocol):
-    ended: bool
-
-    def post(self, work: Callable[[], None]) -> None: ...
 
 
 class Health:
-    """`members`: None without a cluster. Safe from any thread."""
+    """`waits`: a cluster's first list of members is waited for. Safe from any thread."""
 
-    def __init__(
-        self,
-        loop: _Loop,
-        members: _Members | None,
-        clock: Callable[[], float] = time.monotonic,
-        answer_s: float = ANSWER_S,
-    ) -> None:
+    def __init__(self, loop: Loop, waits: Callable[[], bool], answer_s: float = ANSWER_S) -> None:
         """Made when the tiers are open and what they hold is known."""
-        self._loop, self._members, self._clock, self._answer_s = loop, members, clock, answer_s
-        self._since = clock()
+        self._loop, self._waits, self._answer_s = loop, waits, answer_s
         self._leaving = False
 
     def leave(self) -> None:
@@ -57,7 +37,6 @@ class Health:
         """Return why this node cannot serve its own readers; "" if it can."""
         if self._leaving or self._loop.ended:
             return "this daemon is stopping"
-        waits = self._members is not None and not self._members.knows_members
-        if waits and self._clock() - self._since < FIRST_LIST_S:
+        if self._waits():
             return "waiting for the first list of members"
         return self.alive()
