@@ -28,8 +28,7 @@ from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets
-from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets
-from cachesvc.daemon.disks.memory_pressure import MemoryPressure
+from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets, MemoryPressure
 from cachesvc.daemon.disks.opening import DirectoryOpening, tiers_at_start, wait_until_open
 from cachesvc.daemon.disks.reactions import DiskReactions
 from cachesvc.daemon.disks.renewal import Disk
@@ -51,7 +50,7 @@ from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.metrics.health import Health
+from cachesvc.daemon.metrics.scrape_server import Health
 from cachesvc.daemon.object_parts import ObjectParts
 from cachesvc.daemon.own_directories import OwnDirectories
 from cachesvc.daemon.parent.messages import CopyHeld
@@ -59,8 +58,7 @@ from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.lending import Lending
 from cachesvc.daemon.processes.threads import ThreadPool
-from cachesvc.daemon.reload.live_parts import LiveParts
-from cachesvc.daemon.reload.reloader import Reloader
+from cachesvc.daemon.reload.reloader import LiveParts, Reloader
 from cachesvc.daemon.residency import in_use, is_claimed
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.uri import Allowlist

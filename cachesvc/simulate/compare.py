@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from cachesvc.simulate.measure import EpochResult, Meter, Result
-from cachesvc.simulate.simulated_node import NodeSpec
-from cachesvc.simulate.simulated_source import SimulatedSource
+from cachesvc.simulate.simulated_node import NodeSpec, SimulatedSource
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import EpochTrace, Workload, trace
 

@@ -1,12 +1,11 @@
-"""Measures a simulated run: its epochs, the steps that ranks take together, and the source's rate."""
+"""Measures a simulated run: its clock, its epochs, the steps that ranks take together, and the source's rate."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-from cachesvc.simulate.clock import Clock
 
 WINDOW = 0.05
 """The part of an epoch over which the peak of the source's rate is measured."""
@@ -162,3 +161,27 @@ class Epochs:
         self._ended[epoch] = self._ended.get(epoch, 0) + 1
         if self._ended[epoch] == self._ranks:
             self.results.append(self._meters.pop(epoch).close(self._clock.now))
+
+
+class Clock:
+    """Virtual seconds. Actions that are due at the same time run in the order in which they were added."""
+
+    __slots__ = ("_heap", "_number", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._number = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run `action` when `delay_s` have passed."""
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._number, action))
+
+    def step(self) -> bool:
+        """Jump to the next action and run it; False where there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action = heapq.heappop(self._heap)
+        action()
+        return True

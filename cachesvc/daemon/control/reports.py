@@ -8,16 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from itertools import islice
+from time import gmtime, strftime
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 import cachesvc
+from cachesvc.catalog.options import Options
 from cachesvc.core.node.node import Node
 from cachesvc.daemon.access.tenants import NO_USER, Peer, admits, is_own_user
 from cachesvc.daemon.control.activity import fill_messages, job_messages
 from cachesvc.daemon.control.history import History, hit_rate
-from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.events.event import Event, words
@@ -235,3 +240,40 @@ def may_see(event: Event, caller: Peer | None) -> bool:
     if is_own_user(caller) or (caller is not None and event.uid == caller.uid):
         return True
     return event.uid == NO_USER and not event.uri and not event.dataset
+
+
+_M = TypeVar("_M", bound=Message)
+
+
+def message_of(kind: type[_M], source: object, **more: object) -> _M:
+    """Return a message with `more`, and with the other fields that `source` has as attributes."""
+    names = set(kind.DESCRIPTOR.fields_by_name).difference(more)
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **more)
+
+
+def options_of(given: pb.DatasetOptions, extent_bytes: int) -> Options:
+    """Return a caller's options, with the daemon's default extent size where the caller gave none."""
+    option: Callable[[str], object] = partial(getattr, given)
+    plain = {field.name: option(field.name) for field in fields(Options)}
+    plain["extent_bytes"] = plain["extent_bytes"] or extent_bytes
+    return Options(**plain)  # type: ignore[arg-type]
+
+
+def dataset_message(dataset: ServedDataset) -> pb.Dataset:
+    """Return a dataset's message for a caller who may see it."""
+    return message_of(
+        pb.Dataset,
+        dataset.catalog,
+        id=dataset.id,
+        extents=len(dataset.extent_ids),
+        size_bytes=dataset.size_bytes,
+    )
+
+
+def stale_text(dataset: ServedDataset, listed_at: int, why: str) -> str:
+    """Return the warning of an opening while the source is down."""
+    at = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(listed_at))
+    return (
+        f"{dataset.catalog.uri}: the source is down, so this is version {dataset.id}, listed at {at}; what changed since is"
+        f" not seen ({why})"
+    )

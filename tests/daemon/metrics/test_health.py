@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.metrics.health import Health
+from cachesvc.daemon.metrics.scrape_server import Health
 
 
 @contextmanager
