@@ -35,7 +35,7 @@ Daemon.forks = ForkedProcess
 
 IMPURE_IMPORTS = (
     *(
-        "cachesvc.gateway.s3.connections",
+        "cachesvc.gateway.s3.__main__",
         "grpc",
         "http.server",
         "lightning",

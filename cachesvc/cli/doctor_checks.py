@@ -27,8 +27,7 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.placement.traits import certificate_stage
-from cachesvc.daemon.access.certificate_end import certificate_end
-from cachesvc.daemon.access.certificate_watch import certificate_text
+from cachesvc.daemon.access.certificate_watch import certificate_end, certificate_text
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tls import read_tls
 from cachesvc.daemon.disks.budgets import checked_budget

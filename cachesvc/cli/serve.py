@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +12,6 @@ import click
 
 from cachesvc import config
 from cachesvc.cli import config_file, options
-from cachesvc.cli.option_groups import write_groups
 from cachesvc.core.errors import InvalidInput, install
 from cachesvc.system.footprint import default_ram_bytes
 from cachesvc.system.memory import allowed_bytes
@@ -161,7 +160,7 @@ def serve(context: click.Context, /, json: bool, **given: Any) -> int:
         for module in SERVER_MODULES:  # of the daemon's process, which this one does not load
             if find_spec(module) is None:
                 raise ModuleNotFoundError(name=module)
-        from cachesvc.daemon.parent.daemon_process import launch_daemon
+        from cachesvc.daemon.parent.child_processes import launch_daemon
         from cachesvc.daemon.parent.service import run_service
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cachesvc"):
@@ -241,3 +240,43 @@ def _member(
         bytes_per_s=peer_bandwidth,
         tls_name=tls_name,
     )
+
+
+def write_groups(
+    command: click.Command,
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    groups: Mapping[str, Sequence[str]],
+    shown: Mapping[str, Callable[..., str]],
+) -> None:
+    """Write the options of a command by group, named as parameters; others come last. `shown` formats defaults of
+    `config.Settings`, by field."""
+    left = {str(each.name): each for each in command.get_params(ctx)}
+    for title, names in groups.items():
+        _write(title, [left.pop(name) for name in names if name in left], ctx, formatter, shown)
+    _write("Other", list(left.values()), ctx, formatter, shown)
+
+
+def _write(
+    title: str,
+    options: Sequence[click.Parameter],
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    shown: Mapping[str, Callable[..., str]],
+) -> None:
+    records = [(each, each.get_help_record(ctx)) for each in options]
+    rows = [
+        (record[0], _with_default(str(each.name), record[1], shown)) for each, record in records if record
+    ]
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows)
+
+
+def _with_default(name: str, text: str, shown: Mapping[str, Callable[..., str]]) -> str:
+    """Add the default of a setting, which is written in `config.Settings` alone."""
+    if name not in shown or "[default" in text:
+        return text
+    field = next(each for each in fields(config.Settings) if each.name == name)
+    value = field.default_factory() if callable(field.default_factory) else field.default
+    return f"{text}  [default: {shown[name](value)}]"

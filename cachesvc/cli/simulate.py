@@ -90,8 +90,7 @@ def simulate(**given: Any) -> int:
 
 def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
     from cachesvc.simulate.compare import simulate as run
-    from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
-    from cachesvc.simulate.simulated_source import SourceSpec
+    from cachesvc.simulate.simulated_node import NodeSpec, SourceSpec, tiers_of
     from cachesvc.simulate.trace import Workload
 
     if not given["source_rate"]:

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cachesvc.client.caller_token import CallerIdentity
-from cachesvc.client.upgrades import is_back, is_upgrading
-from cachesvc.config import CONTROL_SOCKET, check_socket_dir, control_address, socket_dirs
+from cachesvc.config import CONTROL_SOCKET, UPGRADING, check_socket_dir, control_address, socket_dirs
 from cachesvc.core.errors import (
     Busy,
     CacheError,
@@ -24,7 +23,7 @@ from cachesvc.core.errors import (
     NotAllowed,
     from_code,
 )
-from cachesvc.core.limits import BUSY_PAUSE_S, CONTROL_CALL_S, CONTROL_RETRY_S, PROBE_FIRST_S
+from cachesvc.core.limits import BUSY_PAUSE_S, CONTROL_CALL_S, CONTROL_RETRY_S, PROBE_FIRST_S, UPGRADE_WAIT_S
 from cachesvc.core.model import DatasetId
 from cachesvc.system.deadline import Deadline
 
@@ -375,3 +374,16 @@ def _is_of_grpc(thread: str) -> bool:
             return comm.read().strip() in _GRPC_THREADS
     except OSError:  # it ended just now, and may have started another
         return True
+
+
+def is_upgrading(directory: str) -> bool:
+    """Tell whether the daemon in a directory of sockets is being replaced by another, which serves in a moment."""
+    try:
+        return time.time() - os.stat(f"{directory}/{UPGRADING}").st_mtime < UPGRADE_WAIT_S
+    except OSError:
+        return False
+
+
+def is_back(directory: str) -> bool:
+    """Tell whether a call that failed may succeed now: a daemon has bound its socket again."""
+    return os.path.exists(f"{directory}/{CONTROL_SOCKET}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cachesvc.catalog.catalog import Catalog
@@ -15,7 +15,15 @@ from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.config import GRANTS_SOCKET
 from cachesvc.core import wire
-from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound, OutOfSpace, from_code
+from cachesvc.core.errors import (
+    CacheError,
+    DaemonUnavailable,
+    NotAllowed,
+    NotFound,
+    OutOfSpace,
+    SourceChanged,
+    from_code,
+)
 from cachesvc.core.limits import HELLO_S
 from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
@@ -39,7 +47,10 @@ class DaemonGrants:
         self._job = job
         self._features = wire.KNOWS_HOLES if claims else wire.KNOWS_HOLES | wire.CLAIMS_NOTHING
         self._process = os.getpid()
-        self._lock = threading.RLock()
+        self._lock, self._opening = threading.RLock(), threading.Lock()
+        self._open_again: Callable[[], None] | None = None
+        self._may_open: Callable[[], bool] = lambda: True
+        self._refusal: CacheError | None = None
         self._connection: Connection | None = None
         self._closed = False
         self._plan: Plan | None = None
@@ -58,15 +69,35 @@ class DaemonGrants:
         connection = self._connection
         return 0 if connection is None else connection.outstanding
 
+    def opens_again(
+        self, open_again: Callable[[], None], may_open: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Open the dataset again in a daemon that was started without it (another state directory, a new disk), within a
+        second also while nothing is read. `open_again()` has the daemon compile the same version once more; `may_open()`
+        says whether this process may: forked workers never call gRPC, and wait for the trainer, or read directly."""
+        self._open_again, self._may_open = open_again, may_open
+        start_polling(self)
+
     def connect(self) -> bool:
         """Connect to a live daemon, and report the extents still leased to it; True when this made a new connection.
-        Raises DaemonUnavailable, NotFound for a dataset that the daemon does not know."""
-        with self._lock:
-            if self._connection is not None and self._connection.is_alive():
-                return False
-            self._disconnect()
-            self._connect()
-            return True
+        Raises DaemonUnavailable, NotFound for a dataset that the daemon does not know, and what opening it again raises:
+        SourceChanged where the source has another version by now."""
+        with self._opening:
+            try:
+                return self._connect_anew()
+            except NotFound as error:
+                if self._open_again is None:
+                    raise
+                if not self._may_open():
+                    raise DaemonUnavailable(f"{error}: the trainer does that for its workers") from None
+            if self._refusal is not None:  # do not list the source again at each poll
+                raise self._refusal.with_traceback(None)
+            try:
+                self._open_again()
+            except (NotFound, NotAllowed, SourceChanged) as error:
+                self._refusal = error
+                raise
+            return self._connect_anew()
 
     def submit(self, plan: Plan) -> None:
         """Replace this reader's plan of needs; `passed` counts its steps. A daemon that is away, or has forgotten the
@@ -75,12 +106,22 @@ class DaemonGrants:
         with self._lock:
             self._plan, self._plan_sent = plan, False
             with suppress(DaemonUnavailable, NotFound):
-                self.connect()
+                self._connect_anew()
                 self._send_plan()
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`; the answers are in the order of `extents`. Raises DaemonUnavailable when the connection breaks
-        twice or cannot be made, CacheError after `close`."""
+        twice or cannot be made, CacheError after `close`, and what `connect` raises."""
+        before = self.token
+        try:
+            return self._acquire(extents, timeout_s)
+        except NotFound:
+            self.connect()
+            if self.token == before:
+                raise  # on the same connection, NotFound is about an object of the source
+        return self._acquire(extents, timeout_s)
+
+    def _acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         deadline, connection = time.monotonic() + timeout_s, self._connection
         retried = connection is None or connection.ended or self._closed
         while True:
@@ -183,6 +224,14 @@ class DaemonGrants:
             self._connection.abandon()
 
     # ---- inside
+
+    def _connect_anew(self) -> bool:
+        with self._lock:
+            if self._connection is not None and self._connection.is_alive():
+                return False
+            self._disconnect()
+            self._connect()
+            return True
 
     def _check_open(self) -> None:
         if self._closed:

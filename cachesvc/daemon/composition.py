@@ -28,8 +28,7 @@ from cachesvc.daemon.control.reports import Reports
 from cachesvc.daemon.control.server import ControlServer
 from cachesvc.daemon.control.service import Service
 from cachesvc.daemon.datasets import Datasets
-from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets
-from cachesvc.daemon.disks.memory_pressure import MemoryPressure
+from cachesvc.daemon.disks.budgets import LEAST_EXTENTS, Budgets, MemoryPressure
 from cachesvc.daemon.disks.opening import DirectoryOpening, tiers_at_start, wait_until_open
 from cachesvc.daemon.disks.reactions import DiskReactions
 from cachesvc.daemon.disks.renewal import Disk
@@ -38,9 +37,8 @@ from cachesvc.daemon.disks.watch import DiskWatch
 from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.build_queue import BuildQueue
 from cachesvc.daemon.fills.checks import Checks
-from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory
-from cachesvc.daemon.fills.fill_parts import FillParts
+from cachesvc.daemon.fills.fill_parts import Commits, FillParts
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
@@ -52,7 +50,7 @@ from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.metrics.health import Health
+from cachesvc.daemon.metrics.scrape_server import Health
 from cachesvc.daemon.object_parts import ObjectParts
 from cachesvc.daemon.own_directories import OwnDirectories
 from cachesvc.daemon.parent.messages import CopyHeld
@@ -60,8 +58,7 @@ from cachesvc.daemon.parent.parent_link import ParentLink, adopt_copies
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.lending import Lending
 from cachesvc.daemon.processes.threads import ThreadPool
-from cachesvc.daemon.reload.live_parts import LiveParts
-from cachesvc.daemon.reload.reloader import Reloader
+from cachesvc.daemon.reload.reloader import LiveParts, Reloader
 from cachesvc.daemon.residency import in_use, is_claimed
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.uri import Allowlist
@@ -314,7 +311,7 @@ class Composition:
                 self._reloader,
                 certificate,
             ).register()
-            self._health = Health(loop, cluster)
+            self._health = Health(loop, cluster.awaits_members if cluster else bool)
             ScrapeServer(settings.metrics, Page(reports.public, settings.metrics), self._health)
 
     def run(self) -> None:

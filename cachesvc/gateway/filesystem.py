@@ -18,7 +18,7 @@ from fsspec import AbstractFileSystem
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound, SourceChanged
 from cachesvc.gateway.snapshots import Snapshot, SnapshotFile, Snapshots
-from cachesvc.gateway.urls import PROTOCOL, path_of, stripped, uri_of
+from cachesvc.gateway.urls import PROTOCOL, stripped, uri_of
 from cachesvc.sources.uri import local_path
 
 try:
@@ -151,7 +151,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL of a path."""
-        return f"{PROTOCOL}://{path_of(self._uri(name))}"
+        return f"{PROTOCOL}://{stripped(self._uri(name))}"
 
     def _uri(self, path: str) -> str:
         stripped_path = self._strip_protocol(path) or stripped(self._only)

@@ -26,7 +26,6 @@ from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import Granted, Grants
-from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.client.room import RoomWait
 from cachesvc.core.errors import DaemonUnavailable, OutOfSpace, TierFailed
 from cachesvc.core.holes import Holes
@@ -102,12 +101,11 @@ class LeasedExtent:
 
 
 class _Connected:
-    """The grants of one connection: `at_once` fails without a daemon, `waiting` waits for one."""
+    """The grants of one connection: `daemon` fails without a daemon, `waiting` waits for one."""
 
     def __init__(self, daemon: DaemonGrants, open_again: Callable[[], None]) -> None:
-        self.daemon = daemon
-        self.at_once = ReopeningGrants(daemon, open_again, lambda: True)
-        self.waiting = FailoverGrants(self.at_once, None)
+        self.daemon, self.waiting = daemon, FailoverGrants(daemon, None)
+        daemon.opens_again(open_again)
         abandon_in_children(daemon)
 
 
@@ -278,7 +276,7 @@ class LeasedReads:
     def _acquire(self, extent: int, wait: bool, limit_s: float) -> LeasedExtent:
         """Lease an extent; another thread may lease it meanwhile, too. Raises OutOfSpace where there is no room."""
         connected = self._connect()
-        grants: Grants = connected.waiting if wait else connected.at_once
+        grants: Grants = connected.waiting if wait else connected.daemon
         self._make_room(MAX_LEASED - 1, MAX_LEASED_BYTES - int(self.catalog.extent_sizes[extent]))
         made: list[LeasedExtent] = []
 

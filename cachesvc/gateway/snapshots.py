@@ -28,7 +28,7 @@ from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, No
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.gateway.leased_reads import LeasedReads
-from cachesvc.gateway.urls import opens_by_name, path_of
+from cachesvc.gateway.urls import opens_by_name, stripped
 from cachesvc.sources.ignored import is_ignored
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.source import Source
@@ -214,7 +214,7 @@ class Snapshots:
         """Return a file and a snapshot that it lies in. Raises as `of`, and IsADirectoryError."""
         snapshot, below = self.of(uri)
         if below not in snapshot.files:
-            raise IsADirectoryError(redacted(f"{path_of(uri)} is a folder"))
+            raise IsADirectoryError(redacted(f"{stripped(uri)} is a folder"))
         return snapshot, snapshot.files[below]
 
     def folder_of(self, uri: str) -> Snapshot | None:

@@ -24,7 +24,7 @@ _AS_URI = re.compile(rf"({_SCHEME.pattern}):///?")
 
 
 def stripped(url: str) -> str:
-    """Return the path of a URL, without the protocol and slashes at its end. Absolute local paths and URIs of sources are
+    """Return the path of a URL, without the protocol and slashes at its end; the inverse of `uri_of`. Absolute local paths and URIs of sources are
     taken, too."""
     path = url.removeprefix(f"{PROTOCOL}://")
     if path.startswith("/"):
@@ -46,11 +46,6 @@ def uri_of(path: str) -> str:
         return canonical(f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}").rstrip("/")
     bucket, slash, key = rest.partition("/")
     return f"{canonical(f'{scheme}://{bucket}')}{slash}{key}".rstrip("/")
-
-
-def path_of(uri: str) -> str:
-    """Return the path that stands for a URI; the inverse of `uri_of`."""
-    return stripped(uri)
 
 
 def opens_by_name(uri: str) -> bool:

@@ -16,8 +16,7 @@ from typing import Literal, get_args
 
 from cachesvc.core.tiering.admission import PASSED_SHARE
 from cachesvc.simulate.measure import EpochResult, Meter, Result
-from cachesvc.simulate.simulated_node import NodeSpec
-from cachesvc.simulate.simulated_source import SimulatedSource
+from cachesvc.simulate.simulated_node import NodeSpec, SimulatedSource
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import EpochTrace, Workload, trace
 

@@ -1,9 +1,10 @@
-"""Results of a simulated run: its epochs, and the source's rate within them."""
+"""Measures a simulated run: its clock, its epochs, the steps that ranks take together, and the source's rate."""
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 WINDOW = 0.05
@@ -122,3 +123,65 @@ def peak_rate(fills: Sequence[tuple[float, int]], window_s: float) -> float:
             size -= inside.popleft()[1]
         most = max(most, size)
     return most / window_s
+
+
+class Epochs:
+    """Meters of the epochs that some rank is in. An epoch ends with the last of `ranks`.
+
+    In each step, `in_step` ranks wait for each other, as ranks that average gradients do. With 1, no rank waits.
+    """
+
+    def __init__(self, clock: Clock, ranks: int, in_step: int = 1) -> None:
+        self.results: list[EpochResult] = []
+        self._clock = clock
+        self._ranks = ranks
+        self._in_step = in_step
+        self._arrived: list[Callable[[], None]] = []
+        self._meters: dict[int, Meter] = {}
+        self._ended: dict[int, int] = {}
+
+    def meter(self, epoch: int) -> Meter:
+        """The meter of an epoch, started by its first rank."""
+        return self._meters.setdefault(epoch, Meter(self._clock.now))
+
+    def running(self) -> list[Meter]:
+        """The meters of all epochs that have begun and not ended, the earliest first."""
+        return [self._meters[epoch] for epoch in sorted(self._meters)]
+
+    def arrive(self, go_on: Callable[[], None]) -> None:
+        """Note that a rank is done with a step. It goes on once the others are done too."""
+        self._arrived.append(go_on)
+        if len(self._arrived) == self._in_step:
+            arrived, self._arrived = self._arrived, []
+            for each in arrived:
+                each()
+
+    def ended(self, epoch: int) -> None:
+        """Note that a rank has finished an epoch. The last rank closes the meter."""
+        self._ended[epoch] = self._ended.get(epoch, 0) + 1
+        if self._ended[epoch] == self._ranks:
+            self.results.append(self._meters.pop(epoch).close(self._clock.now))
+
+
+class Clock:
+    """Virtual seconds. Actions that are due at the same time run in the order in which they were added."""
+
+    __slots__ = ("_heap", "_number", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._number = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run `action` when `delay_s` have passed."""
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + max(0.0, delay_s), self._number, action))
+
+    def step(self) -> bool:
+        """Jump to the next action and run it; False where there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action = heapq.heappop(self._heap)
+        action()
+        return True

@@ -18,11 +18,8 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.directory import SOURCE, ExtentDirectory
 from cachesvc.core.placement.view import Member, View
-from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.epochs import Epochs
-from cachesvc.simulate.measure import EpochResult
-from cachesvc.simulate.simulated_node import DATASET, NodeSpec, SimulatedNode
-from cachesvc.simulate.simulated_source import SimulatedLink, SimulatedSource
+from cachesvc.simulate.measure import Clock, EpochResult, Epochs
+from cachesvc.simulate.simulated_node import DATASET, NodeSpec, SimulatedLink, SimulatedNode, SimulatedSource
 from cachesvc.simulate.trace import Workload
 
 ASK_S = 0.001

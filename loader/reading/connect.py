@@ -15,15 +15,13 @@ from torch.utils.data import get_worker_info
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.prepared import Recipe
-from cachesvc.client.control import Control, PreparedInfo
+from cachesvc.client.control import Control, PreparedInfo, is_upgrading
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import open_by_policy, policy, read_timeout_s
 from cachesvc.client.own_catalogs import compile_locally
 from cachesvc.client.preparing import PreparerConnection
 from cachesvc.client.protocol import Grants
-from cachesvc.client.reopen import ReopeningGrants
-from cachesvc.client.upgrades import is_upgrading
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotFound, StateMismatch
 from cachesvc.core.limits import PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
@@ -159,13 +157,11 @@ def _daemon_access(link: DatasetLink, catalog: Catalog, direct: Access | None) -
             check_extents_fit(catalog, first.tier_budgets)
         thrash_warning.check(plan, first.tier_budgets)
 
-    daemon = ReopeningGrants(
-        first, partial(link.open_again, catalog.extent_bytes), lambda: get_worker_info() is None
-    )
+    first.opens_again(partial(link.open_again, catalog.extent_bytes), lambda: get_worker_info() is None)
     fallback = direct.grants if direct is not None else None
-    grants: Grants = FailoverGrants(daemon, fallback, partial(is_upgrading, link.daemon))
+    grants: Grants = FailoverGrants(first, fallback, partial(is_upgrading, link.daemon))
     if link.recipe is not None:
-        grants = PreparedGrants(daemon)
+        grants = PreparedGrants(first)
     return Access(grants, submit, first.waited, first.suspect, first.recalled, connection)
 
 

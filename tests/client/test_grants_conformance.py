@@ -16,7 +16,6 @@ from cachesvc.client.control import Control
 from cachesvc.client.failover import FailoverGrants
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted, Grants, Refused
-from cachesvc.client.reopen import ReopeningGrants
 from cachesvc.core.errors import CacheError, DaemonUnavailable, DeadlineExceeded, NotFound, SourceUnavailable
 from cachesvc.core.model import DatasetId, Extent
 from loader.reading.direct.direct_grants import DirectGrants
@@ -80,9 +79,6 @@ class Setting:
     def daemons(self) -> DaemonGrants:
         return DaemonGrants(self.daemon.socket_dir, self.open())
 
-    def reopening(self) -> ReopeningGrants:
-        return ReopeningGrants(self.daemons(), lambda: None, lambda: True)
-
     def failover(self) -> FailoverGrants:
         return FailoverGrants(self.daemons(), self.fills.grants())
 
@@ -120,7 +116,6 @@ class Setting:
 
 MAKERS: dict[str, Callable[[Setting], Grants]] = {
     "daemon": Setting.daemons,
-    "reopening": Setting.reopening,
     "failover": Setting.failover,
     "fallback": Setting.fallback,
     "direct": lambda setting: setting.fills.grants(),
@@ -128,7 +123,7 @@ MAKERS: dict[str, Callable[[Setting], Grants]] = {
     "copied": Setting.copied,
     "memory": Setting.memory,
 }
-FILLING = ["daemon", "reopening", "failover", "fallback", "direct"]
+FILLING = ["daemon", "failover", "fallback", "direct"]
 """The implementations whose extents are filled on demand."""
 
 
@@ -141,8 +136,6 @@ def leases(grants: object) -> int:
             return sum(copy.leases for copy in grants._copies.values())
         case MemoryGrants():
             return sum(grants.leases.values())
-        case ReopeningGrants():
-            return leases(grants._daemon)
         case FailoverGrants():
             assert sum(grants._from_fallback.values()) == leases(grants._fallback)
             return leases(grants._primary) + leases(grants._fallback)
@@ -254,7 +247,7 @@ def test_an_unknown_extent_is_an_error_that_leases_nothing(grants: Grants, setti
     wait_until(lambda: descriptors() <= before + 1)  # a copy without leases
 
 
-@pytest.mark.parametrize("kind", ["daemon", "reopening", "failover", "fallback", "direct", "local"])
+@pytest.mark.parametrize("kind", ["daemon", "failover", "fallback", "direct", "local"])
 def test_an_extent_that_cannot_be_read_is_a_typed_error_that_leases_nothing(
     setting: Setting, kind: str
 ) -> None:

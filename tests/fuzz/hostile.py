@@ -46,7 +46,7 @@ from cachesvc.config import Settings
 from cachesvc.core import wire
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import Extent, ExtentId, ObjectVersion
-from cachesvc.daemon.control.messages import options_of
+from cachesvc.daemon.control.reports import options_of
 from cachesvc.daemon.grants.plan_intake import entries_of
 from cachesvc.sources.decompression import CODECS, decompressed
 from cachesvc.sources.framed_zstd import unpacked_chunk

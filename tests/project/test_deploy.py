@@ -29,9 +29,9 @@ from cachesvc.cluster.addresses import host_addresses
 from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.access.certificate_end import certificate_end
+from cachesvc.daemon.access.certificate_watch import certificate_end
 from cachesvc.daemon.access.tls import TlsContexts
-from cachesvc.daemon.metrics.health import ANSWER_S
+from cachesvc.daemon.metrics.scrape_server import ANSWER_S
 from cachesvc.daemon.ports import next_port
 from testbed import ROOT, WAIT_S
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from cachesvc.__main__ import run
 from cachesvc.simulate.measure import Result
-from cachesvc.simulate.simulated_node import NodeSpec, tiers_of
-from cachesvc.simulate.simulated_source import SourceSpec
+from cachesvc.simulate.simulated_node import NodeSpec, SourceSpec, tiers_of
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
 from tests.support.core.invariants import checked

@@ -16,8 +16,7 @@ from cachesvc.core.errors import CacheError
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.simulate.compare import EXPECTED, PolicyName, simulate
 from cachesvc.simulate.measure import Result, peak_rate
-from cachesvc.simulate.simulated_node import DATASET, NodeSpec, tiers_of
-from cachesvc.simulate.simulated_source import SourceSpec
+from cachesvc.simulate.simulated_node import DATASET, NodeSpec, SourceSpec, tiers_of
 from cachesvc.simulate.simulation import Simulation
 from cachesvc.simulate.trace import Workload, trace
 from tests.support.core.invariants import checked

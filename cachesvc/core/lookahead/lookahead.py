@@ -16,8 +16,7 @@ import heapq
 from collections import defaultdict, deque
 
 from cachesvc.core.lookahead.order_windows import OrderWindow, OrderWindows
-from cachesvc.core.lookahead.plan_state import PlanState
-from cachesvc.core.lookahead.plans import Plans
+from cachesvc.core.lookahead.plans import Plans, PlanState
 from cachesvc.core.model import RAM
 from cachesvc.core.records.residency import CacheEntry, Copy, Role
 from cachesvc.core.tiering.copies import Copies

@@ -169,7 +169,7 @@ class Node:
         )
 
     def reader(self, reader: ReaderId) -> ReaderStatus:
-        """What a reader holds and waits for, and how far it is in its plan. A reader's plan has the reader's number."""
+        """Return a reader's leases and waits, and its place in its plan, which has the reader's number."""
         plan, status = self.plans.plans.get(reader), self.readers.status(reader)
         if plan is None or not plan.rows:
             return status

@@ -1,5 +1,5 @@
-"""What nodes tell each other of themselves in greetings, and what an operator is warned of: settings that should agree,
-certificates that end, and a list of members that cannot be read."""
+"""Traits that nodes tell each other in greetings, and warnings to the operator: settings that should agree, certificates
+that end, and a list of members that cannot be read."""
 
 from __future__ import annotations
 

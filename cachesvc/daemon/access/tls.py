@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.access.certificate_end import certificate_end
+from cachesvc.daemon.access.certificate_watch import certificate_end
 
 if TYPE_CHECKING:
     import grpc

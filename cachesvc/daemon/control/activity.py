@@ -1,4 +1,4 @@
-"""What the readers of this node do and wait for, and the fills under way, as messages. Runs on the loop's thread."""
+"""Builds messages of this node's readers, with their waits, and of the fills under way. Runs on the loop's thread."""
 
 from __future__ import annotations
 

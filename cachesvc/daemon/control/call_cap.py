@@ -15,8 +15,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cachesvc.core.errors import Busy, InvalidInput
+from cachesvc.daemon.access.quotas import UserCap
 from cachesvc.daemon.access.tenants import ANONYMOUS, NO_USER, Peer, token_of
-from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.daemon.events.event import failed, record
 from cachesvc.daemon.statuses import abort
 

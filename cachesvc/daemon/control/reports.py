@@ -1,20 +1,28 @@
-"""Builds the status messages of the daemon and its datasets."""
+"""Builds the status messages of the daemon and its datasets, and streams events."""
 
 from __future__ import annotations
 
 import os
+import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from itertools import islice
+from time import gmtime, strftime
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
 
 import cachesvc
+from cachesvc.catalog.options import Options
 from cachesvc.core.node.node import Node
-from cachesvc.daemon.access.tenants import NO_USER, Peer, admits
+from cachesvc.daemon.access.tenants import NO_USER, Peer, admits, is_own_user
 from cachesvc.daemon.control.activity import fill_messages, job_messages
-from cachesvc.daemon.control.event_stream import may_see
 from cachesvc.daemon.control.history import History, hit_rate
-from cachesvc.daemon.control.messages import dataset_message, message_of
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.events.event import Event, words
@@ -23,6 +31,7 @@ from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.messages import ANSWERING, NodeRow
 from cachesvc.daemon.residency import cells
@@ -186,3 +195,85 @@ def _node_message(row: NodeRow, me: str) -> pb.NodeStatus:
     found = message_of(pb.NodeStatus, row, me=row.name == me and row.state in ANSWERING)
     found.MergeFrom(message_of(pb.NodeStatus, row.traits))
     return found
+
+
+BEHIND = 4096
+"""Events that a follower has not taken; those beyond are left out of its stream."""
+
+
+class EventStream:
+    """Runs on the threads of the calls."""
+
+    def __init__(self, journal: Journal, waiting: CallWaits) -> None:
+        self._journal, self._waiting = journal, waiting
+
+    def run(
+        self, request: pb.EventsRequest, caller: Peer | None, context: grpc.ServicerContext
+    ) -> Iterator[pb.Event]:
+        """Yield the kept events, and with `follow` each new one until the caller leaves. Raises DaemonUnavailable when the
+        daemon stops."""
+        if not request.follow:
+            yield from _messages(self._journal.since(request.since), caller)
+            return
+        coming: queue.Queue[Event] = queue.Queue(BEHIND)
+
+        def heard(event: Event) -> None:
+            with suppress(queue.Full):
+                coming.put_nowait(event)
+
+        past = self._journal.listen(heard, request.since)
+        try:
+            yield from _messages(past, caller)
+            while True:
+                yield from _messages([self._waiting.next(coming, context)], caller)
+        finally:
+            self._journal.ignore(heard)
+
+
+def _messages(events: list[Event], caller: Peer | None) -> Iterator[pb.Event]:
+    return (message_of(pb.Event, event) for event in events if may_see(event, caller))
+
+
+def may_see(event: Event, caller: Peer | None) -> bool:
+    """Tell whether a caller may see an event: the daemon's own user sees all, other users see their own events and those
+    without a user or a dataset."""
+    if is_own_user(caller) or (caller is not None and event.uid == caller.uid):
+        return True
+    return event.uid == NO_USER and not event.uri and not event.dataset
+
+
+_M = TypeVar("_M", bound=Message)
+
+
+def message_of(kind: type[_M], source: object, **more: object) -> _M:
+    """Return a message with `more`, and with the other fields that `source` has as attributes."""
+    names = set(kind.DESCRIPTOR.fields_by_name).difference(more)
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **more)
+
+
+def options_of(given: pb.DatasetOptions, extent_bytes: int) -> Options:
+    """Return a caller's options, with the daemon's default extent size where the caller gave none."""
+    option: Callable[[str], object] = partial(getattr, given)
+    plain = {field.name: option(field.name) for field in fields(Options)}
+    plain["extent_bytes"] = plain["extent_bytes"] or extent_bytes
+    return Options(**plain)  # type: ignore[arg-type]
+
+
+def dataset_message(dataset: ServedDataset) -> pb.Dataset:
+    """Return a dataset's message for a caller who may see it."""
+    return message_of(
+        pb.Dataset,
+        dataset.catalog,
+        id=dataset.id,
+        extents=len(dataset.extent_ids),
+        size_bytes=dataset.size_bytes,
+    )
+
+
+def stale_text(dataset: ServedDataset, listed_at: int, why: str) -> str:
+    """Return the warning of an opening while the source is down."""
+    at = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(listed_at))
+    return (
+        f"{dataset.catalog.uri}: the source is down, so this is version {dataset.id}, listed at {at}; what changed since is"
+        f" not seen ({why})"
+    )

@@ -17,11 +17,9 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
-from cachesvc.daemon.control.event_stream import EventStream
-from cachesvc.daemon.control.messages import dataset_message, options_of, stale_text
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.prefetches import Prefetches
-from cachesvc.daemon.control.reports import Reports
+from cachesvc.daemon.control.reports import EventStream, Reports, dataset_message, options_of, stale_text
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.events.journal import Journal

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from cachesvc.core import commands, events
+from cachesvc.core.commands import StartFill
 from cachesvc.core.errors import (
     CacheError,
     CorruptData,
@@ -30,8 +32,8 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd
 from cachesvc.daemon.datasets import ServedDataset
+from cachesvc.daemon.events.event import SOURCE_ERRORS, Event, failed, record
 from cachesvc.daemon.fills.fill_counts import FillCounts
-from cachesvc.daemon.fills.fill_events import record_failure, record_filled
 from cachesvc.daemon.fills.fill_memory import memory_needed
 from cachesvc.daemon.fills.fill_parts import FillParts
 from cachesvc.daemon.fills.holes import CopyHoles
@@ -367,3 +369,27 @@ def _closing(fd: int) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def record_failure(error: CacheError, command: StartFill, dataset: ServedDataset) -> None:
+    """Record that a fill failed, or left out objects."""
+    kind = "source_failed" if isinstance(error, SOURCE_ERRORS) else "fill_failed"
+    record(failed(kind, error, **_about(command, dataset)))
+
+
+def record_filled(command: StartFill, dataset: ServedDataset, holes: CopyHoles, repairs: bool) -> None:
+    """Record a fill that left out objects, or that repairs a damaged copy; others are no events."""
+    if holes.ranges:
+        record_failure(from_code(holes.code, holes.message), command, dataset)
+    elif repairs:
+        record(Event("repaired", **_about(command, dataset)))
+
+
+def _about(command: StartFill, dataset: ServedDataset) -> dict[str, Any]:
+    return {
+        "uri": dataset.catalog.uri,
+        "dataset": dataset.id,
+        "extent": command.extent.hex(),
+        "tier": command.tier,
+        "size_bytes": dataset.sizes[dataset.index_of[command.extent]],
+    }

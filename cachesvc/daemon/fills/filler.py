@@ -43,8 +43,7 @@ from cachesvc.daemon.processes import jobs
 from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import serve_forks
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.daemon.processes.nice import run_in_background
-from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.processes.threads import ThreadPool, run_in_background
 from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.read_watch import ReadWatch

@@ -10,8 +10,8 @@ from contextlib import suppress
 from cachesvc.core import wire
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.core.wire import Op
+from cachesvc.daemon.access.quotas import UserCap
 from cachesvc.daemon.access.tenants import Peer, peer_of
-from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.daemon.events.event import failed, record
 from cachesvc.daemon.unix_sockets import bind, identity, remove
 from cachesvc.system import datagrams

@@ -18,7 +18,7 @@ from cachesvc.client.plan_memory import PlanColumns
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import ExtentId, ReaderId
 from cachesvc.core.records.fair_queue import FairQueue
-from cachesvc.daemon.access.user_cap import UserCap
+from cachesvc.daemon.access.quotas import UserCap
 from cachesvc.daemon.loop.lanes import Lane
 
 SHORT_ROWS = 512

@@ -11,9 +11,9 @@ import msgspec
 
 from cachesvc.config import Settings, open_files_advised
 from cachesvc.core.errors import CacheError
-from cachesvc.daemon.parent.daemon_process import launch_daemon
+from cachesvc.daemon.parent.child_processes import launch_daemon
+from cachesvc.daemon.parent.held_copies import left_state
 from cachesvc.daemon.parent.parent import Parent
-from cachesvc.daemon.parent.parent_state import left_state
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.system.open_files import raise_open_files

@@ -25,8 +25,8 @@ import msgspec
 
 from cachesvc.core.errors import CacheError, DaemonUnavailable, InvalidInput, from_code
 from cachesvc.daemon.loop.loop import Loop
-from cachesvc.daemon.parent.daemon_process import DaemonProcess, Launch
-from cachesvc.daemon.parent.held_copies import HeldCopies
+from cachesvc.daemon.parent.child_processes import DaemonProcess, Launch, S3Process
+from cachesvc.daemon.parent.held_copies import HeldCopies, ParentState, adopted, become
 from cachesvc.daemon.parent.messages import (
     LEAVE,
     PROTOCOL,
@@ -45,8 +45,6 @@ from cachesvc.daemon.parent.messages import (
     receive_from_daemon,
     receive_upgrade,
 )
-from cachesvc.daemon.parent.parent_state import ParentState, adopted, become
-from cachesvc.daemon.parent.s3_process import S3Process
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.unix_sockets import peer_process

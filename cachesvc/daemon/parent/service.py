@@ -17,7 +17,7 @@ from cachesvc.config import (
 )
 from cachesvc.core.errors import DaemonUnavailable, NotAllowed, from_code
 from cachesvc.core.limits import UPGRADE_S
-from cachesvc.daemon.parent.daemon_process import Launch
+from cachesvc.daemon.parent.child_processes import Launch
 from cachesvc.daemon.parent.messages import PROTOCOL, Program, Release, UpgradeRequest, receive_answer
 from cachesvc.daemon.parent.parent import Parent
 from cachesvc.daemon.parent.socket_directory import SocketDirectory

@@ -48,8 +48,7 @@ from cachesvc.daemon.peers.peer_calls import PeerCalls
 from cachesvc.daemon.peers.servicer import PeersServicer
 from cachesvc.daemon.ports import next_port
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.daemon.processes.nice import run_in_background
-from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.processes.threads import ThreadPool, run_in_background
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 

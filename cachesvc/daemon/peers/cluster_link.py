@@ -128,13 +128,11 @@ class ClusterLink:
         me = Member(cluster.node_name, weight_bytes, cluster.zone)
         self._notices = Notices()
         self._list_wait_s, self._list_until = cluster.wait_s, 0.0
-        """The names of the present members; None before the first list."""
         self._view = View(cluster.node_name, (me,), by_zone=cluster.by_zone)
 
-    @property
-    def knows_members(self) -> bool:
-        """There was a list of members, and each member in it has answered or failed once."""
-        return self.report.settled
+    def awaits_members(self) -> bool:
+        """Tell whether this node waits for its first list of members, and for an answer or a failure of each."""
+        return not self.report.settled and time.monotonic() < self._list_until
 
     def start(self) -> None:
         """Start the agent, which listens as soon as its addresses are free."""

@@ -21,8 +21,7 @@ from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.core.placement.view import STAND_INS
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.owned_extents import OwnedExtents, Question
-from cachesvc.daemon.peers.peer_calls import PeerCalls
-from cachesvc.daemon.peers.reasons import reason
+from cachesvc.daemon.peers.peer_calls import PeerCalls, reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting,
 from cachesvc.core.placement.traits import Traits
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.peers.messages import NodeRow
-from cachesvc.daemon.peers.peer_calls import PeerCalls
-from cachesvc.daemon.peers.reasons import reason
+from cachesvc.daemon.peers.peer_calls import PeerCalls, reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 GREETERS = 8

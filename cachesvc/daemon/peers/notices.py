@@ -1,5 +1,5 @@
-"""What is recorded of the members: an event, and so a log line, for each that joins, goes away, comes back, leaves or is
-refused, with the reason; and the warnings of `core/placement/traits.py`."""
+"""Records an event, and so a log line, for each member that joins, goes away, comes back, leaves or is refused, with the
+reason, and the warnings of `core/placement/traits.py`."""
 
 from __future__ import annotations
 

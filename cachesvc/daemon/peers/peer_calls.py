@@ -1,7 +1,9 @@
-"""Calls to other nodes: one stub for each address, with certificates that are renewed; and the ids in their messages."""
+"""Calls to other nodes: one stub for each address, with certificates that are renewed; the ids in their messages, and
+the reasons why calls failed."""
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import threading
@@ -13,6 +15,7 @@ import grpc
 from cachesvc.cluster.addresses import split_address
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
+from cachesvc.core.limits import PEER_CALL_S
 from cachesvc.core.limits import PEER_CALL_S as CALL_S
 from cachesvc.core.limits import PEER_RECONNECT_S as RECONNECT_S
 from cachesvc.core.model import ExtentId
@@ -115,3 +118,23 @@ def unpack_fills(data: bytes) -> list[tuple[ExtentId, int]]:
     if len(data) % _FILL.size:
         raise InvalidInput(f"{len(data):,} bytes are no list of fills")
     return [(ExtentId(extent), generation) for extent, generation in _FILL.iter_unpack(data)]
+
+
+_WRAPPED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+ (Failed to connect to remote host: )?(connect: )?"
+)
+_NAMES = re.compile(r"DNS resolution failed for (\S+?):.*|.*[Cc]ould not (?:contact DNS servers|resolve).*")
+MAX_REASON = 200
+"""Characters of a reason."""
+
+
+def reason(error: grpc.RpcError) -> str:
+    """Return the reason of a failed call on one line, without what gRPC puts around it."""
+    code, details = error.code(), " ".join((error.details() or "").split())
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"it did not answer in {PEER_CALL_S:g} s"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        if _NAMES.fullmatch(details):
+            return "its name does not resolve"
+        return _WRAPPED.sub("", details)[:MAX_REASON] or "it cannot be reached"
+    return f"{code.name}: {details}"[:MAX_REASON]

@@ -58,7 +58,8 @@ def _uncaught(kind: type[BaseException], error: BaseException | None, trace: Tra
 
 
 class Flood(logging.Filter):
-    """Limits the lines of one warning or error, and adds to the next window's first line how many were left out.
+    """Limits the lines of one warning or error, of each host where they name one, and adds to the next window's first line
+    how many were left out.
 
     An object that was overwritten fails a fill for each of its extents, and an expired key fails all fills of a node.
     """
@@ -73,13 +74,14 @@ class Flood(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         now = self._now()
-        window = self.windows.get(record.msg)
+        key = record.msg, getattr(record, "host", "")
+        window = self.windows.get(key)
         if window is None or now - window.since >= FLOOD_S:
             if window is not None and window.lines > FLOOD_LINES:
                 record.left_out = window.lines - FLOOD_LINES
             if window is None and len(self.windows) >= MESSAGES:
                 self.windows.clear()
-            window = self.windows[record.msg] = _Window(now)
+            window = self.windows[key] = _Window(now)
         window.lines += 1
         if window.lines == FLOOD_LINES:
             record.more = f"left out for {FLOOD_S - (now - window.since):.0f} s"

@@ -1,17 +1,32 @@
-"""Reloads the settings: on SIGHUP, on a call, and when a file changes."""
+"""Reloads the settings: on SIGHUP, on a call, and when a file changes. Resolves them anew, compares them with
+those that the daemon runs with, and has the parts of the daemon take what changed."""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
-from cachesvc.config import Settings, check_ram, validate
-from cachesvc.core.errors import CacheError
+import msgspec
+
+from cachesvc.config import NvmeSpec, Origin, Settings, check_ram, validate
+from cachesvc.core.errors import CacheError, DeadlineExceeded, from_code
+from cachesvc.core.model import TierName
+from cachesvc.daemon.access.path_lookups import Lookups
+from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.tenants import Tenants
+from cachesvc.daemon.claims import DatasetClaims
+from cachesvc.daemon.datasets import Datasets
+from cachesvc.daemon.disks.budgets import Budgets, MemoryPressure
 from cachesvc.daemon.events.event import Event, failed, record
-from cachesvc.daemon.reload.changes import Changes, compare
-from cachesvc.daemon.reload.resolving import marks, resolve
+from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.processes.logs import set_level
 from cachesvc.system.memory import allowed_bytes
 
 log = logging.getLogger(__name__)
@@ -107,3 +122,158 @@ def text(changes: Changes) -> str:
     if changes.waiting:
         said.append(f"{', '.join(changes.waiting)} will change when the service is started again")
     return "; ".join(said)
+
+
+RESOLVE_S = 30.0
+
+
+def resolve(origin: Origin) -> Settings:
+    """Return the settings that the command line of this daemon gives now, read in a process of its own: options, variables
+    and files belong to the command line, which the daemon does not import. Raises the error of a wrong file, variable or
+    option, DeadlineExceeded where files cannot be read in time, CacheError where no process can be started."""
+    command = [
+        sys.executable,
+        "-m",
+        "cachesvc",
+        "config",
+        "show",
+        "--json",
+        "--settings",
+        "--",
+        *origin.arguments,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=RESOLVE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise DeadlineExceeded(f"the settings were not read in {RESOLVE_S:.0f} s") from None
+    except OSError as error:
+        raise CacheError(
+            f"the settings cannot be read ({error.strerror}); allow more processes or memory"
+        ) from None
+    if done.returncode:
+        raise from_code(done.returncode, _message(done.stderr))
+    return msgspec.json.decode(done.stdout, type=Settings)
+
+
+def _message(stderr: bytes) -> str:
+    """Return the text of the error in the last line."""
+    lines = stderr.decode(errors="replace").splitlines() or ["the settings cannot be read"]
+    try:
+        return str(msgspec.json.decode(lines[-1], type=dict[str, object])["error"])
+    except (msgspec.DecodeError, KeyError):
+        return lines[-1]
+
+
+def marks(origin: Origin) -> tuple[object, ...]:
+    """Return what changes when one of the files does, also when a link to it is replaced, as in a ConfigMap."""
+    return tuple(map(_mark, origin.files))
+
+
+def _mark(path: str) -> object:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return error.errno
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+LIVE = {
+    "ram_bytes": "ram",
+    "nvme": "nvme",
+    "allow": "allow",
+    "rules": "allow",
+    "quota": "quota",
+    "log": "log",
+}
+"""Settings that a running daemon takes, with the option that sets each."""
+_OF_ONE_COMMAND = {"takeover", "origin"}
+_OPTIONS = {
+    "socket_dir": "socket",
+    "tls": "tls-cert, tls-key or tls-ca",
+    "cluster": "cluster, or another option of it",
+    "stale_if_error_s": "stale-if-error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """`settings`: what the daemon is to run with. `taken` and `waiting`: the options that change now, and those that change
+    with the next start."""
+
+    settings: Settings
+    taken: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def compare(running: Settings, wanted: Settings) -> Changes:
+    """Compare the settings that a daemon runs with to those that its files, variables and options give now."""
+    differ = {
+        each.name
+        for each in fields(Settings)
+        if each.name not in _OF_ONE_COMMAND and getattr(running, each.name) != getattr(wanted, each.name)
+    }
+    live = set(LIVE)
+    if bool(running.ram_bytes) != bool(wanted.ram_bytes):  # a tier comes or goes
+        live.remove("ram_bytes")
+    if _places(running.nvme) != _places(wanted.nvme):
+        live.remove("nvme")
+    if running.s3:  # whose process reads them at its start
+        live -= {"allow", "rules"}
+    taken = differ & live
+    settings = replace(running, **{name: getattr(wanted, name) for name in taken})
+    return Changes(settings, _named(taken), _named(differ - taken))
+
+
+def _places(specs: tuple[NvmeSpec, ...]) -> list[tuple[str, bool]]:
+    return [(spec.path, spec.mounted) for spec in specs]
+
+
+def _named(names: set[str]) -> tuple[str, ...]:
+    """Return the options that set these fields."""
+    options = {name: name.removesuffix("_s").replace("_", "-") for name in names} | LIVE | _OPTIONS
+    return tuple(sorted({options[name] for name in names}))
+
+
+@dataclass(slots=True)
+class LiveParts:
+    """`disks` are the names of the cache directories, in the order of `Settings.nvme`."""
+
+    loop: Loop
+    lookups: Lookups
+    tenants: Tenants
+    datasets: Datasets
+    quotas: Quotas
+    claims: DatasetClaims
+    budgets: Budgets
+    pressure: MemoryPressure
+    fillers: FillerPool
+    disks: Sequence[TierName]
+
+    def take(self, changes: Changes) -> None:
+        """Take changed settings. Call it on a thread that may wait for lookups. Raises CacheError, and changes nothing, for
+        what they get wrong; SourceUnavailable after the change where a loaded dataset cannot be looked up."""
+        settings = changes.settings
+        allowed = self.lookups.allowlist(settings.allow, exact=bool(settings.rules))
+        Tenants(allowed, settings.rules)
+        Quotas(settings.quota, self.quotas.resolve)
+        if not {"allow", "log"}.isdisjoint(changes.taken):
+            self._renew_fillers(settings, allowed.roots)
+        self.tenants.replace(allowed, settings.rules)
+        self.quotas.replace(settings.quota)
+        set_level(settings.log)
+        self.loop.call(lambda: self._resize(settings))
+        self.datasets.check_again()
+
+    def _renew_fillers(self, settings: Settings, roots: tuple[str, ...]) -> None:
+        try:
+            self.loop.call(lambda: self.fillers.renew(settings, roots))
+        except OSError as error:
+            raise CacheError(
+                f"no process with the new settings can be started ({os.strerror(error.errno or 0)}); allow more"
+                " processes or memory"
+            ) from None
+
+    def _resize(self, settings: Settings) -> None:
+        self.claims.quotas_changed()
+        self.budgets.replace(dict(zip(self.disks, settings.nvme, strict=True)))
+        self.pressure.replace(settings.ram_bytes)

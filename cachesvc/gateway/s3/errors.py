@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from cachesvc.core.errors import (
-    CacheError,
-    DeadlineExceeded,
-    NotAllowed,
-    NotFound,
-    SourceChanged,
-)
+from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged
 
 _STATUS = {
     "NotModified": 304,
@@ -62,6 +56,4 @@ def translated(error: CacheError, missing: str = "NoSuchKey") -> S3Error:
         return S3Error("AccessDenied", str(error))
     if isinstance(error, SourceChanged):
         return S3Error("ServiceUnavailable", f"{error}; it changes while it is read: try again")
-    if isinstance(error, DeadlineExceeded):
-        return S3Error("ServiceUnavailable", str(error), Retry_After="1")
     return S3Error("ServiceUnavailable", str(error), Retry_After="1")

@@ -15,10 +15,9 @@ from cachesvc.core.errors import CacheError, NotFound, SourceChanged
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.gateway.s3 import bodies, listings
 from cachesvc.gateway.s3.bodies import Bodies
-from cachesvc.gateway.s3.conditions import check_conditions, names_tag, span
 from cachesvc.gateway.s3.errors import S3Error, translated
 from cachesvc.gateway.s3.keys import Keys
-from cachesvc.gateway.s3.requests import Asked, asked
+from cachesvc.gateway.s3.requests import Asked, asked, check_conditions, names_tag, span
 from cachesvc.gateway.s3.upstream import Metadata, Upstream
 from cachesvc.sources.files import under
 

@@ -29,7 +29,7 @@ _UNRESERVED = "-_.~"
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a request says about its signature. `scope`: date, region, service and the word `aws4_request`."""
+    """A signature as its request states it. `scope`: date, region, service and the word `aws4_request`."""
 
     access_key: str
     token: str

@@ -98,10 +98,6 @@ class Upstream:
         await asyncio.get_running_loop().run_in_executor(self._calls, read)
         return bytes(body)
 
-    def forget(self, bucket: str, key: str) -> None:
-        """Forget the metadata of an object that has changed."""
-        self._metadata.forget((bucket, key, 0))
-
     async def _head(self, bucket: str, key: str, part: int) -> Metadata:
         uri = f"s3://{bucket}/{key}"
         arguments: dict[str, str | int] = {"PartNumber": part} if part else {}
@@ -163,7 +159,3 @@ class _Remembered(Generic[_T]):
             if self._kept.get(key) is kept and kept[1].done():
                 del self._kept[key]
             raise
-
-    def forget(self, key: Hashable) -> None:
-        """Forget one answer."""
-        self._kept.pop(key, None)

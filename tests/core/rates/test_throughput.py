@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cachesvc.core.rates.throughput import STEP_S, STEPS, ThroughputHistory
+from cachesvc.daemon.control.history import STEP_S, STEPS, ThroughputHistory
 
 pytestmark = pytest.mark.pure
 

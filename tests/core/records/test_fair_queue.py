@@ -16,8 +16,8 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.fair_queue import FairQueue
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
-from cachesvc.simulate.clock import Clock
-from cachesvc.simulate.simulated_source import SimulatedSource, SourceSpec
+from cachesvc.simulate.measure import Clock
+from cachesvc.simulate.simulated_node import SimulatedSource, SourceSpec
 from tests.support.core.instant import carry_out
 from tests.support.core.invariants import check
 

@@ -22,9 +22,8 @@ from cachesvc.config import CONTROL_SOCKET, QuotaSpec, parse_quota
 from cachesvc.core.errors import InvalidInput, OutOfSpace
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.access.path_lookups import Lookups
-from cachesvc.daemon.access.quotas import Quotas
+from cachesvc.daemon.access.quotas import Quotas, UserCap
 from cachesvc.daemon.access.tenants import ANONYMOUS
-from cachesvc.daemon.access.user_cap import UserCap
 from cachesvc.v1 import cachesvc_pb2 as pb
 from cachesvc.v1 import services
 from loader import open_dataset

@@ -1,15 +1,11 @@
-"""The pool of unfinished handshakes: whom a full one drives out, and what is said of it."""
+"""The pool of unfinished handshakes: whom a full one drives out."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.daemon.blocks.handshakes import LOG_S, Handshakes
-from tests.support.clock import Clock
+from cachesvc.daemon.blocks.handshakes import Handshakes
 
 
 def test_a_crowd_drives_out_its_own_oldest_connection() -> None:
@@ -36,18 +32,3 @@ def test_a_host_below_its_part_of_the_pool_loses_no_connection(hosts: list[str])
         if len(waiting) == 2:
             assert pool.finished(waiting.pop(0))
     assert not [each for each in ended if each[0] == "m"]
-
-
-def test_one_host_gives_one_line_a_minute_with_the_count_of_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock = Clock()
-    pool: Handshakes[int] = Handshakes(lambda _: None, now=clock)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(5):
-            pool.failed("10.0.0.9", "it shows no certificate")
-        clock.now += LOG_S
-        pool.failed("10.0.0.9", "it shows no certificate")
-    assert [vars(each).get("since_the_last_line", 0) for each in caplog.records] == [0, 4]
-    assert [vars(each)["host"] for each in caplog.records] == ["10.0.0.9"] * 2
-    assert pool.refused == 6

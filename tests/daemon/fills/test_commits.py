@@ -11,7 +11,7 @@ import pytest
 
 from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
-from cachesvc.daemon.fills.commits import MAX_UNCOMMITTED, Commits
+from cachesvc.daemon.fills.fill_parts import MAX_UNCOMMITTED, Commits
 from tests.support.faults.disks import EXTENTS, on_faulty_disk, sample
 
 DISK = TierName("nvme0")

@@ -19,9 +19,8 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fills.checks import Checks
-from cachesvc.daemon.fills.commits import Commits
 from cachesvc.daemon.fills.fill_memory import FillMemory
-from cachesvc.daemon.fills.fill_parts import FillParts
+from cachesvc.daemon.fills.fill_parts import Commits, FillParts
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.preparers import Preparers

@@ -9,7 +9,7 @@ import pytest
 
 from cachesvc.daemon.peers.messages import NodeRow
 from cachesvc.daemon.peers.notices import changes
-from cachesvc.daemon.peers.reasons import reason
+from cachesvc.daemon.peers.peer_calls import reason
 
 ROW = NodeRow("b", "10.0.0.2:7070", "", 100, "present", 0, "", 0)
 AWAY = replace(ROW, state="away", away_s=1, why="Connection refused")

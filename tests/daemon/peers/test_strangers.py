@@ -6,6 +6,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+from cachesvc.daemon.processes.logs import FLOOD_LINES
 from testbed import WAIT_S
 from testbed.servers import free_ports
 from tests.support.membership.nodes import Nodes, authority, certified, fill, meet, metric
@@ -35,5 +36,5 @@ def test_half_open_connections_cost_the_members_no_byte(tmp_path: Path) -> None:
         lines = [
             line for line in other.log.splitlines() if "do not finish" in line or "does not finish" in line
         ]
-    assert len(lines) == 1
+    assert 0 < len(lines) <= FLOOD_LINES
     assert "127.0.0.2" in lines[0]

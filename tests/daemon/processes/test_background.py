@@ -12,14 +12,14 @@ from platform import machine
 
 import pytest
 
-from cachesvc.daemon.processes import nice as background
+from cachesvc.daemon.processes import threads as background
 from testbed.node import Daemon
 from tests.support.processes import children
 from tests.support.waiting import wait_until
 
 _SHOW = """
 import ctypes, os, sys, threading
-from cachesvc.daemon.processes.nice import run_in_background
+from cachesvc.daemon.processes.threads import run_in_background
 def show():
     attributes = ctypes.create_string_buffer(48)
     ctypes.CDLL(None).syscall(int(sys.argv[1]), 0, attributes, 48, 0)

@@ -71,14 +71,16 @@ def test_repeated_warnings_are_limited_and_counted() -> None:
     now = 0.0
     flood = Flood(lambda: now)
 
-    def told(message: str, level: int = logging.WARNING) -> logging.LogRecord | None:
+    def told(message: str, level: int = logging.WARNING, **extra: str) -> logging.LogRecord | None:
         record = logging.LogRecord("x", level, __file__, 1, message, None, None)
+        vars(record).update(extra)
         return record if flood.filter(record) else None
 
     first = [told("a fill failed") for _ in range(3 * FLOOD_LINES)]
     assert [bool(record) for record in first] == FLOOD_LINES * [True] + 2 * FLOOD_LINES * [False]
     assert vars(first[FLOOD_LINES - 1])["more"] == "left out for 60 s"
     assert told("another matter")
+    assert told("a fill failed", host="10.0.0.9"), "a host silences no other"
     assert all(told("connected", logging.INFO) for _ in range(3 * FLOOD_LINES))
     now = FLOOD_S
     record = told("a fill failed")

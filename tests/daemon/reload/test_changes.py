@@ -10,7 +10,7 @@ import pytest
 from cachesvc.cli import config_file
 from cachesvc.cli.serve import serve
 from cachesvc.config import ClusterSettings, NvmeSpec, QuotaSpec, Rule, Settings, Tls
-from cachesvc.daemon.reload.changes import compare
+from cachesvc.daemon.reload.reloader import compare
 
 RUNNING = Settings(1 << 30, (NvmeSpec("/a", 5), NvmeSpec("/b", share=0.5)), ("s3://b/",), "/run/x", "/state")
 OTHERS: dict[str, Any] = {

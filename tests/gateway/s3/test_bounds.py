@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-import cachesvc.gateway.s3.connections as connections
-from cachesvc.gateway.s3.connections import Connections
+import cachesvc.gateway.s3.__main__ as connections
+from cachesvc.gateway.s3.__main__ import Connections
 from testbed import WAIT_S
 
 MOST = 3

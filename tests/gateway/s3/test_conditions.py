@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cachesvc.gateway.s3.conditions import check_conditions, span
 from cachesvc.gateway.s3.errors import S3Error
+from cachesvc.gateway.s3.requests import check_conditions, span
 
 TAG, MODIFIED = '"abc"', "Sat, 28 Nov 2026 09:00:00 GMT"
 BEFORE, AFTER = "Sat, 28 Nov 2026 08:00:00 GMT", "Sat, 28 Nov 2026 10:00:00 GMT"

@@ -10,7 +10,7 @@ from cachesvc.core import events as ev
 from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
-from cachesvc.simulate.clock import Clock
+from cachesvc.simulate.measure import Clock
 from cachesvc.simulate.simulated_node import RECALL_DELAY_S, Holding
 from tests.support.core.invariants import check
 
