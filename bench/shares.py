@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from bench.grid import Grid
-from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, Last, OrderSpec
+from cachesvc.core.order.epoch_order import EpochOrder, Last, OrderSpec
 
 SAMPLES, EPOCHS, BATCH, NODES, SEED = 1000, 200, 96, 2, 7
 LAYOUTS = {
@@ -27,11 +27,8 @@ Counts = npt.NDArray[np.int64]
 
 
 def grid() -> Grid:
-    """A row for each layout of the data, one for the order of states of version 3, and one for torch."""
+    """A row for each layout of the data, and one for torch."""
     rows = [(name, *map(_cell, counts(sizes))) for name, sizes in LAYOUTS.items()]
-    rows.append(
-        ("one extent, in the order of states of version 3", *map(_cell, counts((SAMPLES,), NEVER_ROTATED)))
-    )
     rows.append(("torch's samplers", *map(_cell, counts_of_torch())))
     shares = (SAMPLES % BATCH / SAMPLES, _repeats() / SAMPLES, SAMPLES // BATCH * BATCH / NODES / SAMPLES)
     rows.append(("binomial", *(f"{_deviation(share):.1f}" for share in shares)))
@@ -45,12 +42,12 @@ def grid() -> Grid:
     return Grid(f"Counts of each of {SAMPLES:,} samples in {EPOCHS} epochs, batches of {BATCH}", head, rows)
 
 
-def counts(sizes: Iterable[int], rotated_from: int = 0) -> tuple[Counts, Counts, Counts]:
+def counts(sizes: Iterable[int]) -> tuple[Counts, Counts, Counts]:
     """How often each sample is dropped, repeated under `last="pad"`, and given to the first node."""
     extent_first = np.cumsum([0, *sizes])
 
     def order(last: Last, epoch: int) -> EpochOrder:
-        return EpochOrder(OrderSpec(SEED, BATCH, 4, NODES, True, last, rotated_from), extent_first, epoch)
+        return EpochOrder(OrderSpec(SEED, BATCH, 4, NODES, True, last), extent_first, epoch)
 
     def left_out(epoch: int) -> Counts:
         dropping = order("drop", epoch)

@@ -126,12 +126,9 @@ class JobMembership:
 
 def facts_of(identity: str, feed: Feed, place: EpochPosition, epochs: int | None) -> dict[str, str | int]:
     """The facts that must be equal on every rank of a job: all that defines the order, and the place in it."""
-    order = asdict(feed.spec)
-    rotated_from = order.pop("rotated_from")
-    return order | {
+    return asdict(feed.spec) | {
         "version": identity,
         "batch_size": feed.share.batch_size,
-        "first epoch of a rotated order": max(place.epoch, rotated_from),
         "epochs": "None" if epochs is None else epochs,
         "epochs already done": place.epochs_done,
         "epoch": place.epoch,

@@ -169,11 +169,6 @@ def check_place(state: LoaderState, feed: Feed) -> None:
     if feed.orders.mixture_changes and not (state.step or state.micro):
         return
     samples = feed.samples(state.epoch)
-    if state.version < 3 and state.micro and state.step == samples // state.global_batch:
-        raise StateMismatch(
-            f"the state stands inside the last step of epoch {state.epoch}, which is not full, and an earlier version of "
-            "this program saved it: that step's batches are cut differently now; load a state of another step"
-        )
     steps = samples // state.global_batch if state.last == "drop" else -(-samples // state.global_batch)
     if state.steps != steps or 0 < steps < state.step + (state.micro > 0):
         raise StateMismatch(

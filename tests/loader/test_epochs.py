@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.state import SINCE_VERSION_4, SINCE_VERSION_5
 from loader import DataLoader, mix, pack
 from tests.support.training.loader_fakes import MemoryLink, drawing, in_memory
 
@@ -52,17 +51,6 @@ def test_a_validation_that_is_left_early_keeps_its_order_and_draws_anew(link: Me
     seen = [torch.cat([*islice(run, 2)]) for _ in range(2)]
     assert seen[0][:, 0].tolist() == seen[1][:, 0].tolist() == list(range(20))
     assert not (seen[0][:, 1] == seen[1][:, 1]).any()
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_state_of_an_older_version_counts_epochs_from_its_place(link: MemoryLink, version: int) -> None:
-    cut, rest = loader(link, epochs=3), loader(link, epochs=3)
-    list(islice(cut, 30))
-    since = SINCE_VERSION_4 | SINCE_VERSION_5
-    state = {name: value for name, value in cut.state_dict().items() if name not in since}
-    state["version"] = version
-    rest.load_state_dict(state)
-    assert (rest.epoch, len(rows(rest))) == (1, 50)
 
 
 # ---- peek

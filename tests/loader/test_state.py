@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order.state import SINCE_VERSION_4, SINCE_VERSION_5
 from loader import DataLoader, mix
 from tests.support.training.loader_fakes import MemoryLink, in_memory, numbers_in, wide_records
 
@@ -221,69 +220,10 @@ def test_the_samplers_of_a_copy_move_the_copy_alone(
     assert (first.epoch, second.epoch) == (4, 7)
 
 
-@pytest.mark.parametrize("last", ["short", "pad"])
-def test_a_state_of_version_2_loads_but_inside_a_last_step_which_it_cut_differently(
-    link: MemoryLink, last: Any
-) -> None:
-    def cut(**given: Any) -> DataLoader:
-        return small(link, batch_size=4, global_batch_size=40, **given)
-
-    first = cut(last=last)
-    batches = iter(first)
-    for turn in range(1, first.accumulate * 3):
-        next(batches)
-        state = of_version(2, first)
-        then = cut()
-        if turn > 20:
-            with pytest.raises(
-                StateMismatch, match=r"inside the last step of epoch 0, .* an earlier version"
-            ):
-                then.load_state_dict(state)
-            continue
-        then.load_state_dict(state)
-        again = then.state_dict()
-        assert {name: again[name] for name in state} == state | {"version": 5}
-        assert (again["epochs_done"], again["rotated_from"], again["data_step"]) == (0, 1, state["step"])
-        then.skip(20 - turn)
-        remaining = {n for _ in then for n in then.indices[: then.valid].tolist()}
-        then.set_epoch(0)
-        begun = [n for _ in islice(then, 20) for n in then.indices.tolist()]
-        assert sorted([*remaining, *begun]) == list(range(100))
-
-
-def of_version(version: int, run: DataLoader, **place: int) -> dict[str, Any]:
-    """The state of a loader as an earlier version of the program wrote it."""
-    state = run.state_dict() | place | {"version": version}
-    lacks = SINCE_VERSION_5 | (SINCE_VERSION_4 if version < 4 else {})
-    return {name: each for name, each in state.items() if name not in lacks}
-
-
-def test_a_run_of_version_3_ends_its_epoch_in_the_order_that_it_began_with(link: MemoryLink) -> None:
-    """The samples are those that the program of version 3 gave."""
-    run, fresh = (small(link, batch_size=16, epochs=2) for _ in range(2))
-    run.load_state_dict(of_version(3, fresh, step=5))
-    whole = rest(run)
-    assert whole[0] == [31, 59, 81, 56, 87, 98, 34, 88, 11, 2, 39, 65, 82, 26, 18, 48]
-    assert whole[1] == [23, 21, 22, 20]
-    fresh.set_epoch(1)
-    assert whole[2:] == rest(fresh)[:7]
-    again = small(link, batch_size=16, epochs=2)
-    again.load_state_dict(of_version(3, fresh, epoch=0, step=5))
-    batches = iter(again)
-    assert next(batches) is not None
-    state = json.loads(json.dumps(again.state_dict()))
-    assert (state["version"], state["step"], state["rotated_from"]) == (5, 6, 1)
-    later = small(link, batch_size=16, epochs=2)
-    later.load_state_dict(state)
-    assert rest(later) == whole[1:]
-
-
-def test_a_run_of_version_3_between_epochs_has_the_order_of_this_version(link: MemoryLink) -> None:
-    run, fresh = small(link, batch_size=16), small(link, batch_size=16)
-    fresh.set_epoch(4)
-    run.load_state_dict(of_version(3, fresh))
-    assert (run.epoch, run.state_dict()["rotated_from"]) == (4, 4)
-    assert rest(run) == rest(fresh)
+def test_a_state_from_before_the_release_before_names_the_release_that_reads_it(link: MemoryLink) -> None:
+    run = small(link, batch_size=16)
+    with pytest.raises(StateMismatch, match=r"of version 3, which 0\.2\.0 reads"):
+        run.load_state_dict({"version": 3, "dataset": "abc"})
 
 
 def test_a_state_of_this_version_names_its_order(link: MemoryLink) -> None:

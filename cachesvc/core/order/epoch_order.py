@@ -67,8 +67,8 @@ class OrderSpec:
 
     `window_extents` 0 means all. `last` says what becomes of the last N mod G samples: `drop` them, `pad` the batch to G
     with repeats, raise an `error`, or give a `short` batch, with repeats to the next multiple of the micro-batches in a
-    step, so that all of them are equally large and none is empty. Epochs before `rotated_from` have the order of states of
-    version 3, whose run is not rotated: a run that was saved in such an epoch ends it in the same order.
+    step, so that all of them are equally large and none is empty. Epochs before `rotated_from` have a run that is not
+    rotated, as components of mixtures and packs do.
 
     `skipped` names data steps of the run that are left out, and `excluded` samples, as the texts of `Skipped` and
     `Excluded`. These numbers hold from `since_epoch` on, which begins with data step `since_step`: `global_batch`, `last`

@@ -14,11 +14,8 @@ from cachesvc.core.order.digests import parse_sum
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.core.safe_text import printable
 
-STATE_VERSION, OLDEST_VERSION = 5, 2
-"""The version that is written, and the oldest that can be loaded; version 2 not inside a last step that is not full."""
-SINCE_VERSION_4 = {"epochs_done": 0, "rotated_from": 0}
-"""The fields that states of versions 2 and 3 lack. An epoch that a run of those versions has begun ends in their order, so
-`parse_state` sets `rotated_from` to the epoch after it."""
+STATE_VERSION, OLDEST_VERSION = 5, 4
+"""The version that is written, and the oldest that can be loaded: that of the release before."""
 SINCE_VERSION_5 = {
     "edges": "join",
     "skipped": "",
@@ -29,7 +26,7 @@ SINCE_VERSION_5 = {
     "source": "",
     "digest": "",
 }
-"""The fields that states before version 5 lack. Their runs predicted the first token of a document from the one before.
+"""The fields that states of version 4 lack. Their runs predicted the first token of a document from the one before.
 `parse_state` computes `data_step` as if all epochs had equal lengths."""
 MAX_COUNT, MAX_SEED = 2**63 - 1, 2**64 - 1
 """The order counts in numpy's int64, and its keys are unsigned 64-bit numbers."""
@@ -94,9 +91,12 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
             f"{type(state).__name__} is not a state of this loader: give what state_dict() returned"
         )
     version = state.get("version")
-    for first, since in ((4, SINCE_VERSION_4), (5, SINCE_VERSION_5)):
-        if type(version) is int and version < first:
-            state = {**since, **state}
+    if type(version) is int and version < OLDEST_VERSION:
+        raise StateMismatch(
+            f"a state of version {version}, which 0.2.0 reads: load it there, and save it again for this program"
+        )
+    if type(version) is int and version == OLDEST_VERSION:
+        state = {**SINCE_VERSION_5, **state}
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
@@ -108,17 +108,14 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
             raise StateMismatch(f"the state's {name} is {found}, not {kind.__name__}")
         if kind is int and not 0 <= state[name] <= (MAX_SEED if name == "seed" else MAX_COUNT):
             raise StateMismatch(f"the state's {name} is {state[name]}: out of range")
-    if not OLDEST_VERSION <= state["version"] <= STATE_VERSION:
+    if state["version"] > STATE_VERSION:
         raise StateMismatch(
             f"a state of version {state['version']}; this program reads {OLDEST_VERSION} to {STATE_VERSION}"
         )
     parsed = LoaderState(**state)
     _check_consistent(parsed)
-    if parsed.version < 5:
-        parsed = replace(parsed, data_step=min(parsed.epoch * parsed.steps + parsed.step, MAX_COUNT))
-    if parsed.version < 4:
-        begun = parsed.step > 0 or parsed.micro > 0
-        return replace(parsed, rotated_from=parsed.epoch + begun)
+    if parsed.version == OLDEST_VERSION:
+        return replace(parsed, data_step=min(parsed.epoch * parsed.steps + parsed.step, MAX_COUNT))
     return parsed
 
 

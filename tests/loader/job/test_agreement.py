@@ -13,7 +13,6 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import Subset
 
-from cachesvc.core.order.state import SINCE_VERSION_4, SINCE_VERSION_5
 from loader import DataLoader
 from testbed import WAIT_S
 from testbed.servers import free_ports
@@ -85,19 +84,7 @@ def _other_states(rank: int, loader: DataLoader) -> None:
 
 
 def _other_orders(rank: int, loader: DataLoader) -> None:
-    loader.load_state_dict(_of_version_3_on_rank_1(rank, loader.state_dict() | {"epoch": 1, "step": 1}))
-
-
-def _same_order(rank: int, loader: DataLoader) -> None:
-    loader.load_state_dict(_of_version_3_on_rank_1(rank, loader.state_dict() | {"epoch": 1, "step": 0}))
-
-
-def _of_version_3_on_rank_1(rank: int, state: dict[str, Any]) -> dict[str, Any]:
-    """Rank 1 loads a file of an earlier version of the program, whose states in mid-epoch keep its order."""
-    older = {name: each for name, each in state.items() if name not in SINCE_VERSION_4 | SINCE_VERSION_5} | {
-        "version": 3
-    }
-    return older if rank else state
+    loader.load_state_dict(loader.state_dict() | {"rotated_from": rank})
 
 
 @pytest.mark.parametrize(
@@ -126,9 +113,7 @@ def _printed_one(rank: int, loader: DataLoader) -> None:
     loader.set_epoch(1)
 
 
-@pytest.mark.parametrize(
-    ("moved", "steps"), [(_same_subset, 8), (_same_skip, 10), (_printed_one, 12), (_same_order, 12)]
-)
+@pytest.mark.parametrize(("moved", "steps"), [(_same_subset, 8), (_same_skip, 10), (_printed_one, 12)])
 def test_ranks_moved_to_the_same_place_continue(link: MemoryLink, moved: Moves, steps: int) -> None:
     assert [text for _, text, _ in job(link, moved)] == [f"{steps} steps"] * 2
 
