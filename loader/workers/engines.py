@@ -116,7 +116,6 @@ def engine_for(feed: Feed, settings: WorkerSettings, on_error: OnError) -> Batch
             workers,
             ahead,
             settings.timeout,
-            settings.persistent_workers,
             settings.worker_init_fn,
         )
         return threads if mover is None else CopyingEngine(threads, mover)

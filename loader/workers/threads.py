@@ -77,106 +77,9 @@ class _TurnQueue:
             self._changed.notify_all()
 
 
-class _ThreadPool:
-    """The threads and the queue they work on. They hold no reference to the engine, so that it can be dropped."""
-
-    def __init__(
-        self,
-        maker: Callable[[], Make],
-        count: int,
-        persistent: bool,
-        init: Callable[[int], None] | None,
-    ) -> None:
-        self._maker, self._count, self._persistent, self._init = maker, count, persistent, init
-        self._process = os.getpid()
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.RLock()
-        self._queue_changed = threading.Condition(self._lock)
-        self._queue: _TurnQueue | None = None
-        self._closed = False
-
-    def run(self, queue: _TurnQueue) -> None:
-        """Begin a queue, after the previous one has ended."""
-        with self._lock:
-            self._queue = queue
-            self._queue_changed.notify_all()
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._run_thread, args=(n,), daemon=True, name=f"cachesvc-worker-{n}")
-                for n in range(self._count)
-            ]
-            for thread in self._threads:
-                thread.start()
-
-    def stop(self) -> None:
-        """End the queue, and the threads unless they persist."""
-        with self._lock:
-            if self._queue is not None:
-                self._queue.end()
-                self._queue = None
-            self._queue_changed.notify_all()
-        if not self._persistent:
-            self._join()
-
-    def close(self) -> None:
-        """End the queue and the threads. A forked child has none."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            self._closed = True
-        self.stop()
-        self._join()
-
-    def _join(self) -> None:
-        deadline = time.monotonic() + JOIN_S
-        for thread in self._threads:  # after an interrupt a thread may not have been started
-            if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        self._threads = []
-
-    def _run_thread(self, number: int) -> None:
-        make = self._maker()
-        failed = self._run_init(number)
-        done: _TurnQueue | None = None
-        while (queue := self._next_queue(done)) is not None:
-            while (turn := queue.take()) is not None:
-                queue.put(turn.turn, failed or _make_or_wrap(make, turn, number))
-            done = queue
-            if not self._persistent:
-                return
-
-    def _next_queue(self, done: _TurnQueue | None) -> _TurnQueue | None:
-        """Wait for the queue after `done`; None if there will be none."""
-        with self._lock:
-            self._queue_changed.wait_for(
-                lambda: (
-                    self._closed
-                    or (self._queue is not None and self._queue is not done)
-                    or (self._queue is None and not self._persistent)
-                )
-            )
-            return None if self._closed else self._queue
-
-    def _run_init(self, number: int) -> CaughtError | None:
-        try:
-            if self._init is not None:
-                self._init(number)
-        except BaseException as error:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
-            return CaughtError.of(error, f"in DataLoader worker thread {number}")
-        return None
-
-
-def _make_or_wrap(make: Make, turn: BatchKey, number: int) -> Any:
-    try:
-        return make(turn)
-    except BaseException as error:  # noqa: BLE001  raised again by `fetch`, in the trainer's thread
-        return CaughtError.of(error, f"in DataLoader worker thread {number}")
-
-
 class ThreadEngine:
     """Makes turns in order in `workers` threads, at most `ahead` turns from the requested one. Their reads count as
-    reads of this process."""
+    reads of this process. The threads hold no reference to the engine, so that it can be dropped."""
 
     def __init__(
         self,
@@ -184,23 +87,33 @@ class ThreadEngine:
         workers: int,
         ahead: int,
         timeout_s: float = 0,
-        persistent: bool = False,
         init: Callable[[int], None] | None = None,
     ) -> None:
         """`maker()` returns each thread's function that makes batches; `init(number)` runs first in each thread.
         `timeout_s`: how long to wait for a batch, 0 for ever, as in torch."""
-        self._new_pool: Callable[[], _ThreadPool] = lambda: _ThreadPool(maker, workers, persistent, init)
+        self._maker, self._count, self._init = maker, workers, init
         self._ahead, self._timeout_s = ahead, timeout_s
+        self._process = os.getpid()
         self._queue: _TurnQueue | None = None
-        self._reset()
+        self._end: Callable[[], object] = lambda: None
 
     def start(self, epoch: int, first: int, last: int) -> None:
         """Begin to make the turns [first, last) of an epoch."""
-        if self._process != os.getpid():
-            self._reset()
-        self._pool.stop()
-        self._queue = _TurnQueue(epoch, first, last, self._ahead)
-        self._pool.run(self._queue)
+        self._end()
+        self._process = os.getpid()
+        queue = self._queue = _TurnQueue(epoch, first, last, self._ahead)
+        threads = [
+            threading.Thread(
+                target=_make_turns,
+                args=(queue, self._maker, self._init, number),
+                daemon=True,
+                name=f"cachesvc-worker-{number}",
+            )
+            for number in range(self._count)
+        ]
+        self._end = weakref.finalize(self, _end_threads, self._process, queue, threads)
+        for thread in threads:
+            thread.start()
 
     def fetch(self, key: tuple[int, int]) -> Any:
         """Return the batch of a turn. Raises the error of making it, as torch does, and RuntimeError after the
@@ -220,11 +133,37 @@ class ThreadEngine:
 
     def stop(self) -> None:
         """End the iteration, complete or not."""
-        # a forked child has no threads, and a thread of the parent may have held the locks
-        if self._process == os.getpid():
-            self._queue = None
-            self._pool.stop()
+        self._end()
+        self._queue = None
 
-    def _reset(self) -> None:
-        self._process, self._pool, self._queue = os.getpid(), self._new_pool(), None
-        weakref.finalize(self, self._pool.close)
+
+def _make_turns(
+    queue: _TurnQueue, maker: Callable[[], Make], init: Callable[[int], None] | None, number: int
+) -> None:
+    """Make turns in a thread until the queue ends. `fetch` raises errors again, in the trainer's thread."""
+    where, failed = f"in DataLoader worker thread {number}", None
+    try:
+        make = maker()
+        if init is not None:
+            init(number)
+    except BaseException as error:  # noqa: BLE001
+        failed = CaughtError.of(error, where)
+    while (turn := queue.take()) is not None:
+        try:
+            made = failed or make(turn)
+        except BaseException as error:  # noqa: BLE001
+            made = CaughtError.of(error, where)
+        queue.put(turn.turn, made)
+        del made
+
+
+def _end_threads(process: int, queue: _TurnQueue, threads: list[threading.Thread]) -> None:
+    if (
+        os.getpid() != process
+    ):  # a forked child has no threads, and one of them may have held the queue's lock
+        return
+    queue.end()
+    deadline = time.monotonic() + JOIN_S
+    for thread in threads:  # after an interrupt a thread may not have been started
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))

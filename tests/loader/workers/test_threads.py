@@ -61,13 +61,12 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threads if thread.name.startswith("cachesvc-worker")]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_threads_make_the_same_batches_as_the_trainer(link: MemoryLink, persistent: bool) -> None:
-    shared = loader(link, persistent_workers=persistent)
+def test_threads_make_the_same_batches_as_the_trainer(link: MemoryLink) -> None:
+    shared = loader(link)
     single = loader(link, num_workers=0)
     for _ in range(3):
         assert epoch_of(shared) == epoch_of(single)
-        assert len(workers()) == (3 if persistent else 0)
+        assert not workers()
         assert sum(shared.stats().bytes_by_origin.values()) == COUNT * 2048
     assert epoch_of(loader(link, epochs=2)) == epoch_of(loader(link, epochs=2, num_workers=0))
     del shared
