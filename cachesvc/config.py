@@ -112,6 +112,8 @@ class ClusterSettings:
     """The most bytes that this node sends to others, each second; 0: no limit."""
     tls_name: str = ""
     """The name in the certificate of all members; "": each has one for its own host."""
+    compared_share: float | None = None
+    """The part of the extents from other nodes that is compared with the source; None: 1 % by all nodes together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ def _peer(found: Situation, _: str) -> _Found:
     rates = [node.bytes_per_s for node in others if node.bytes_per_s]
     for node in sorted(others, key=lambda node: (-asked[node.name], node.bytes_per_s)):
         slow = len(rates) > 1 and 0 < node.bytes_per_s < SLOW_NODE * mean(rates)
-        if node.state in ("slow", "unreadable") or slow:
+        if node.state in ("slow", "unreadable", "wrong") or slow:
             about = f"node {node.name} is {node.state} and sends {size(node.bytes_per_s)}/s"
             usual = f"{plural(asked[node.name], 'fill')} read from it; the mean node sends {size(mean(rates or [0]))}/s"
             change = f"look at {node.name}: its --peer-bandwidth, its link, its disks (cachesvc status there)"

@@ -14,7 +14,7 @@ from cachesvc.core.errors import InvalidInput
 if TYPE_CHECKING:
     from cachesvc.v1 import cachesvc_pb2 as pb
 
-WRONG = ("slow", "unreadable", "away", "refused", "unknown")
+WRONG = ("slow", "unreadable", "wrong", "away", "refused", "unknown")
 """States that need somebody's attention. A node that said goodbye does not."""
 
 

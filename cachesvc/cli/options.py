@@ -323,6 +323,13 @@ cluster_settings = _together(
         "--peer-bandwidth", type=SIZE, help="The most bytes/s that this node sends to others; 0: no limit."
     ),
     setting(
+        "--compare-peers",
+        type=Number(0, 1),
+        metavar="PART",
+        help="Part of the extents from other nodes, 0 to 1, that is fetched from the source too and compared; 0: none."
+        "  [default: 0.01, divided by the number of other nodes]",
+    ),
+    setting(
         "--tls-name", metavar="NAME", help="Name in the one certificate that all nodes of the cluster use."
     ),
 )

@@ -27,6 +27,7 @@ _OF_CLUSTER = (
     "rejoin_grace",
     "cluster_wait",
     "peer_bandwidth",
+    "compare_peers",
     "tls_name",
 )
 """Options that need --cluster."""
@@ -226,6 +227,7 @@ def _member(
     rejoin_grace: float = config.REJOIN_GRACE_S,
     cluster_wait: float = config.CLUSTER_WAIT_S,
     peer_bandwidth: int = 0,
+    compare_peers: float | None = None,
     tls_name: str = "",
 ) -> config.ClusterSettings:
     name = node_name or config.default_node_name()
@@ -239,6 +241,7 @@ def _member(
         wait_s=cluster_wait,
         bytes_per_s=peer_bandwidth,
         tls_name=tls_name,
+        compared_share=compare_peers,
     )
 
 

@@ -43,6 +43,7 @@ from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.fills.preparers import Preparers
+from cachesvc.daemon.fills.sent_bytes import SentBytes
 from cachesvc.daemon.fills.shared_fills import SharedFills
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.daemon.grants.plan_intake import PlanIntake
@@ -160,8 +161,16 @@ class Composition:
             self._preparers,
         )
         self._cluster: ClusterLink | None = None
+        self._sent: SentBytes | None = None
         if self._settings.cluster is not None:
             lending = Lending(node, self._checks, shared, self._holes)
+            parts.sent = self._sent = SentBytes(
+                self._settings.cluster.compared_share,
+                node,
+                runner.handle,
+                lambda: len(self._cluster.report.members) - 1 if self._cluster else 0,
+                lambda: self._fillers.source_requests.throttled,
+            )
             self._cluster = ClusterLink(
                 self._settings,
                 self._weight_bytes(),
@@ -169,6 +178,7 @@ class Composition:
                 self._loop,
                 lending,
                 shared,
+                self._sent,
                 lambda: self._fillers.source_requests,
                 lambda: self._tenants.allowed,
             )

@@ -1,16 +1,21 @@
-"""Compares stored objects with the hashes that the index of their dataset states, as `algorithm:hex digits`."""
+"""Compares stored objects with the hashes that the index of their dataset states, as `algorithm:hex digits`, or the hub."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import xxhash
 
-from cachesvc.core.errors import CorruptData, InvalidInput, SourceUnavailable
+from cachesvc.core.errors import CorruptData, InvalidInput, SourceUnavailable, TierFailed
+from cachesvc.core.model import Extent, ObjectVersion
 from cachesvc.sources.source import Checker
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK_BYTES = 1 << 20
 _XXHASHES = {
     "xxh32": xxhash.xxh32,
     "xxh64": xxhash.xxh64,
@@ -25,6 +30,37 @@ _VARIABLE = frozenset({"shake_128", "shake_256"})
 def is_known(algorithm: str) -> bool:
     """Tell whether objects can be compared with hashes of this algorithm."""
     return algorithm in _XXHASHES or algorithm in hashlib.algorithms_available - _VARIABLE
+
+
+def hub_sha256(version: ObjectVersion) -> str:
+    """Return the SHA-256 of a large object of the hub in hex digits, which its version holds; "" for any other object."""
+    oid = version.etag.partition("-")[2] if version.uri.startswith("hf://") else ""
+    return oid if _SHA256.fullmatch(oid) else ""
+
+
+def check_stated(extent: Extent, fd: int) -> None:
+    """Compare the whole objects of a filled extent with the hashes that are stated of them. Nothing is asked of a source.
+    Raises SourceUnavailable where one differs, TierFailed where the extent cannot be read."""
+    at = 0
+    for piece in extent.pieces:
+        sha = hub_sha256(piece.object)
+        stated = piece.hash or (f"sha256:{sha}" if sha else "")
+        if stated and piece.length == piece.object.size_bytes and not piece.codec:
+            hash_checker(piece.object.uri, stated)(_chunks(fd, at, piece.length))
+        at += piece.length
+
+
+def _chunks(fd: int, at: int, size_bytes: int) -> Iterator[memoryview]:
+    buffer, end = memoryview(bytearray(min(_CHUNK_BYTES, size_bytes))), at + size_bytes
+    while at < end:
+        try:
+            count = os.preadv(fd, [buffer[: end - at]], at)
+        except OSError as error:
+            raise TierFailed(f"cannot read the extent being filled: {error.strerror}") from error
+        if not count:
+            raise TierFailed("the extent being filled ends before what was written to it")
+        yield buffer[:count]
+        at += count
 
 
 def hash_checker(uri: str, stated: str) -> Checker:

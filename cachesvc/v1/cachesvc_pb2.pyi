@@ -669,7 +669,7 @@ class LookupReply(_message.Message):
     def __init__(self, places: _Optional[_Iterable[_Union[ExtentPlace, _Mapping]]] = ..., young: _Optional[bool] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("protocol", "node", "filled", "dropped", "progressing", "anew", "wrong")
+    __slots__ = ("protocol", "node", "filled", "dropped", "progressing", "anew", "wrong", "differing")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
@@ -677,6 +677,7 @@ class ReportRequest(_message.Message):
     PROGRESSING_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
     WRONG_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     node: str
     filled: bytes
@@ -684,7 +685,8 @@ class ReportRequest(_message.Message):
     progressing: bytes
     anew: bool
     wrong: bytes
-    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., filled: _Optional[bytes] = ..., dropped: _Optional[bytes] = ..., progressing: _Optional[bytes] = ..., anew: _Optional[bool] = ..., wrong: _Optional[bytes] = ...) -> None: ...
+    differing: bytes
+    def __init__(self, protocol: _Optional[int] = ..., node: _Optional[str] = ..., filled: _Optional[bytes] = ..., dropped: _Optional[bytes] = ..., progressing: _Optional[bytes] = ..., anew: _Optional[bool] = ..., wrong: _Optional[bytes] = ..., differing: _Optional[bytes] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ()

@@ -64,6 +64,7 @@ def test_serve_options_become_settings() -> None:
         ("--cluster-wait", "0"),
         ("--peer-bandwidth", "0"),
         ("--tls-name", "peers"),
+        ("--compare-peers", "0.5"),
     ],
 )
 def test_an_option_of_a_cluster_needs_one(option: str, value: str) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+import xxhash
 
 from cachesvc.core.errors import CorruptData, InvalidInput, SourceUnavailable
-from cachesvc.core.model import Piece, extent_of
+from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.arrow_codecs import CODECS, unpacked
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.stated_hashes import hash_checker, is_known
+from cachesvc.sources.stated_hashes import check_stated, hash_checker, is_known
 from tests.support.datasets import hashed
 
 DATA = os.urandom(200_000)
@@ -82,3 +83,45 @@ def test_packed_bytes_decode_to_the_stated_size_or_are_corrupt(codec: str) -> No
     for damaged in (packed[:-5], b"", b"\xff" * 40):
         with pytest.raises(CorruptData, match="s3://b/x"):
             unpacked("s3://b/x", codec, memoryview(damaged), len(DATA))
+
+
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+def filled(data: bytes) -> int:
+    fd = os.memfd_create("extent")
+    os.write(fd, data)
+    return fd
+
+
+def pieces() -> tuple[Piece, ...]:
+    """A part of an object, then two whole ones: the index states the hash of one, the hub that of the other."""
+    size, etag = len(DATA), f"{'0' * 40}-{SHA256}"
+    return (
+        Piece(ObjectVersion("hf://datasets/o/n/a", size, etag), 0, 10),
+        Piece(
+            ObjectVersion("s3://bucket/b", size, "tag"),
+            0,
+            size,
+            hash=f"xxh64:{xxhash.xxh64(DATA).hexdigest()}",
+        ),
+        Piece(ObjectVersion("hf://datasets/o/n/c", size, etag), 0, size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong_at", "named"), [(0, ""), (10, "s3://bucket/b"), (10 + len(DATA), "hf://datasets/o/n/c")]
+)
+def test_whole_objects_of_an_extent_are_compared(wrong_at: int, named: str) -> None:
+    extent = extent_of(pieces())
+    data = bytearray(DATA[:10] + DATA + DATA)
+    data[wrong_at] ^= 1
+    fd = filled(bytes(data))
+    try:
+        if named:
+            with pytest.raises(SourceUnavailable, match=named):
+                check_stated(extent, fd)
+        else:
+            check_stated(extent, fd)
+    finally:
+        os.close(fd)

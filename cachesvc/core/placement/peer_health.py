@@ -1,8 +1,9 @@
 """The health of each place that this node reads extents from: what reads showed, and checks of the port that sends extents.
 
 After a few failures a place is left out, for longer each time, until one read of it, the probe, succeeds. A node whose port
-does not answer is not probed before it does. Each node judges by what it sees itself, so a broken link between two nodes
-does not shut either out of the cluster.
+does not answer is not probed before it does. A node that sent wrong bytes is left out at once, and every later read of it
+is a probe until one has given the source's bytes. Each node judges by what it sees itself, so a broken link between two
+nodes does not shut either out of the cluster.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ RATE_SHARE = 0.2
 """The part of the latest read in the rate that is shown."""
 RATE_LEAST_BYTES = 65536
 """A read of fewer bytes says nothing about the rate."""
-Health = Literal["works", "slow", "unreadable"]
-"""`slow`: its extents come too late. `unreadable`: the port that sends them does not answer, or breaks off."""
+Health = Literal["works", "slow", "unreadable", "wrong"]
+"""`slow`: its extents come too late. `unreadable`: the port that sends them does not answer, or breaks off. `wrong`: it
+sent other bytes than the source has."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class PlaceHealth:
     breaker: CircuitBreaker
     unreachable: bool = False
     """The way to it is broken, as far as the last read or check of its port tells."""
+    wrong: bool = False
+    """It sent other bytes than the source has, and none since then that were compared and right."""
     failures: int = 0
     why: str = ""
     """The last failure, as text for people."""
@@ -39,12 +43,18 @@ class PlaceHealth:
     """What the last check of its port took."""
 
     def state(self, now: float) -> Health:
-        """Return whether it is left out now, and why. It counts as working when a probe is due."""
+        """Return whether it works, and why not. A slow place counts as working when a probe is due."""
         if not self.breaker.open:
             return "works"
         if self.unreachable:
             return "unreadable"
+        if self.wrong:
+            return "wrong"
         return "slow" if self.breaker.wait_s(now) else "works"
+
+    def left_out(self, now: float) -> bool:
+        """Return whether nothing is to be read from it now, not even as a probe."""
+        return self.breaker.open and (self.unreachable or self.breaker.wait_s(now) > 0)
 
 
 @dataclass(slots=True)
@@ -60,7 +70,7 @@ class PlacesHealth:
 
     def left_out(self, now: float) -> list[str]:
         """The places from which nothing is to be read now."""
-        return [node for node, each in self._places.items() if each.state(now) != "works"]
+        return [node for node, each in self._places.items() if each.left_out(now)]
 
     def begin(self, node: str, now: float) -> bool:
         """Return whether a read from a place may begin, which may be its probe."""
@@ -72,6 +82,11 @@ class PlacesHealth:
     def judge(self, verdict: Verdict, now: float) -> None:
         """Take a read's verdict."""
         place = self.of(verdict.node)
+        if verdict.wrong:
+            place.failures += 1
+            place.why, place.wrong = verdict.failure, True
+            place.breaker.trip_at(now)
+            return
         if verdict.failure:
             place.failures += 1
             place.why, place.unreachable = verdict.failure, verdict.unreachable
@@ -80,8 +95,10 @@ class PlacesHealth:
         if verdict.size_bytes >= RATE_LEAST_BYTES and verdict.took_s > 0:
             rate = verdict.size_bytes / verdict.took_s
             place.bytes_per_s += (RATE_SHARE if place.bytes_per_s else 1.0) * (rate - place.bytes_per_s)
-        place.breaker.succeeded()
         place.unreachable = False
+        if verdict.compared or not place.wrong:
+            place.breaker.succeeded()
+            place.wrong = False
 
     def answered(self, node: str, round_trip_s: float) -> None:
         """Note that a port that sends extents answered a check."""
@@ -96,8 +113,9 @@ class PlacesHealth:
         place.breaker.trip_at(now)
 
     def reset(self, node: str) -> None:
-        """Forget one place."""
-        self._places.pop(node, None)
+        """Forget one place, unless it sent wrong bytes: the memory of a machine does not mend in a restart."""
+        if node in self._places and not self._places[node].wrong:
+            del self._places[node]
 
     def forget(self, members: Collection[str]) -> None:
         """Forget all but these nodes and the source."""

@@ -43,6 +43,8 @@ class ReadEnd(Enum):
     """The node cannot be reached, broke off, or sent wrong bytes; the source answered with an error."""
     LATE = "late"
     """The bytes did not come in time."""
+    WRONG = "wrong"
+    """A node sent other bytes than the source has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,16 @@ class Patience:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of a read from a place: it gave `size_bytes` in `took_s`, or `failure` says what is wrong with it.
-    `unreachable`: the way to it is broken, rather than slow."""
+    `unreachable`: the way to it is broken, rather than slow. `compared`: what it gave equals the source's bytes; `wrong`:
+    it does not."""
 
     node: str
     size_bytes: int = 0
     took_s: float = 0.0
     failure: str = ""
     unreachable: bool = False
+    compared: bool = False
+    wrong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +188,17 @@ class PlaceSearch:
             return Patience(SOURCE_FACTOR * late_s)
         return Patience(late_s, factor * self._times.limit_s(self._size_bytes))
 
-    def gave(self, node: str, filling: bool, came_bytes: int, took_s: float) -> list[Verdict]:
-        """End the search: a place gave the rest. `filling`: it was fetching the extent itself."""
+    def gave(
+        self, node: str, filling: bool, came_bytes: int, took_s: float, compared: bool = False
+    ) -> list[Verdict]:
+        """End the search: a place gave the rest. `filling`: it was fetching the extent itself. `compared`: its bytes equal
+        the source's."""
         in_time = took_s <= self._times.late_s(self._size_bytes)
         blamed = [(name, why) for name, why in self._suspects.items() if in_time and name != node]
         if node == SOURCE or filling:
             self._times.add(self._size_bytes, took_s)
-        return [Verdict(node, came_bytes, took_s), *(Verdict(name, failure=why) for name, why in blamed)]
+        gave = Verdict(node, came_bytes, took_s, compared=compared)
+        return [gave, *(Verdict(name, failure=why) for name, why in blamed)]
 
     def failed_at(self, node: str, why: str, end: ReadEnd) -> list[Verdict]:
         """Note a place that does not give the extent."""

@@ -52,11 +52,13 @@ KINDS = {
     "cluster_mended": "a warning about the cluster ended",
     "left_out": "nothing is read from a node for a while",
     "read_again": "a node is read from again",
+    "wrong_bytes": "a node sent wrong bytes, and what came from it is dropped",
+    "wrong_bytes_here": "another node found that this one sent wrong bytes",
 }
 """Each kind of event, and its log line."""
 SOURCE_ERRORS = (NotAllowed, NotFound, CorruptData, SourceChanged, SourceUnavailable)
 _WARNINGS = {"member_away", "member_refused", "member_silent", "cluster_warning"}
-_ERRORS = {"crashed", "tier_lost", "corrupt", "unreadable"}
+_ERRORS = {"crashed", "tier_lost", "corrupt", "unreadable", "wrong_bytes", "wrong_bytes_here"}
 _log = logging.getLogger(EVENTS)
 
 

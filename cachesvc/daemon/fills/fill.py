@@ -33,6 +33,7 @@ from cachesvc.core.placement.directory import SOURCE
 from cachesvc.core.placement.place_search import LateRead, PlaceSearch, ReadEnd
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.events.event import SOURCE_ERRORS, Event, failed, record
+from cachesvc.daemon.fills.comparison import Comparison
 from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.fill_memory import memory_needed
 from cachesvc.daemon.fills.fill_parts import FillParts
@@ -210,6 +211,11 @@ class Fill:
         """Fetch from the nodes and the source, one after the other, as the extent's owner names them."""
         size_bytes, fills = dataset.sizes[index], self._parts.shared
         search = fills.search(self._extent, size_bytes)
+        comparison = Comparison(
+            self._extent,
+            self._parts,
+            lambda job, target, more_bytes: self._fetch_source(dataset, job, target, None, more_bytes),
+        )
         refused: jobs.JobDone | None = None
         while True:
             found = Located()
@@ -227,11 +233,14 @@ class Fill:
                 done = yield from self._from_source(dataset, job, target, shared)
             else:
                 done = yield from self._from_node(dataset, job, target, shared, found.node)
+                done = yield from comparison.check(dataset, index, found, began, done)
             now = time.monotonic()
             if done.code in (0, OutOfSpace.code, TierFailed.code):
                 self._from_peer = found.node != SOURCE
                 if not done.code:
-                    self._parts.judged(search.gave(found.node, found.filling, done.peer_bytes, now - began))
+                    came = (found.filling, done.peer_bytes, now - began, comparison.same)
+                    self._parts.judged(search.gave(found.node, *came))
+                    comparison.conclude(dataset, done.digests, self._from_peer)
                 return done
             if done.end is ReadEnd.LATE:
                 throttles = self._parts.fillers.source_requests.throttled > throttled
@@ -259,17 +268,33 @@ class Fill:
         if done.code not in (0, OutOfSpace.code, TierFailed.code):
             log.info("a peer did not give an extent", extra={"peer": node, "error": done.message})
             self._counts.peer_failures += 1
-        if done.code == CorruptData.code:
-            self._parts.wrong_copy(node, self._extent)
         return done
 
     def _from_source(
         self, dataset: ServedDataset, job: jobs.FetchJob, target: int, shared: SharedFill | None
     ) -> Steps[jobs.JobDone]:
-        """Fetch from the source, once there is memory to decode it."""
+        """Fetch from the source. Raises FillError where the process crashed."""
+        done = yield from self._fetch_source(dataset, job, target, shared)
+        if done.crashed:
+            uri = dataset.catalog.extent(job.index).pieces[0].object.uri
+            raise FillError(
+                CorruptData(f"a process crashed while it read {uri}; the object is probably damaged"),
+                retry=done.retry,
+            )
+        return done
+
+    def _fetch_source(
+        self,
+        dataset: ServedDataset,
+        job: jobs.FetchJob,
+        target: int,
+        shared: SharedFill | None,
+        more_bytes: int = 0,
+    ) -> Steps[jobs.JobDone]:
+        """Fetch from the source, once there is memory to decode it and `more_bytes`."""
         self.reads = FROM_SOURCE
         size_bytes, memory, hedges = dataset.sizes[job.index], self._parts.memory, self._parts.shared.hedges
-        needed_bytes = memory_needed(dataset.catalog, size_bytes)
+        needed_bytes = memory_needed(dataset.catalog, size_bytes) + more_bytes
         yield Step(
             lambda then, _: memory.begin(needed_bytes, partial(then, None)),
             lambda _: memory.end(needed_bytes),
@@ -283,12 +308,6 @@ class Fill:
         progress = (shared.progress_fd,) if shared is not None else ()
         descriptors = (target, dataset.catalog_fd, *progress)
         done: jobs.JobDone = yield self._job(dataset, job, descriptors, (self._tier_name,), ended)
-        if done.crashed:
-            uri = dataset.catalog.extent(job.index).pieces[0].object.uri
-            raise FillError(
-                CorruptData(f"a process crashed while it read {uri}; the object is probably damaged"),
-                retry=done.retry,
-            )
         return done
 
     def _job(

@@ -16,6 +16,7 @@ from cachesvc.daemon.fills.fill_memory import FillMemory
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.fills.preparers import Preparers
+from cachesvc.daemon.fills.sent_bytes import SentBytes
 from cachesvc.daemon.fills.shared_fills import Locate, SharedFills
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.tier import Tier
@@ -25,8 +26,9 @@ from cachesvc.tiers.tier import Tier
 class FillParts:
     """The parts of the daemon that fills use.
 
-    `locate` finds a node to fill from; None without a cluster. `wrong_copy` is told of a node that sent wrong bytes, and
-    `judged` what each fill learned of a place.
+    `locate` finds a node to fill from, and `sent` knows what came from nodes; None without a cluster. `wrong_copy` is told
+    of a node that sent wrong bytes, and whether they differ from the source or from their digests, and `judged` what each
+    fill learned of a place.
     """
 
     tiers: Mapping[TierName, Tier]
@@ -41,7 +43,8 @@ class FillParts:
     shared: SharedFills
     preparers: Preparers
     locate: Locate | None = None
-    wrong_copy: Callable[[str, ExtentId], None] = lambda node, extent: None
+    sent: SentBytes | None = None
+    wrong_copy: Callable[[str, ExtentId, bool], None] = lambda node, extent, differs: None
     judged: Callable[[Sequence[Verdict]], None] = lambda verdicts: None
 
 

@@ -48,6 +48,7 @@ from cachesvc.sources.fetch import Fetcher, encode_missing
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.read_watch import ReadWatch
 from cachesvc.sources.resilient import SourceCounters
+from cachesvc.sources.stated_hashes import check_stated
 from cachesvc.sources.watched import CallWatch
 from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import open_target
@@ -192,10 +193,13 @@ class Filler:
             digests = self._peers.read(
                 job.address, extent.id, extent.size_bytes, target, progress, job.patience
             )
+            check_stated(extent, target)
         except PeerFailed as error:
             code, message, end = SourceUnavailable.code, str(error), _end(error)
         except CorruptData as error:
             code, message, end = error.code, str(error), ReadEnd.FAILED
+        except SourceUnavailable as error:
+            code, message, end = CorruptData.code, str(error), ReadEnd.WRONG
         except CacheError as error:
             code, message = error.code, str(error)
         came = _complete_bytes(progress) - before

@@ -71,6 +71,8 @@ class Fills:
             parts.checks.unverified[command.tier].discard(command.extent)
             parts.hole_records.evicted(command.extent, command.tier)
             parts.handle(events.Evicted(command.extent, command.tier))
+            if parts.sent is not None:
+                parts.sent.evicted(command.extent)
 
         def failed(error: CacheError) -> None:  # the copy is forgotten; the next start finds its file
             log.warning("an eviction failed", extra={"tier": command.tier, "error": str(error)})

@@ -18,11 +18,12 @@ from cachesvc.tiers.fill_progress import FillProgress
 @dataclass(frozen=True, slots=True)
 class Located:
     """The place to read an extent: from a node at HOST:PORT `address`, or from the source where both are "". `filling`: the
-    node is fetching the extent itself."""
+    node is fetching the extent itself. `compare`: it sent wrong bytes before."""
 
     node: str = SOURCE
     address: str = ""
     filling: bool = False
+    compare: bool = False
 
 
 class Locate(Protocol):

@@ -30,6 +30,7 @@ from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.fill_counts import FillCounts
 from cachesvc.daemon.fills.pool import FillerPool
+from cachesvc.daemon.fills.sent_bytes import RESULTS
 from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
@@ -44,7 +45,7 @@ PRIVATE = "private"
 """The common label of all datasets that are restricted to some users (`daemon/access/tenants.py`): a scraper is no user."""
 WAIT_QUANTILES = "cachesvc_loader_wait_quantile_seconds"
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
-STATES = ("present", "slow", "unreadable", "away", "left", "refused", "unknown")
+STATES = ("present", "slow", "unreadable", "wrong", "away", "left", "refused", "unknown")
 """The states of nodes."""
 _OF_TIERS = (
     (_GAUGE, "tier_budget_bytes", "budget_bytes", "Budget of a tier."),
@@ -230,6 +231,8 @@ class MetricsCollector:
             "hedged_bytes": ("Asked of the source since a node was late.", counts.hedged_bytes),
             "refused_connections": ("Connections that did not prove to be a member's.", report.refused),
         }
+        compared = "Extents from other nodes that were compared with the source."
+        results = [(result, self._cluster.sent.results[result]) for result in RESULTS]
         warned = Counter(each.kind for each in report.warnings)
         about = "Warnings about the cluster that hold now."
         of_kind = [(kind, warned[kind]) for kind in KINDS]
@@ -241,6 +244,7 @@ class MetricsCollector:
             ),
             *self._peer_metrics(report),
             *(CounterMetricFamily(f"cachesvc_peer_{name}", *each) for name, each in counters.items()),
+            _family(CounterMetricFamily, "peer_compared_extents", compared, "result", results),
         ]
 
     def _peer_metrics(self, report: ClusterReport) -> list[Metric]:

@@ -170,7 +170,7 @@ class Agent:
         elif isinstance(message, messages.PlaceJudged):
             self._ports.judge(message.verdict)
         elif isinstance(message, messages.WrongCopy):
-            self._announcements.wrong(message.node, message.extent)
+            self._announcements.wrong(message)
         elif isinstance(message, messages.NodeChanged):
             self._state = message
         elif isinstance(message, messages.Leave):
@@ -193,7 +193,10 @@ class Agent:
             self._owned.located(extent, node)
             found = messages.ExtentLocated(wanted.number)
             if address:
-                found = messages.ExtentLocated(wanted.number, node, next_port(address), answer.filling)
+                compare = self._ports.suspected(node)
+                found = messages.ExtentLocated(
+                    wanted.number, node, next_port(address), answer.filling, compare
+                )
             self._daemon.send(found)
 
         self._locator.locate(Question(extent, wanted.failed, wanted.late, left_out), done)
@@ -235,9 +238,9 @@ class Agent:
         with self._sent_lock:  # each connection has a thread
             self._sent_bytes += size_bytes
 
-    def _wrong(self, extents: list[ExtentId]) -> None:
+    def _wrong(self, node: str, extents: list[ExtentId], differs: bool) -> None:
         for extent in extents:
-            self._daemon.send(messages.WrongCopy(extent))
+            self._daemon.send(messages.WrongCopy(extent, node, differs))
 
     def _report(self) -> messages.ClusterReport:
         view, rows = self._members.view, self._members.rows()

@@ -20,6 +20,7 @@ from cachesvc.core.model import ExtentId
 from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.peers.members import Members
+from cachesvc.daemon.peers.messages import WrongCopy
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
 from cachesvc.daemon.peers.peer_calls import PeerCalls, pack_fills, reason
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -42,7 +43,8 @@ class _Batch:
 
     held: dict[ExtentId, bool] = field(default_factory=dict)
     progressing: dict[ExtentId, int] = field(default_factory=dict)
-    wrong: list[ExtentId] = field(default_factory=list)
+    wrong: dict[bool, list[ExtentId]] = field(default_factory=lambda: {False: [], True: []})
+    """Copies of the node that failed their checksums, and those that differ from the source."""
     anew: bool = False
 
 
@@ -59,7 +61,7 @@ class Announcements:
         self._generations: dict[ExtentId, int] = {}
         self._changes: dict[ExtentId, bool] = {}
         self._progressing: dict[ExtentId, int] = {}
-        self._wrong: list[tuple[str, ExtentId]] = []
+        self._wrong: list[WrongCopy] = []
         self._all_to: set[str] = set()
         self._wake = threading.Event()
         self._pool = ThreadPoolExecutor(SENDERS, "announce")
@@ -106,10 +108,10 @@ class Announcements:
         with self._lock:
             self._generations[extent] = generation
 
-    def wrong(self, node: str, extent: ExtentId) -> None:
-        """Note that a copy from another node failed its checksums."""
+    def wrong(self, copy: WrongCopy) -> None:
+        """Note that a copy from another node was wrong."""
         with self._lock:
-            self._wrong.append((node, extent))
+            self._wrong.append(copy)
         self._wake.set()
 
     def view_changed(self, view: View) -> None:
@@ -152,8 +154,8 @@ class Announcements:
         for extent, nodes in _informed(view, list(progressing)):
             for node in nodes:
                 batches[node].progressing[extent] = progressing[extent]
-        for node, extent in wrong:
-            batches[node].wrong.append(extent)
+        for copy in wrong:
+            batches[copy.node].wrong[copy.differs].append(copy.extent)
         for node in to_all:
             batches[node].anew = True
         for extent, nodes in _informed(view, held):
@@ -187,7 +189,8 @@ def _requests(me: str, batch: _Batch) -> Iterator[pb.ReportRequest]:
         dropped=b"".join(dropped[:MOST]),
         progressing=pack_fills(batch.progressing.items()),
         anew=batch.anew,
-        wrong=b"".join(batch.wrong),
+        wrong=b"".join(batch.wrong[False]),
+        differing=b"".join(batch.wrong[True]),
     )
     for at in range(MOST, max(len(filled), len(dropped)), MOST):
         yield pb.ReportRequest(

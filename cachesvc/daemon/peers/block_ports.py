@@ -55,6 +55,11 @@ class BlockPorts:
         with self._lock:
             return self._health.begin(node, self._now())
 
+    def suspected(self, node: str) -> bool:
+        """Return whether a node sent wrong bytes, so that what it sends now is to be compared with the source."""
+        with self._lock:
+            return self._health.of(node).wrong
+
     def of(self, node: str) -> tuple[str, PlaceHealth]:
         """Return the state of a place now, and its record."""
         with self._lock:

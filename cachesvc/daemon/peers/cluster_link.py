@@ -31,6 +31,7 @@ from cachesvc.core.placement.place_search import Verdict
 from cachesvc.core.placement.traits import SourceHealth, Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.blocks.wire import VERSION as BLOCKS_VERSION
+from cachesvc.daemon.fills.sent_bytes import SentBytes
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.peers import messages
@@ -92,6 +93,7 @@ class ClusterLink:
         loop: Loop,
         lending: Lending,
         shared_fills: SharedFills,
+        sent: SentBytes,
         source_counters: Callable[[], SourceCounters],
         allowed: Callable[[], tuple[str, ...]],
     ) -> None:
@@ -114,7 +116,7 @@ class ClusterLink:
         self._source_counters, self._source_health = source_counters, SourceHealth()
         self._allowed, self._told = allowed, messages.NodeChanged()
         self._runner, self._node, self._loop = runner, runner.node, loop
-        self._lending, self._shared_fills = lending, shared_fills
+        self._lending, self._shared_fills, self.sent = lending, shared_fills, sent
         self._closed, self._leaving = threading.Event(), threading.Event()
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
@@ -188,7 +190,9 @@ class ClusterLink:
         unanswered, until = messages.ExtentLocated(number), time.monotonic() + LOCATE_S
         if not self.report.list_read:  # the agent answers once the list is read, or its time is over
             until = max(until, self._list_until)
-        question = _Question(unanswered, lambda at: then(Located(at.node, at.address, at.filling)), until)
+        question = _Question(
+            unanswered, lambda at: then(Located(at.node, at.address, at.filling, at.compare)), until
+        )
         self._questions[number] = question
         if not self._send(messages.LocateExtent(number, extent, failed, late)):
             self._answered(unanswered)
@@ -216,8 +220,7 @@ class ClusterLink:
         self._note(changed)
 
     def _note(self, changed: Iterable[ExtentId]) -> None:
-        noted = dict.fromkeys(changed)
-        if noted and not self._changes:
+        if (noted := dict.fromkeys(changed)) and not self._changes:
             self._loop.post(self._tell)
         self._changes.update(noted)
 
@@ -259,8 +262,7 @@ class ClusterLink:
 
     def _end_waits(self) -> None:
         now = time.monotonic()
-        late = [each.unanswered for each in self._questions.values() if each.until <= now]
-        for each in late:
+        for each in (late := [each.unanswered for each in self._questions.values() if each.until <= now]):
             self._answered(each)
         channel = self._channel
         if late and channel is not None and now - self._heard_at > self._patience_s:
@@ -270,9 +272,9 @@ class ClusterLink:
         """The time at which `tick` is due next, in seconds of the clock."""
         return self._tick_at
 
-    def wrong_copy(self, node: str, extent: ExtentId) -> None:
-        """Tell a node that the bytes which it sent of an extent are wrong."""
-        self._send(messages.WrongCopy(extent, node))
+    def wrong_copy(self, node: str, extent: ExtentId, differs: bool) -> None:
+        """Tell a node that it sent wrong bytes of an extent."""
+        self._send(messages.WrongCopy(extent, node, differs))
 
     def judged(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the agent what a fill learned of nodes, and of the source."""
@@ -357,6 +359,8 @@ class ClusterLink:
             self._keep(message)
         elif isinstance(message, messages.ClusterState):
             self._changed(message.report)
+        elif isinstance(message, messages.WrongCopy) and message.differs:
+            self.sent.told(message.node, message.extent)
         elif isinstance(message, messages.WrongCopy):
             self._lending.check(message.extent)
 

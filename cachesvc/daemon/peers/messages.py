@@ -13,7 +13,7 @@ from cachesvc.core.placement.traits import ClusterWarning, Traits
 from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.processes.datagrams import Receiver
 
-ANSWERING = ("present", "slow", "unreadable")
+ANSWERING = ("present", "slow", "unreadable", "wrong")
 """The states of members that answer greetings."""
 
 
@@ -28,12 +28,13 @@ class LocateExtent(msgspec.Struct, frozen=True, tag=True):
 
 class ExtentLocated(msgspec.Struct, frozen=True, tag=True):
     """Answer `LocateExtent`: read it from the node at HOST:PORT `address`, or, where that is "", from the source.
-    `filling`: the node does not have all of it yet."""
+    `filling`: the node does not have all of it yet. `compare`: it sent wrong bytes before, and this is its probe."""
 
     number: int
     node: str = ""
     address: str = ""
     filling: bool = False
+    compare: bool = False
 
 
 class PlaceJudged(msgspec.Struct, frozen=True, tag=True):
@@ -132,11 +133,12 @@ class NodeForgotten(msgspec.Struct, frozen=True, tag=True):
 
 
 class WrongCopy(msgspec.Struct, frozen=True, tag=True):
-    """A copy failed its checksums on its way between two nodes. To the agent: the copy of `node`. To the daemon: its own,
-    and `node` is ""."""
+    """A copy failed its checksums on its way between two nodes, or, where it `differs`, has other bytes than the source.
+    To the agent: the copy of `node`. To the daemon: its own, as `node` says."""
 
     extent: ExtentId
-    node: str = ""
+    node: str
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

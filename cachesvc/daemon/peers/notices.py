@@ -9,13 +9,14 @@ from cachesvc.core.placement.traits import Noticed
 from cachesvc.daemon.events.event import Event, record
 from cachesvc.daemon.peers.messages import ClusterReport, NodeRow
 
-_SICK = ("slow", "unreadable")
+_SICK = ("slow", "unreadable", "wrong")
 """The states of members from which nothing is read; of this node's row, that nothing is read from its source."""
 _MEMBERS = ("present", *_SICK, "away", "left")
 _BECAME = {
     "present": "member_present",
     "slow": "left_out",
     "unreadable": "left_out",
+    "wrong": "left_out",
     "away": "member_away",
     "left": "member_left",
     "refused": "member_refused",

@@ -16,15 +16,15 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 
 
 class PeersServicer:
-    """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets the extents whose copies
-    from here were wrong. `heard` gets the name of a node that greets this one, `left` the name and instance of one that
-    says goodbye, and `forget` the name of a member to forget."""
+    """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets the name of a node, the
+    extents whose copies from here were wrong, and whether they differ from the source. `heard` gets the name of a node that
+    greets this one, `left` the name and instance of one that says goodbye, and `forget` the name of a member to forget."""
 
     def __init__(
         self,
         owned: OwnedExtents,
         hello: Callable[[], pb.HelloReply],
-        wrong: Callable[[list[ExtentId]], None],
+        wrong: Callable[[str, list[ExtentId], bool], None],
         heard: Callable[[str], None],
         left: Callable[[str, str], None],
         forget: Callable[[str], bool],
@@ -73,8 +73,8 @@ class PeersServicer:
                 unpack_fills(request.progressing),
                 request.anew,
             )
-            if request.wrong:
-                self._wrong(unpack_ids(request.wrong))
+            self._wrong(request.node, unpack_ids(request.wrong), False)
+            self._wrong(request.node, unpack_ids(request.differing), True)
             return pb.ReportReply()
 
 

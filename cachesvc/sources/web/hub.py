@@ -30,11 +30,11 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.http import HttpConnection, Response
 from cachesvc.sources.s3.responses import RepeatedFaults, check_no_page
 from cachesvc.sources.source import Checker, OnReceived, Send, ignore_received, send_once
+from cachesvc.sources.stated_hashes import hub_sha256
 from cachesvc.sources.web.client import REDIRECTS, WebClient, receive, redirected, refusal
 
 _URI = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?", re.DOTALL)
 _SHA = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 _MAX_PAGE_BYTES = 16 << 20
 _MAX_PAGES = 10_000
@@ -102,8 +102,8 @@ class HubSource:
 
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return a comparison with the SHA-256 of an LFS object; None for files of git, whose ids have a header in them."""
-        oid = version.etag.partition("-")[2]
-        if not _SHA256.fullmatch(oid):
+        oid = hub_sha256(version)
+        if not oid:
             return None
 
         def check(data: Iterable[memoryview]) -> None:

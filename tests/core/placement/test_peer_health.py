@@ -121,3 +121,40 @@ def test_what_is_left_out_cannot_begin_and_what_works_once_can(steps: list[str])
             assert health.begin("b", now) != left_out
             if not left_out:
                 health.judge(BROKEN if number % 2 else SLOW, now)
+
+
+WRONG = Verdict("b", failure="other bytes than the source has", wrong=True)
+RIGHT = Verdict("b", 64 << 20, 0.5, compared=True)
+
+
+def test_a_node_that_sent_wrong_bytes_is_left_out_at_once() -> None:
+    health = PlacesHealth()
+    health.judge(WRONG, 0.0)
+    assert health.left_out(0.0) == ["b"]
+    assert not health.begin("b", 0.0)
+    assert (health.of("b").state(0.0), health.of("b").wrong) == ("wrong", True)
+
+
+def test_only_a_read_that_was_compared_brings_it_back() -> None:
+    health, now = PlacesHealth(), 0.0
+    health.judge(WRONG, now)
+    for again in (GOOD, WRONG, SLOW):
+        now += PEER_TRIP.cap_s
+        assert health.begin("b", now)
+        health.judge(again, now)
+        assert health.left_out(now) == ["b"]
+    health.reset("b")  # it starts anew
+    assert health.of("b").state(now) == "wrong"
+    now += PEER_TRIP.cap_s
+    assert health.begin("b", now)
+    health.judge(RIGHT, now)
+    assert health.left_out(now) == []
+    assert (health.of("b").state(now), health.of("b").wrong) == ("works", False)
+
+
+def test_reads_that_were_under_way_when_it_was_found_change_nothing() -> None:
+    health = PlacesHealth()
+    assert health.begin("b", 0.0)
+    health.judge(WRONG, 0.0)
+    health.judge(GOOD, 0.1)
+    assert health.left_out(0.1) == ["b"]

@@ -283,6 +283,7 @@ ELSEWHERE = {
     **dict.fromkeys(("cluster_warning", "cluster_mended"), "peers/test_told.py"),
     "left_out": "peers/test_sick_nodes.py",
     "read_again": "peers/test_sick_nodes.py",
+    **dict.fromkeys(("wrong_bytes", "wrong_bytes_here"), "peers/test_wrong_bytes.py"),
 }
 """Kinds that other tests of the daemon show."""
 

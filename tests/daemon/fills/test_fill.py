@@ -16,6 +16,7 @@ from cachesvc.core import commands, events
 from cachesvc.core.errors import CorruptData, OutOfSpace, SourceUnavailable
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.core.node.node import Node
+from cachesvc.core.placement.place_search import ReadEnd, Verdict
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.fills.checks import Checks
@@ -24,6 +25,7 @@ from cachesvc.daemon.fills.fill_parts import Commits, FillParts
 from cachesvc.daemon.fills.fills import Fills
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.fills.preparers import Preparers
+from cachesvc.daemon.fills.sent_bytes import SentBytes
 from cachesvc.daemon.fills.shared_fills import Located, SharedFills
 from cachesvc.daemon.processes import jobs
 from cachesvc.sources.resilient import SourceCounters
@@ -53,11 +55,17 @@ class Disk(RamTier):
 class Bench:
     """Fills over tiers, lanes, fillers and a cluster that each end their calls when the test says so."""
 
-    def __init__(self, folder: Path, tier: TierName, cluster: bool, answers: Sequence[object]) -> None:
+    def __init__(
+        self, folder: Path, tier: TierName, cluster: bool, answers: Sequence[object], share: float = 0.0
+    ) -> None:
+        """`share`: the part of the extents from nodes that is compared with the source."""
         self.tier = tier
         self.events: list[events.Event] = []
         self.calls: list[Callable[[], None]] = []
         """Calls under way, in the order in which they began; running one ends it."""
+        self.verdicts: list[Verdict] = []
+        self.told: list[tuple[str, bool]] = []
+        """The nodes that were told of a wrong copy, and whether it differs from the source."""
         self._answers = list(answers)
         """The results of calls to fillers and to the cluster; GOOD and SOURCE after these."""
         self.tiers = {RAM: RamTier(), DISK: Disk(DISK), ORIGIN: Disk(ORIGIN)}
@@ -76,9 +84,12 @@ class Bench:
         self.fills = Fills(
             FillParts(
                 self.tiers, lanes, commits, self.datasets, fillers, checks, holes, handle, self.memory, shared, preparers,
-                locate,
+                locate, SentBytes(share, node, handle, lambda: 1, lambda: 0), self._told, self.verdicts.extend,
             )
         )  # fmt: skip
+
+    def _told(self, node: str, extent: ExtentId, differs: bool) -> None:
+        self.told.append((node, differs))
 
     def _call(self, work: Callable[[], Any], then: Callable[[Any], None], _: object) -> None:
         self.calls.append(lambda: then(work()))
@@ -124,6 +135,7 @@ class Bench:
         pytest.param(RAM, True, None, [], id="source of a cluster"),
         pytest.param(RAM, True, None, [Located("b", "b:1"), FROM_NODE], id="node"),
         pytest.param(RAM, True, None, [Located("b", "b:1"), GONE], id="node fails"),
+        pytest.param(RAM, True, None, [Located("b", "b:1", compare=True), FROM_NODE], id="node is compared"),
         pytest.param(DISK, False, None, [], id="disk"),
         pytest.param(DISK, False, None, [DAMAGED], id="source fails"),
         pytest.param(RAM, False, ORIGIN, [], id="lower tier"),
@@ -154,6 +166,83 @@ def test_a_tier_lost_at_any_step_is_answered_once_and_leaves_nothing(
         assert descriptors() == before
         calls += 1
     assert calls > 2
+
+
+OTHER = jobs.JobDone(digests=b"\1" * 8, source_bytes=10)
+"""Other bytes than a node sent."""
+NODE, SUSPECT = Located("b", "b:1"), Located("b", "b:1", compare=True)
+
+
+def filled(folder: Path, share: float, *answers: object) -> Bench:
+    """A bench after one fill, whose copy may be granted."""
+    with closing(Bench(folder, RAM, True, answers, share)) as bench:
+        bench.start()
+        bench.end_calls()
+        assert isinstance(bench.events[-1], events.Filled)
+        return bench
+
+
+@pytest.mark.parametrize(("share", "found"), [(1.0, NODE), (0.0, SUSPECT)])
+def test_what_a_node_sent_is_compared_before_it_is_granted(
+    tmp_path: Path, share: float, found: Located
+) -> None:
+    bench = filled(tmp_path, share, found, FROM_NODE, GOOD)
+    assert bench.events == [events.Filled(bench.extent, RAM, True)]
+    assert [(each.node, each.compared, each.failure) for each in bench.verdicts] == [("b", True, "")]
+    assert bench.fills.counts.source_bytes(bench.dataset.id) == GOOD.source_bytes
+
+
+def test_nothing_is_compared_where_the_share_is_nothing(tmp_path: Path) -> None:
+    bench = filled(tmp_path, 0.0, NODE, FROM_NODE)
+    assert bench.fills.counts.source_bytes(bench.dataset.id) == 0
+    assert not bench.verdicts[0].compared
+
+
+def test_a_node_that_sent_wrong_bytes_is_named_told_and_replaced_by_the_source(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = filled(tmp_path, 1.0, NODE, FROM_NODE, OTHER, SOURCE, OTHER)
+    assert bench.events[-1] == events.Filled(bench.extent, RAM, False)
+    assert [(each.node, each.wrong) for each in bench.verdicts] == [("", False), ("b", True)]
+    assert bench.told == [("b", True)]
+    assert [each.__dict__.get("node") for each in caplog.records if "wrong bytes" in each.message] == ["b"]
+
+
+def test_a_node_whose_bytes_do_not_match_a_stated_hash_is_blamed_too(tmp_path: Path) -> None:
+    unlike = jobs.JobDone(
+        CorruptData.code, "another hash", digests=bytes(8), peer_bytes=10, end=ReadEnd.WRONG
+    )
+    bench = filled(tmp_path, 0.0, NODE, unlike, SOURCE, OTHER)
+    assert [(each.node, each.wrong) for each in bench.verdicts] == [("", False), ("b", True)]
+    assert bench.told == [("b", True)]
+
+
+def test_nobody_is_blamed_where_this_nodes_own_reads_of_the_source_differ(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = filled(tmp_path, 1.0, NODE, FROM_NODE, OTHER, SOURCE, GOOD)
+    assert [each.node for each in bench.verdicts] == [""]
+    assert bench.told == []
+    assert "two reads of the source differ" in caplog.text
+
+
+def test_of_several_nodes_none_is_blamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    part = jobs.JobDone(SourceUnavailable.code, "it ended", peer_bytes=5, end=ReadEnd.FAILED)
+    second = [Located("c", "c:1"), FROM_NODE, OTHER, SOURCE, OTHER]
+    bench = filled(tmp_path, 1.0, NODE, part, *second)
+    assert [each.node for each in bench.verdicts if each.wrong] == []
+    assert "one of several nodes sent wrong bytes" in caplog.text
+
+
+def test_a_source_that_gives_nothing_to_compare_with_fails_no_read(tmp_path: Path) -> None:
+    bench = filled(tmp_path, 1.0, NODE, FROM_NODE, GONE)
+    assert bench.events == [events.Filled(bench.extent, RAM, True)]
+    assert not bench.verdicts[0].compared
+
+
+def test_a_node_that_sent_wrong_bytes_before_is_not_believed_uncompared(tmp_path: Path) -> None:
+    bench = filled(tmp_path, 0.0, SUSPECT, FROM_NODE, GONE, SOURCE, GOOD)
+    assert bench.events == [events.Filled(bench.extent, RAM, False)]
 
 
 def test_bytes_that_come_late_are_counted(tmp_path: Path) -> None:
