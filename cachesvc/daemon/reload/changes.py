@@ -12,6 +12,7 @@ LIVE = {
     "allow": "allow",
     "rules": "allow",
     "quota": "quota",
+    "source": "source",
     "log": "log",
 }
 """Settings that a running daemon takes, with the option that sets each."""
@@ -47,7 +48,7 @@ def compare(running: Settings, wanted: Settings) -> Changes:
     if _places(running.nvme) != _places(wanted.nvme):
         live.remove("nvme")
     if running.s3:  # whose process reads them at its start
-        live -= {"allow", "rules"}
+        live -= {"allow", "rules", "source"}
     taken = differ & live
     settings = replace(running, **{name: getattr(wanted, name) for name in taken})
     return Changes(settings, _named(taken), _named(differ - taken))

@@ -44,7 +44,7 @@ class LiveParts:
         allowed = self.lookups.allowlist(settings.allow, exact=bool(settings.rules))
         Tenants(allowed, settings.rules)
         Quotas(settings.quota, self.quotas.resolve)
-        if not {"allow", "log"}.isdisjoint(changes.taken):
+        if not {"allow", "source", "log"}.isdisjoint(changes.taken):
             self._renew_fillers(settings, allowed.roots)
         self.tenants.replace(allowed, settings.rules)
         self.quotas.replace(settings.quota)
