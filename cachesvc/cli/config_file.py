@@ -18,7 +18,7 @@ from cachesvc.core.errors import InvalidInput, NotFound
 
 FILES, CANDIDATES, ARGUMENTS = "cachesvc.files", "cachesvc.candidates", "cachesvc.arguments"
 """Keys in a context's `meta`: the file that gave each parameter, the files that were looked for, and the arguments."""
-NOT_IN_FILES = frozenset({"config", "json", "takeover", "help"})
+NOT_IN_FILES = frozenset({"config", "json", "takeover", "help", "endpoint", "settings"})
 """Options of one command, and not of a node."""
 
 

@@ -124,6 +124,10 @@ class Sources:
         source = self(uri)
         return source if isinstance(source, CachedMetadata) else None
 
+    def probe(self, prefix: str) -> None:
+        """Send the first request of a listing, once. Raises its error, and as a call does."""
+        self._at(prefix)[0].probe(prefix)
+
     def silent_s(self, uri: str, since: float) -> float:
         """Return for how many seconds the source that reads this URI has left its callers without an answer. See
         `Resilient.silent_s`. Raises as a call does."""

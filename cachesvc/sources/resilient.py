@@ -15,8 +15,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.limits import REQUEST_S
@@ -84,6 +85,15 @@ class Interruptible(Protocol):
         ...
 
 
+class _Answered(Exception):
+    """Ends a listing after its first answer."""
+
+
+def _send_first(request: Callable[[], object], /) -> NoReturn:
+    request()
+    raise _Answered
+
+
 class Resilient:
     """A `Source` with retries, at rates of requests and bytes that other processes may share. `clock`, `chance` (uniform in
     [0, 1)) and `sleep` are arguments for tests."""
@@ -137,6 +147,14 @@ class Resilient:
         if isinstance(self._source, Paged):
             return iter([*self._source.list_by(prefix, self._with_retries)])
         return iter(self._with_retries(lambda: [*self._source.list(prefix)]))
+
+    def probe(self, prefix: str) -> None:
+        """Send the first request of a listing, once. Raises its error."""
+        if isinstance(self._source, Paged):
+            with suppress(_Answered):
+                next(iter(self._source.list_by(prefix, _send_first)), None)
+        else:
+            next(iter(self._source.list(prefix)), None)
 
     def head(self, uri: str) -> ObjectVersion:
         """Return the object's version, with retries."""

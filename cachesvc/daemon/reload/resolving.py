@@ -4,13 +4,12 @@ line, which the daemon does not import."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import msgspec
 
 from cachesvc.config import Origin, Settings
-from cachesvc.core.errors import CacheError, DeadlineExceeded, from_code
+from cachesvc.core.errors import from_code
+from cachesvc.daemon.processes.own_command import run_verb
 
 RESOLVE_S = 30.0
 
@@ -18,25 +17,8 @@ RESOLVE_S = 30.0
 def resolve(origin: Origin) -> Settings:
     """Return the settings that the command line of this daemon gives now. Raises the error of a wrong file, variable or
     option, DeadlineExceeded where files cannot be read in time, CacheError where no process can be started."""
-    command = [
-        sys.executable,
-        "-m",
-        "cachesvc",
-        "config",
-        "show",
-        "--json",
-        "--settings",
-        "--",
-        *origin.arguments,
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=RESOLVE_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise DeadlineExceeded(f"the settings were not read in {RESOLVE_S:.0f} s") from None
-    except OSError as error:
-        raise CacheError(
-            f"the settings cannot be read ({error.strerror}); allow more processes or memory"
-        ) from None
+    words = ["config", "show", "--json", "--settings", "--", *origin.arguments]
+    done = run_verb(words, RESOLVE_S)
     if done.returncode:
         raise from_code(done.returncode, _message(done.stderr))
     return msgspec.json.decode(done.stdout, type=Settings)
