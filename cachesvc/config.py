@@ -83,6 +83,24 @@ class QuotaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceSection:
+    """How objects below `prefix` are read. Empty fields leave it to the environment; a rate of 0 is no limit."""
+
+    prefix: str
+    """`SCHEME://BUCKET/`, or a longer prefix that ends in a slash."""
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    requester_pays: bool = False
+    anonymous: bool = False
+    """Requests are not signed."""
+    requests_per_s: float = 0.0
+    bytes_per_s: int = 0
+    path: str = ""
+    """A mounted folder that holds the same objects, which are read there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files for TCP ports; clients must present a certificate that `ca` signed."""
 
@@ -174,6 +192,7 @@ class Settings:
     """The level of the log. Libraries log warnings alone."""
     rules: tuple[Rule, ...] = ()
     quota: tuple[QuotaSpec, ...] = ()
+    source: tuple[SourceSection, ...] = ()
     takeover: bool = False
     """Take over from the daemon that serves `socket_dir`, if one does."""
     origin: Origin | None = None
@@ -398,6 +417,17 @@ def validate(settings: Settings) -> None:
                 f"the budget of {size_text(spec.size_bytes)} for {spec.path} cannot hold one extent of"
                 f" {size_text(settings.extent_bytes)}; raise --nvme, or lower --extent-bytes"
             )
+    prefixes = [section.prefix for section in settings.source]
+    if doubled := [prefix for prefix in prefixes if prefixes.count(prefix) > 1]:
+        raise InvalidInput(f"--source names {doubled[0]} more than once; name each prefix once")
+    own_way = [
+        each for each in settings.source if each != _only_rates(each) and each.prefix.startswith("s3:")
+    ]
+    if settings.s3 and own_way:
+        raise InvalidInput(
+            f"--s3 reads all buckets as the AWS environment says, and the source {own_way[0].prefix} is read in"
+            " another way; give one of the two"
+        )
     share, known = settings.unplanned_share, not any(spec.share for spec in settings.nvme)
     largest = max(settings.ram_bytes, *(spec.size_bytes for spec in settings.nvme), 0)
     if share and known and not settings.s3 and share * largest < settings.extent_bytes:
@@ -430,6 +460,12 @@ def validate(settings: Settings) -> None:
         raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")
     if settings.log not in LOG_LEVELS:
         raise InvalidInput(f"--log (CACHESVC_LOG) {settings.log} is no level; give {', '.join(LOG_LEVELS)}")
+
+
+def _only_rates(section: SourceSection) -> SourceSection:
+    return SourceSection(
+        section.prefix, requests_per_s=section.requests_per_s, bytes_per_s=section.bytes_per_s
+    )
 
 
 def is_loopback(address: str) -> bool:

@@ -30,6 +30,7 @@ from cachesvc.cli import (
     status,
     stop,
     tokenize,
+    trial,
     verify,
     why,
 )
@@ -125,7 +126,7 @@ TASKS = {
         index.index,
         tokenize.tokenize,
     ),
-    "Plan": (estimate.estimate, simulate.simulate),
+    "Plan": (trial.trial, estimate.estimate, simulate.simulate),
     "Help": (show_help,),
 }
 """The verbs by task, in the order of the help."""

@@ -16,6 +16,7 @@ from cachesvc.cli.options import is_dataset_id
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.client.control import Control, answers, find_daemon
 from cachesvc.client.grants import DaemonGrants
+from cachesvc.config_files import own_sections
 from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.shard_lists import spelled_uris
@@ -64,7 +65,7 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
 @contextmanager
 def _built(name: str, options: Options, as_json: bool) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachesvc-") as directory:
-        sources = Sources(SourceSettings())
+        sources = Sources(SourceSettings(sections=own_sections()))
         uris = sources.expand([canonical(resolve.absolute_uri(each)) for each in spelled_uris(name)])
         surveyed = survey(uris, options, sources)
         path = f"{directory}/{surveyed.id}.lmdb"

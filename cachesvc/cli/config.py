@@ -13,6 +13,7 @@ from cachesvc import config as settings_tree
 from cachesvc.cli import config_file, output
 from cachesvc.cli.serve import serve, settings_of
 from cachesvc.config import Settings, nvme_text, size_text
+from cachesvc.config_files import source_text
 
 _ARGUMENTS = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF SERVE]...")
 _PASS_ON = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
@@ -110,6 +111,7 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "metrics": found.metrics,
         "s3": found.s3,
         "quota": quotas,
+        "source": [source_text(section) for section in found.source],
         "stale-if-error": f"{found.stale_if_error_s:g}s",
         "log-format": found.log_format,
         "log": found.log,

@@ -6,21 +6,19 @@ fills from the files. So options, their types and their order of precedence are 
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from cachesvc.config import Origin
-from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound
+from cachesvc.config_files import SECTION_KEYS, candidates, nearest, parse_source, read_file
+from cachesvc.core.errors import InvalidInput, NotFound
 
 FILES, CANDIDATES, ARGUMENTS = "cachesvc.files", "cachesvc.candidates", "cachesvc.arguments"
 """Keys in a context's `meta`: the file that gave each parameter, the files that were looked for, and the arguments."""
-SYSTEM_FILE = "/etc/cachesvc/config.toml"
-NOT_IN_FILES = frozenset({"config", "json", "takeover", "help"})
+NOT_IN_FILES = frozenset({"config", "json", "takeover", "help", "endpoint", "settings"})
 """Options of one command, and not of a node."""
 
 
@@ -36,15 +34,6 @@ class ConfiguredCommand(click.Command):
 def origin(context: click.Context) -> Origin:
     """Return where the settings of a context come from."""
     return Origin(context.meta[ARGUMENTS], context.meta[CANDIDATES])
-
-
-def candidates(given: str | None) -> tuple[str, ...]:
-    """Return the files that are read where they exist, the last one first in precedence; `given` is the only one where it
-    is given."""
-    if given:
-        return (given,)
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return (SYSTEM_FILE, f"{home}/cachesvc/config.toml")
 
 
 def keys(command: click.Command) -> dict[str, click.Option]:
@@ -80,25 +69,14 @@ def load(context: click.Context, _: click.Parameter, given: str | None) -> None:
 
 def _read(path: str, command: click.Command, context: click.Context) -> dict[str, object] | None:
     """Return the values of a file by the names of their parameters; None where there is no file."""
-    import msgspec
-
-    try:
-        text = Path(path).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    found = read_file(path)
+    if found is None:
         return None
-    except OSError as error:
-        raise NotAllowed(
-            f"{path} cannot be read ({error.strerror}); name another file with --config"
-        ) from None
-    try:
-        found = msgspec.toml.decode(text)
-    except msgspec.DecodeError as error:
-        raise InvalidInput(f"{path} is no TOML: {error}") from None
     known = keys(command)
     values: dict[str, object] = {}
     for key, value in found.items():
         if key not in known:
-            raise InvalidInput(f"{path}: {key} is no setting{_nearest(key, known)}")
+            raise InvalidInput(f"{path}: {key} is no setting{nearest(key, known, 'settings')}")
         try:
             values[str(known[key].name)] = _checked(known[key], value, context)
         except (click.BadParameter, InvalidInput) as error:
@@ -107,18 +85,14 @@ def _read(path: str, command: click.Command, context: click.Context) -> dict[str
     return values
 
 
-def _nearest(key: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(key.replace("_", "-").lower(), known, 1)
-    return f"; is it {near[0]}?" if near else f"; settings are {', '.join(sorted(known))}"
-
-
 def _checked(option: click.Option, value: object, context: click.Context) -> object:
     """Return a value as click takes it from a variable, once the option's type accepts it. Raises InvalidInput or
     BadParameter."""
     if option.multiple:
         if not isinstance(value, list):
             raise InvalidInput("write a list")
-        given: object = [_text(each, option) for each in value]
+        sections = option.type.name == "source"
+        given: object = [parse_source(each) if sections else _text(each, option) for each in value]
     else:
         given = _text(value, option)
     option.type_cast_value(context, given)
@@ -148,6 +122,15 @@ def schema(command: click.Command) -> dict[str, Any]:
 
 def _property(option: click.Option) -> dict[str, Any]:
     one: dict[str, Any] = {"type": ["string", "number"] if option.type.name != "octal" else "string"}
+    if option.type.name == "source":
+        keys_of_one: dict[str, Any] = {key: {} for key in SECTION_KEYS}
+        one = {
+            "type": "object",
+            "properties": keys_of_one,
+            "required": ["prefix"],
+            "additionalProperties": False,
+        }
+        one = {"anyOf": [{"type": "string"}, one]}
     if isinstance(option.type, click.Choice):
         one = {"enum": list(option.type.choices)}
     about = {"description": option.help or ""}

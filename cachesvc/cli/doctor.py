@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from cachesvc import config
-from cachesvc.cli import options, output
-from cachesvc.cli.serve import settings_of
-from cachesvc.client.control import find_daemon
+from cachesvc.cli import config_file, output
+from cachesvc.cli.serve import serve, settings_of
+from cachesvc.client.control import Control, find_daemon
+from cachesvc.core.errors import CacheError
 from cachesvc.core.safe_text import redacted
 from cachesvc.system.memory import allowed_bytes
 
@@ -23,22 +26,30 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@click.command()
-@options.node_settings
-@options.cluster_settings
+@click.command(cls=config_file.ConfiguredCommand)
 @click.option("--endpoint", help="S3 endpoint to compare the clock with.  [default: $AWS_ENDPOINT_URL]")
-@options.daemon
-def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -> int:
+@click.option(
+    "--settings", is_flag=True, hidden=True, help="Check the settings that a daemon writes to stdin."
+)
+@click.option("--json", is_flag=True, help="Print JSON, one object a line.")
+@click.pass_context
+def doctor(context: click.Context, /, endpoint: str | None, settings: bool, json: bool, **given: Any) -> int:
     """Check what a daemon needs, and say what to change.
 
-    Settings, memory, open files, disk, state, socket, certificate, credentials, clock and kernel.
+    The running daemon checks its own settings, in its environment: memory, open files, disks, state, certificate,
+    credentials, clock, and one listing of each allowed prefix.
 
-    Give it the same options, or variables, as `serve`. Exits 1 when a check fails; warnings do not count.
+    Where no daemon answers, or with options of `serve`, the same is checked here. Exits 1 when a check fails; warnings do
+    not count.
     """
-    settings = settings_of(socket=socket or find_daemon(), **given)
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if settings:
+        found = _examine(msgspec.json.decode(sys.stdin.buffer.read(), type=config.Settings), endpoint)
+    else:
+        socket = given.pop("socket") or find_daemon()
+        found = _asked(settings_of(socket=socket, **given), endpoint, _typed(context))
     failed = False
-    for finding in map(_without_secrets, _examine(settings, endpoint)):
+    for finding in map(_without_secrets, found):
         failed = failed or finding.level.value == "fail"
         if json:
             row = {"check": finding.check, "level": finding.level.value}
@@ -48,20 +59,58 @@ def doctor(endpoint: str | None, socket: str | None, json: bool, **given: Any) -
     return 1 if failed else 0
 
 
+doctor.params += [option for option in serve.params if option.name not in ("takeover", "json")]
+
+
+def _typed(context: click.Context) -> bool:
+    """Tell whether the command line has options of `serve`, other than the socket's directory."""
+    names = {str(option.name) for option in serve.params} - {"socket", "json"}
+    given = click.core.ParameterSource.COMMANDLINE
+    return any(context.get_parameter_source(name) is given for name in names)
+
+
+def _asked(settings: config.Settings, endpoint: str, typed: bool) -> Iterator[Finding]:
+    """Ask the daemon behind the socket, or check the settings here where it does not answer, or where they are `typed`."""
+    from cachesvc.cli import doctor_checks
+    from cachesvc.cli.doctor_checks import Finding, Level
+
+    of_socket = list(doctor_checks.socket(settings.socket_dir))
+    answers = of_socket[-1].check == "daemon" and of_socket[-1].level is not Level.FAIL
+    here, level = "no daemon answers", Level.OK
+    if answers and typed:
+        here = "with the options given; without options the daemon is asked"
+    elif answers:
+        try:
+            with Control(settings.socket_dir) as control:
+                found = control.examine()
+            yield Finding("asked", Level.OK, f"the daemon in {settings.socket_dir}, with its settings")
+            yield from of_socket
+            for each in found:
+                yield Finding(each.check, Level(each.level), each.text, each.mend)
+            return
+        except CacheError as error:
+            here, level = str(error), Level.WARN
+    yield Finding("asked", level, f"this shell: {here}")
+    yield from of_socket
+    yield from _examine(settings, endpoint)
+
+
 def _examine(settings: config.Settings, endpoint: str) -> Iterator[Finding]:
     from cachesvc.cli import doctor_checks
 
     yield doctor_checks.kernel()
-    yield doctor_checks.settings(settings)
+    yield (found := doctor_checks.settings(settings))
     yield doctor_checks.memory(settings, allowed_bytes())
     yield doctor_checks.open_files(settings.ram_bytes, settings.extent_bytes)
     for spec in settings.nvme:
         yield from doctor_checks.disk(spec, settings.extent_bytes)
     yield doctor_checks.state(settings.state_dir)
-    yield from doctor_checks.socket(settings.socket_dir)
     if settings.tls is not None:
         yield doctor_checks.certificate(settings.tls, time.time())
-    yield doctor_checks.credentials()
+    if not settings.allow or any(prefix.startswith("s3://") for prefix in settings.allow):
+        yield doctor_checks.credentials()
+    if found.level is doctor_checks.Level.OK:
+        yield from doctor_checks.sources(settings)
     if endpoint:
         yield doctor_checks.clock(endpoint)
 

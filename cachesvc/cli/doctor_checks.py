@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from cachesvc.daemon.access.certificate_watch import certificate_end, certificat
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.tls import read_tls
 from cachesvc.daemon.disks.budgets import checked_budget
+from cachesvc.sources.limited_calls import LimitedCall
+from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.system.footprint import largest_ram_bytes
 from cachesvc.tiers.directory import NAME
 from cachesvc.tiers.mounts import Mount, check_own, misplaced, mount_of
@@ -42,6 +45,11 @@ SKEW_WARN_S = 60.0
 SKEW_FAIL_S = 840.0
 """S3 refuses signatures that are 15 minutes off; one minute is left for the request itself."""
 DISK_SPARE = 0.05
+LIST_S = 10.0
+KUBELET = ("/var/lib/kubelet", *(("/etc/hosts",) if "KUBERNETES_SERVICE_HOST" in os.environ else ()))
+"""Paths on the file system that the kubelet watches: its own folder, and in a pod a file that it mounts from there."""
+KUBELET_FREE = 0.15
+"""The kubelet's `imagefs.available`, by default; `nodefs.available` is 10 %."""
 _SHARED_OR_VOLATILE = {
     "tmpfs": "is RAM: bytes there count as memory and are gone after a reboot",
     "ramfs": "is RAM: bytes there count as memory and are gone after a reboot",
@@ -193,6 +201,20 @@ def disk(
         yield _warn("nvme", f"{spec.path}: {sizes}", "free space, or lower the budget")
     else:
         yield _ok("nvme", f"{spec.path} ({kind}): {sizes}")
+    yield from kubelet(spec.path, total, free + held_bytes - budget)
+
+
+def kubelet(path: str, total: int, left: int, places: Sequence[str] = KUBELET) -> Iterator[Finding]:
+    """Check that a cache directory on the kubelet's own file system leaves enough of its `total` bytes free, where `left`
+    bytes are free once the budget is used. `places`: paths on that file system, which need not be there."""
+    own = {os.stat(place).st_dev for place in places if os.path.exists(place)}
+    if os.stat(path).st_dev in own and left < int(total * KUBELET_FREE):
+        yield _warn(
+            "nvme",
+            f"{path} is on the disk of the kubelet, and leaves {max(0, left):,} of {total:,} bytes free; below 15 %"
+            " (imagefs, and 10 % nodefs) the kubelet evicts pods",
+            "use another disk, or lower the budget",
+        )
 
 
 def state(directory: str) -> Finding:
@@ -296,6 +318,22 @@ def credentials() -> Finding:
     return _warn(
         "credentials", "no S3 credentials found", "set AWS_PROFILE or AWS_ACCESS_KEY_ID if data is in S3"
     )
+
+
+def sources(settings: config.Settings) -> Iterator[Finding]:
+    """Send one real request for a listing of each allowed prefix, all at once."""
+    allowed = Lookups().allowlist(settings.allow, exact=False)
+    opened = Sources(SourceSettings(roots=allowed.roots, sections=settings.source), open_s=LIST_S)
+    prefixes = [f"{each}/" for each in allowed.prefixes or ()]
+    for prefix, call in [(each, LimitedCall(partial(opened.probe, each), "list")) for each in prefixes]:
+        try:
+            call.result_within(LIST_S, lambda: SourceUnavailable(f"no answer in {LIST_S:.0f} s"))
+        except InvalidInput as error:
+            yield _ok("source", f"{prefix} cannot be listed, and was not tried: {error}")
+        except CacheError as error:
+            yield _failed("source", type(error)(f"{prefix}: {error}"))
+        else:
+            yield _ok("source", f"{prefix} was listed in {call.age_s:.2f} s")
 
 
 def clock(endpoint: str) -> Finding:

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from cachesvc import config
 from cachesvc.cluster.addresses import split_address
+from cachesvc.config_files import parse_source
 from cachesvc.core.errors import InvalidInput
 from cachesvc.system.memory import allowed_bytes
 
@@ -97,6 +98,7 @@ def _memory(text: str) -> int:
 RAM = Parsed("size", _memory)
 SIZE, NVME = Parsed("size", _size), Parsed("dir=size", config.parse_nvme)
 QUOTA = Parsed("name=size", config.parse_quota)
+SOURCE = Parsed("source", parse_source)
 OCTAL, ADDRESS, DURATION = (
     Parsed("octal", _file_mode),
     Parsed("host:port", _address),

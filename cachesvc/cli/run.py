@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -39,7 +39,7 @@ from cachesvc.core.errors import (
 START_S = 90.0
 """Timeout of the start: a daemon waits for its ports for a minute, and then scans a large NVMe tier."""
 POLL_S = 0.05
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that schedulers send before a job's end, to each of its processes or to this one alone."""
 
@@ -64,9 +64,9 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
     make_private(directory)
     # A signal before or after the command ends the daemon too.
     with (
-        _signal_handlers(_ENDING, lambda number, _: sys.exit(128 + number)),
-        _signal_handlers(_FORWARDED, lambda *_: None),
-        _sharing(directory, _serve_command(directory, **given)) as started,
+        signal_handlers(ENDING, lambda number, _: sys.exit(128 + number)),
+        signal_handlers(_FORWARDED, lambda *_: None),
+        sharing(directory, _serve_command(directory, **given)) as started,
     ):
         code = _command(command, directory)
     return _report(code, directory, started, json)
@@ -92,8 +92,8 @@ def make_private(directory: str) -> None:
 
 
 @contextmanager
-def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
-    """Have a daemon run in `directory` during the block; yield whether it was started here."""
+def sharing(directory: str, serve: list[str], environment: Mapping[str, str] = os.environ) -> Iterator[bool]:
+    """Have a daemon run in `directory` during the block; yield whether it was started here, by `serve`."""
     with open(f"{directory}/users.lock", "w") as users:
         with open(f"{directory}/start.lock", "w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
@@ -101,7 +101,7 @@ def _sharing(directory: str, serve: list[str]) -> Iterator[bool]:
             fcntl.flock(users, fcntl.LOCK_SH)
             started = not answers(directory)
             if started:
-                _start(directory, serve)
+                _start(directory, serve, environment)
         try:
             yield started
         finally:
@@ -122,7 +122,7 @@ def _is_last(users: int) -> bool:
     return True
 
 
-def _start(directory: str, serve: list[str]) -> None:
+def _start(directory: str, serve: list[str], environment: Mapping[str, str]) -> None:
     log = f"{directory}/daemon.log"
     received: list[int] = []
     daemon = None
@@ -130,7 +130,7 @@ def _start(directory: str, serve: list[str]) -> None:
         with (
             open(log, "ab") as out,
             # Signals raise nothing until the child is known and can be ended: Ctrl-C does not reach its session.
-            _signal_handlers((*_ENDING, signal.SIGINT), lambda number, _: received.append(number)),
+            signal_handlers((*ENDING, signal.SIGINT), lambda number, _: received.append(number)),
         ):
             begin = out.tell()
             daemon = subprocess.Popen(
@@ -138,7 +138,7 @@ def _start(directory: str, serve: list[str]) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=os.environ | config.SAFE_PATH,
+                env={**environment, **config.SAFE_PATH},
                 start_new_session=True,
                 close_fds=True,
             )
@@ -180,8 +180,8 @@ def _command(command: Sequence[str], directory: str) -> int:
     try:
         # A function for SIGINT, not SIG_IGN, which the command would inherit: it must get Ctrl-C, and this process wait.
         with (
-            _signal_handlers((*_ENDING, *_FORWARDED), forward),
-            _signal_handlers((signal.SIGINT,), lambda *_: None),
+            signal_handlers((*ENDING, *_FORWARDED), forward),
+            signal_handlers((signal.SIGINT,), lambda *_: None),
         ):
             child = subprocess.Popen(command, env=environment)
             children.append(child)
@@ -206,7 +206,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 
 @contextmanager
-def _signal_handlers(
+def signal_handlers(
     numbers: Sequence[int], handler: Callable[[int, FrameType | None], Any]
 ) -> Iterator[None]:
     """Handle signals by `handler` in the block; signals ignored at the start (nohup's SIGHUP) stay ignored."""

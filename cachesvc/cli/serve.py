@@ -41,7 +41,7 @@ GROUPS = {
         "unplanned_share",
         "preparing",
     ),
-    "Data and users": ("allow", "quota", "stale_if_error"),
+    "Data and users": ("allow", "quota", "source", "stale_if_error"),
     "Clients": ("socket", "socket_mode", "listen", "s3", "tls_cert", "tls_key", "tls_ca"),
     "Cluster": ("cluster", *_OF_CLUSTER),
     "Service": ("config", "state_dir", "takeover", "metrics", "log_format", "log", "json"),
@@ -123,6 +123,13 @@ class ServeCommand(config_file.ConfiguredCommand):
     multiple=True,
     metavar="NAME=SIZE",
     help="Keep no more of a dataset below a prefix, or for a client user (user=SIZE, user:UID=SIZE); repeatable.",
+)
+@options.setting(
+    "--source",
+    type=options.SOURCE,
+    multiple=True,
+    metavar="PREFIX,KEY=VALUE,...",
+    help="Read objects below a prefix with an endpoint, region, profile, payer, rate or path of their own; repeatable.",
 )
 @options.setting(
     "--stale-if-error",

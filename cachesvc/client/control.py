@@ -199,6 +199,10 @@ class Control:
         reply: pb.ReloadReply = self._ask(self._stub.Reload, self._pb.ReloadRequest())
         return reply
 
+    def examine(self) -> list[pb.Finding]:
+        """Check what the daemon needs, with its settings and in its environment."""
+        return list(self._stream(self._stub.Examine, self._pb.ExamineRequest()))
+
     def remove_node(self, name: str) -> pb.RemoveNodeReply:
         """Have all present members of the cluster forget one that is away."""
         request = self._pb.RemoveNodeRequest(name=name)

@@ -12,6 +12,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.pinned import kept_version
 from cachesvc.catalog.survey import survey
+from cachesvc.config_files import own_sections
 from cachesvc.core.errors import CorruptData, SourceChanged
 from cachesvc.core.model import DatasetId
 from cachesvc.sources.open import Sources, SourceSettings
@@ -23,7 +24,7 @@ def compile_locally(uris: Sequence[str], options: Options, version: str) -> tupl
     home = own_home()
     if kept_version(f"{home}/catalogs", version, uris, options):
         return DatasetId(version), f"{home}/catalogs/{version}.lmdb"
-    sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata"))
+    sources = Sources(SourceSettings(metadata_directory=Path(home) / "metadata", sections=own_sections()))
     found = survey(sources.expand(uris), options, sources)
     if version and version != found.id:
         raise SourceChanged(

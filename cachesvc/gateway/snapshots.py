@@ -24,6 +24,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.opening import Opened, open_by_policy, policy, read_timeout_s
+from cachesvc.config_files import own_sections
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotAllowed, NotFound, OutOfSpace, TierFailed
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
@@ -179,7 +180,7 @@ class Snapshots:
         """`folder`: the URI of a folder whose files are read from one snapshot, listed or not; "" for none. `options`: of
         the datasets of all other files and folders, in whose format each file is a sample."""
         self._folder, self._options = folder, options
-        self._sources = Sources(SourceSettings())
+        self._sources = Sources(SourceSettings(sections=own_sections()))
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._refresh = False
         self._said = False
@@ -235,7 +236,7 @@ class Snapshots:
     def abandon(self) -> None:
         """Forget the parent's state in a forked child. See `Abandoned`; the snapshots abandon theirs."""
         self._lock = threading.RLock()
-        self._sources = Sources(SourceSettings())
+        self._sources = Sources(SourceSettings(sections=own_sections()))
         self._kept.clear()
 
     def _fresh(self, root: str) -> Snapshot | None:

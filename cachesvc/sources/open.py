@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import SourceUnavailable, fault_of_node
 from cachesvc.core.limits import OPEN_S
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.limited_calls import SharedCalls
+from cachesvc.sources.mapped import MappedSource
 from cachesvc.sources.metadata import EXPIRY_S, CachedMetadata
-from cachesvc.sources.paces import Paces, SharedPace
+from cachesvc.sources.paces import Paces
 from cachesvc.sources.resilient import Resilience, Resilient, SourceCounters
 from cachesvc.sources.source import Source
 from cachesvc.sources.uri import expanded
@@ -28,7 +32,7 @@ class SourceSettings:
 
     `roots`: real paths that files must lie under (`Allowlist.roots`); empty allows all. `metadata_directory`: where
     listings and HEADs are cached; None caches none. `paces`: the descriptor of `Paces` that this process inherits; -1 for
-    none.
+    none. `sections`: how objects below some prefixes are read.
     """
 
     resilience: Resilience = field(default_factory=Resilience)
@@ -36,12 +40,13 @@ class SourceSettings:
     metadata_directory: Path | None = None
     metadata_expiry_s: float = EXPIRY_S
     paces: int = -1
+    sections: tuple[SourceSection, ...] = ()
 
 
 def _opened(
-    uri: str, settings: SourceSettings, calls: CallWatch | None, pace: SharedPace
+    uri: str, section: SourceSection, settings: SourceSettings, calls: CallWatch | None, paces: Paces
 ) -> tuple[Resilient, str]:
-    """Open the source of all URIs of this one's scheme (fsspec: and host), with retries and counters.
+    """Open the source of all URIs below the prefix of a section, with retries and counters.
 
     Also returns its endpoint when URIs alone do not identify objects, else "". Calls on files have no timeout, so they are
     registered in `calls`. Raises InvalidInput for a scheme that cannot be read, NotAllowed without credentials.
@@ -49,8 +54,12 @@ def _opened(
     scheme, mark, _ = uri.partition("://")
     backend: Source
     endpoint = ""
-    if not mark or scheme == "file":
-        watch = calls or CallWatch()
+    watch = calls or CallWatch()
+    if section.path:
+        root = os.path.realpath(section.path)
+        files = WatchedSource(FilesSource((root,), watch.heartbeat), watch)
+        backend = MappedSource(files, section.prefix, f"file://{root.rstrip('/')}/")
+    elif not mark or scheme == "file":
         backend = WatchedSource(FilesSource(settings.roots, watch.heartbeat), watch)
     elif scheme == "s3":
         from cachesvc.sources.s3.s3 import (  # boto3 takes 9 MB and 0.2 s, and a trainer seldom needs it
@@ -58,7 +67,11 @@ def _opened(
             open_s3,
         )
 
-        backend = storage = open_s3(S3Settings())
+        backend = storage = open_s3(
+            S3Settings(
+                section.endpoint, section.region, section.profile, section.requester_pays, section.anonymous
+            )
+        )
         endpoint = storage.endpoint
     elif scheme in ("http", "https"):
         from cachesvc.sources.web.files import WebSource
@@ -73,18 +86,23 @@ def _opened(
         from cachesvc.sources.remote import open_fsspec
 
         backend = open_fsspec(uri)
-    return Resilient(backend, settings.resilience, pace=pace), endpoint
+    pace = paces(section.prefix, section.requests_per_s or math.inf)
+    bytes_pace = paces(f"bytes of {section.prefix}", section.bytes_per_s) if section.bytes_per_s else None
+    return Resilient(backend, settings.resilience, pace=pace, bytes_pace=bytes_pace), endpoint
 
 
-def _with_cached_metadata(reader: Resilient, endpoint: str, uri: str, settings: SourceSettings) -> Source:
-    """Wrap the reader in cached listings and HEADs when the settings name a directory for them."""
-    if settings.metadata_directory is None or "://" not in uri or uri.startswith("file://"):
+def _with_cached_metadata(
+    reader: Resilient, endpoint: str, section: SourceSection, settings: SourceSettings
+) -> Source:
+    """Wrap the reader in cached listings and HEADs when the settings name a directory for them. Files need none."""
+    files = section.path or section.prefix.partition("://")[0] in ("", "file")
+    if settings.metadata_directory is None or files:
         return reader
     return CachedMetadata(reader, settings.metadata_directory, settings.metadata_expiry_s, endpoint=endpoint)
 
 
 class Sources:
-    """The open sources of a process, one for each scheme and host. Thread-safe."""
+    """The open sources of a process, one for each scheme and host, and for each section. Thread-safe."""
 
     def __init__(
         self, settings: SourceSettings, calls: CallWatch | None = None, open_s: float = OPEN_S
@@ -106,6 +124,10 @@ class Sources:
         source = self(uri)
         return source if isinstance(source, CachedMetadata) else None
 
+    def probe(self, prefix: str) -> None:
+        """Send the first request of a listing, once. Raises its error, and as a call does."""
+        self._at(prefix)[0].probe(prefix)
+
     def silent_s(self, uri: str, since: float) -> float:
         """Return for how many seconds the source that reads this URI has left its callers without an answer. See
         `Resilient.silent_s`. Raises as a call does."""
@@ -114,25 +136,34 @@ class Sources:
     def _at(self, uri: str) -> tuple[Resilient, Source]:
         """Return the reader and the source of a URI. Foreign code runs on a thread of its own and under no lock: a
         credential helper that hangs delays only the places that it is asked for."""
-        scheme, mark, rest = uri.partition("://")
-        place = f"{scheme}://{rest.partition('/')[0]}" if mark else ""
+        section = self._section(uri)
+        place = section.prefix
         if place in self._opened:
             return self._opened[place]
-        opening = self._opening.of(place, self._open_s, partial(self._open, uri, place))
+        opening = self._opening.of(place, self._open_s, partial(self._open, uri, section))
         try:
-            return opening.result_within(self._open_s, partial(self._hangs, uri, scheme))
+            return opening.result_within(self._open_s, partial(self._hangs, uri, section))
         finally:
             self._opening.forget(place, opening)
 
-    def _open(self, uri: str, place: str) -> tuple[Resilient, Source]:
+    def _section(self, uri: str) -> SourceSection:
+        """Return the section with the longest prefix, or one of the URI's scheme and host that says nothing."""
+        found = [each for each in self._settings.sections if f"{uri}/".startswith(each.prefix)]
+        if found:
+            return max(found, key=lambda each: len(each.prefix))
+        scheme, mark, rest = uri.partition("://")
+        return SourceSection(f"{scheme}://{rest.partition('/')[0]}" if mark else "")
+
+    def _open(self, uri: str, section: SourceSection) -> tuple[Resilient, Source]:
+        place = section.prefix
         if place not in self._opened:  # a call that began just before this one may have opened it
-            reader, endpoint = _opened(uri, self._settings, self._calls, self._paces(place))
+            reader, endpoint = _opened(uri, section, self._settings, self._calls, self._paces)
             self._readers.append(reader)
-            self._opened[place] = reader, _with_cached_metadata(reader, endpoint, uri, self._settings)
+            self._opened[place] = reader, _with_cached_metadata(reader, endpoint, section, self._settings)
         return self._opened[place]
 
-    def _hangs(self, uri: str, scheme: str) -> SourceUnavailable:
-        error = fault_of_node(f"{uri}: {_foreign(scheme)} has not answered for {self._open_s:.0f} s")
+    def _hangs(self, uri: str, section: SourceSection) -> SourceUnavailable:
+        error = fault_of_node(f"{uri}: {_foreign(section)} has not answered for {self._open_s:.0f} s")
         log.error("%s", error)
         return error
 
@@ -156,10 +187,13 @@ class Sources:
             metadata.forget(uri)
 
 
-def _foreign(scheme: str) -> str:
-    """Return the name of the foreign code that opens sources of a scheme."""
+def _foreign(section: SourceSection) -> str:
+    """Return the name of the foreign code that opens a source."""
+    if section.path:
+        return f"the file system of {section.path}"
+    scheme = section.prefix.partition("://")[0]
     if scheme == "s3":
         from cachesvc.sources.s3.identity import helper
 
-        return helper()
+        return helper(section.profile)
     return f"the driver of {scheme}://"

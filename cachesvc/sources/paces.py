@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 
@@ -21,6 +22,8 @@ from cachesvc.core.rates.backoff import Pace
 PLACES = 64
 """The most sources of one daemon that share a rate. Further ones have a rate of their own in each process."""
 _NAME_BYTES = 16
+RATE_POLL_S = 1.0
+"""How often a call that waits for its turn in the rate polls how fast the queue moves."""
 _STATE = struct.Struct(f"<{_NAME_BYTES}s{len(Pace().numbers())}d")
 
 
@@ -34,10 +37,13 @@ def new_paces() -> FileIO:
 class SharedPace:
     """One `Pace`, shared by the processes that have the same place of the same file; without a file, this process's own."""
 
-    def __init__(self, file: int = -1, offset: int = 0) -> None:
+    def __init__(self, file: int = -1, offset: int = 0, most: float = math.inf) -> None:
+        """`most`: the limit of the rate, which processes that share the place must give alike."""
         self._file, self._offset = file, offset
         self._lock = threading.Lock()
         self._own = Pace()
+        with self.held() as pace:
+            pace.most = most
 
     @contextmanager
     def held(self) -> Iterator[Pace]:
@@ -52,6 +58,19 @@ class SharedPace:
                 yield pace
                 os.pwrite(self._file, _STATE.pack(name, *pace.numbers()), self._offset)
 
+    def take(self, places: int, clock: Callable[[], float], sleep: Callable[[float], None]) -> float:
+        """Wait until the first of so many places is due. Return the seconds that it took."""
+        place, joined_at = None, clock()
+        while True:
+            with self.held() as pace:
+                now = clock()
+                if place is None:
+                    place = pace.join(now, places)
+                wait_s = pace.wait_s(place, now)
+            if not wait_s:
+                return now - joined_at
+            sleep(min(wait_s, RATE_POLL_S))
+
 
 class Paces:
     """The paces in a file of `new_paces`; without one, paces of this process. POSIX locks belong to a process, so each
@@ -60,20 +79,24 @@ class Paces:
     def __init__(self, file: int = -1) -> None:
         self._file = file
 
-    def __call__(self, source: str) -> SharedPace:
-        """Return the pace of a source, which all processes must name alike."""
-        if self._file < 0:
-            return SharedPace()
+    def __call__(self, source: str, most: float = math.inf) -> SharedPace:
+        """Return the pace of a source, which all processes must name alike, with a rate of `most` at most."""
+        if self._file < 0 or (offset := self._offset_of(source)) is None:
+            return SharedPace(most=most)
+        return SharedPace(self._file, offset, most)
+
+    def _offset_of(self, source: str) -> int | None:
+        """Return the place of a source, which is taken at first; None where all are taken."""
         wanted = hashlib.blake2b(source.encode(), digest_size=_NAME_BYTES).digest()
         with _locked(self._file, 0, PLACES * _STATE.size):
             for offset in range(0, PLACES * _STATE.size, _STATE.size):
                 name = os.pread(self._file, _NAME_BYTES, offset)
                 if name == wanted:
-                    return SharedPace(self._file, offset)
+                    return offset
                 if not any(name):
                     os.pwrite(self._file, _STATE.pack(wanted, *Pace().numbers()), offset)
-                    return SharedPace(self._file, offset)
-        return SharedPace()
+                    return offset
+        return None
 
 
 @contextmanager

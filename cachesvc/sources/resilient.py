@@ -15,8 +15,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
 from cachesvc.core.limits import REQUEST_S
@@ -24,7 +25,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import LatencyTail, backoff_s, hedge_allowed
 from cachesvc.core.rates.circuit_breaker import CircuitBreaker
 from cachesvc.sources.hedging import Hedger, LateRead
-from cachesvc.sources.paces import SharedPace
+from cachesvc.sources.paces import RATE_POLL_S, SharedPace
 from cachesvc.sources.source import Checker, OnReceived, Paged, Source, ignore_received
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ PROGRESS_BYTES, PROGRESS_SHARE = 64 << 10, 1 / 4
 SLOW_S = 30.0
 """An answer that is cut short after so many bytes, or this share of what was asked for, in less time, is progress and no
 failure. A read of n bytes that are cut so ends after log(n) / log(4 / 3) answers at most."""
-RATE_POLL_S = 1.0
-"""How often a call that waits for its turn in the rate polls how fast the queue moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,18 @@ class Interruptible(Protocol):
         ...
 
 
+class _Answered(Exception):
+    """Ends a listing after its first answer."""
+
+
+def _send_first(request: Callable[[], object], /) -> NoReturn:
+    request()
+    raise _Answered
+
+
 class Resilient:
-    """A `Source` with retries, at a rate that other processes may share. `clock`, `chance` (uniform in [0, 1)) and
-    `sleep` are arguments for tests."""
+    """A `Source` with retries, at rates of requests and bytes that other processes may share. `clock`, `chance` (uniform in
+    [0, 1)) and `sleep` are arguments for tests."""
 
     def __init__(
         self,
@@ -98,13 +106,14 @@ class Resilient:
         chance: Callable[[], float] = random.random,
         sleep: Callable[[float], None] = time.sleep,
         pace: SharedPace | None = None,
+        bytes_pace: SharedPace | None = None,
     ) -> None:
         self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
         self._resilience = resilience or Resilience()
         self._counters = SourceCounters()
         self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
-        self._pace = pace or SharedPace()
+        self._pace, self._bytes_pace = pace or SharedPace(), bytes_pace
         self._limited = self._said_cut = False
         self._breaker = CircuitBreaker()
         self._last_error = ""
@@ -138,6 +147,14 @@ class Resilient:
         if isinstance(self._source, Paged):
             return iter([*self._source.list_by(prefix, self._with_retries)])
         return iter(self._with_retries(lambda: [*self._source.list(prefix)]))
+
+    def probe(self, prefix: str) -> None:
+        """Send the first request of a listing, once. Raises its error."""
+        if isinstance(self._source, Paged):
+            with suppress(_Answered):
+                next(iter(self._source.list_by(prefix, _send_first)), None)
+        else:
+            next(iter(self._source.list(prefix)), None)
 
     def head(self, uri: str) -> ObjectVersion:
         """Return the object's version, with retries."""
@@ -173,7 +190,7 @@ class Resilient:
                 done += error.kept_bytes
                 raise
 
-        self._with_retries(read_rest)
+        self._with_retries(read_rest, len(into))
         return done > 0
 
     def checker(self, version: ObjectVersion) -> Checker | None:
@@ -207,13 +224,13 @@ class Resilient:
         self._hedger.close()
         self._source.close()
 
-    def _with_retries(self, call: Callable[[], T]) -> T:
+    def _with_retries(self, call: Callable[[], T], size_bytes: int = 0) -> T:
         thread = threading.get_ident()
         with self._lock:
             self._waiting += 1
             self._calling.add(thread)
         try:
-            return self._retried(call)
+            return self._retried(call, size_bytes)
         finally:
             with self._lock:
                 self._waiting -= 1
@@ -232,12 +249,14 @@ class Resilient:
             wait_s -= PAUSE_POLL_S
         self._check_given_up()
 
-    def _retried(self, call: Callable[[], T]) -> T:
+    def _retried(self, call: Callable[[], T], size_bytes: int) -> T:
         until = self._clock() + self._resilience.deadline_s
         attempt = refusals = 0
         while True:
             self._wait_while_down(until)
             until += self._wait_for_rate(until)
+            if self._bytes_pace is not None and size_bytes:
+                until += self._bytes_pace.take(size_bytes, self._clock, self._sleep)
             try:
                 with self._under_way:
                     sent_at = self._clock()

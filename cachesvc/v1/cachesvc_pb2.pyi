@@ -228,6 +228,22 @@ class ReloadReply(_message.Message):
     waiting: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, taken: _Optional[_Iterable[str]] = ..., waiting: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ExamineRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("check", "level", "text", "mend")
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MEND_FIELD_NUMBER: _ClassVar[int]
+    check: str
+    level: str
+    text: str
+    mend: str
+    def __init__(self, check: _Optional[str] = ..., level: _Optional[str] = ..., text: _Optional[str] = ..., mend: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -13,11 +13,12 @@ import jsonschema
 import msgspec
 import pytest
 
+from cachesvc import config_files
 from cachesvc.__main__ import run
 from cachesvc.cli import config_file
 from cachesvc.cli.config import resolved
 from cachesvc.cli.serve import serve
-from cachesvc.config import NvmeSpec, QuotaSpec, Rule, Settings
+from cachesvc.config import NvmeSpec, QuotaSpec, Rule, Settings, SourceSection
 from tests.support.users import ALICE, as_root
 
 FULL = """
@@ -35,6 +36,22 @@ node-name = "node1"
 tls-cert = "c.pem"
 tls-key = "k.pem"
 tls-ca = "a.pem"
+
+[[source]]
+prefix = "s3://ours"
+endpoint = "https://minio:9000"
+profile = "team"
+requester-pays = true
+
+[[source]]
+prefix = "s3://public/a/"
+anonymous = true
+requests-per-s = 0.5
+bytes-per-s = "500MB"
+
+[[source]]
+prefix = "gs://mounted/"
+path = "/mnt/data"
 """
 Write = Callable[[str], str]
 
@@ -45,7 +62,7 @@ def no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("CACHESVC")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(config_file, "SYSTEM_FILE", str(tmp_path / "etc.toml"))
+    monkeypatch.setattr(config_files, "SYSTEM_FILE", str(tmp_path / "etc.toml"))
 
 
 @pytest.fixture
@@ -74,6 +91,13 @@ def test_a_file_sets_what_options_set(write: Write) -> None:
     assert found.cluster is not None
     assert (found.cluster.node_name, found.cluster.rejoin_grace_s) == ("node1", 30)
     assert found.tls is not None
+    assert found.source == (
+        SourceSection("s3://ours/", "https://minio:9000", profile="team", requester_pays=True),
+        SourceSection("s3://public/a/", anonymous=True, requests_per_s=0.5, bytes_per_s=500 * 10**6),
+        SourceSection("gs://mounted/", path="/mnt/data"),
+    )
+    words = [word for each in found.source for word in ("--source", config_files.source_text(each))]
+    assert settings("--ram", "1GiB", *words).source == found.source
 
 
 def test_flags_go_before_variables_before_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +130,20 @@ def test_the_users_file_goes_before_the_systems(tmp_path: Path) -> None:
         ("socket-mode = 660", 'socket-mode: write a file mode as text: "660"'),
         ("fillers = 65", "fillers: 65 is not in the range 1<=x<=64."),
         ('log-format = "xml"', "log-format: 'xml' is not one of 'text', 'json'."),
+        ("[[source]]", "source: a source: Object missing required field `prefix`"),
+        ('[[source]]\nprefix = "s3:///a/"', "source: the source 's3:///a/' is no prefix of URIs"),
+        ('[[source]]\nprefix = "file:///a/"', "source: the source 'file:///a/' is no prefix of URIs"),
+        ('[[source]]\nprefix = "s3://b/"\nendpont = "x"', "endpont is no key of a source; is it endpoint?"),
+        ('[[source]]\nprefix = "s3://b/"\nanonymous = 3', "source: a source: Expected `bool`, got `int`"),
+        ('[[source]]\nprefix = "s3://b/"\nrequests-per-s = -1', "has a rate that is no number from 0 on"),
+        (
+            '[[source]]\nprefix = "s3://b/"\nprofile = "a"\nanonymous = true',
+            "is anonymous, and has a profile",
+        ),
+        ('[[source]]\nprefix = "gs://b/"\nregion = "a"', "is not of S3, and has region; leave that out"),
+        ('[[source]]\nprefix = "s3://b/"\nregion = "a"\npath = "/x"', "below a path, and has region"),
+        ('[[source]]\nprefix = "s3://b/"\npath = "x"', "the path 'x' of the source s3://b/ is not absolute"),
+        ("source = [3]", "source: 3 is no source; write [[source]]"),
         ("ram = ", "is no TOML: "),
         ("ram = 1\nram = 2", "is no TOML: "),
     ],

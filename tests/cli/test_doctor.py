@@ -17,9 +17,13 @@ import pytest
 from cachesvc.__main__ import run
 from cachesvc.cli import doctor_checks
 from cachesvc.cli.doctor_checks import Level
+from cachesvc.client.control import Control
 from cachesvc.config import NvmeSpec, Settings, Tls
 from cachesvc.tiers.mounts import Mount
+from testbed.node import Daemon
+from tests.support.faults.fake_s3 import Object, fake_s3
 from tests.support.membership.nodes import authority, certified
+from tests.support.users import ALICE, as_root, as_user
 
 
 @pytest.fixture
@@ -52,6 +56,81 @@ def refusing_server() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def found(capsys: Any) -> dict[str, list[dict[str, str]]]:
+    """The rows of `--json`, by check."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        rows.setdefault(json.loads(line)["check"], []).append(json.loads(line))
+    return rows
+
+
+def test_the_daemon_examines_its_own_settings_and_sources(
+    no_cloud: None, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with fake_s3() as store:
+        store.objects["d/0"] = Object(4096)
+        allow = ["--allow", "s3://b/", "--allow", "s3://b/d/", "--allow", str(tmp_path)]
+        options = ["--ram", "64MiB", "--fillers", "1", *allow]
+        options += ["--source", f"s3://b/d/,endpoint={store.endpoint}", "--nvme", f"{tmp_path}=1GiB"]
+        keys = {"AWS_ACCESS_KEY_ID": "AKIAVISIBLE", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+        elsewhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+        with Daemon(tmp_path / "node", options, keys | elsewhere) as daemon:
+            monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+            assert run(["doctor", "--json"]) == 1, "the endpoint of s3://b/ does not answer"
+            rows = found(capsys)
+            assert rows["asked"][0]["text"].startswith("the daemon in ")
+            assert "RAM budget 67,108,864 of" in rows["memory"][0]["text"]
+            assert rows["settings"][0]["text"] == f"serves s3://b/ s3://b/d/ {tmp_path}"
+            assert rows["credentials"][0]["text"] == "S3 credentials from env: found, not tried"
+            assert [row["level"] for row in rows["source"]] == ["fail", "ok", "ok"]
+            assert rows["source"][1]["text"].startswith("s3://b/d/ was listed in ")
+            assert rows["clock"][0]["level"] == "fail"
+            assert "budget 1,073,741,824" in rows["nvme"][-1]["text"]
+            assert store.asked == ["LIST"]
+            run(["doctor", "--json", "--ram", "1MiB", "--extent-bytes", "4096"])
+            rows = found(capsys)
+            assert rows["asked"][0]["text"].startswith("this shell: with the options given")
+            assert rows["credentials"][0]["text"] == "no S3 credentials found"
+
+
+def test_a_shell_is_named_as_that_and_takes_every_option_of_serve(
+    no_cloud: None, capsys: Any, tmp_path: Path
+) -> None:
+    options = certified(
+        tmp_path, "node", authority(tmp_path), ends=datetime.now(timezone.utc) + timedelta(90)
+    )
+    more = ["--listen", "0.0.0.0:7071", "--scrub-rate", "1MiB", "--quota", "user=1GiB", "--log", "DEBUG"]
+    assert run(["doctor", "--json", "--ram", "1MiB", "--extent-bytes", "4096", *options, *more]) == 0
+    rows = found(capsys)
+    assert rows["asked"][0]["text"] == "this shell: no daemon answers"
+    assert rows["certificate"][0]["level"] == "ok"
+
+
+@as_root
+def test_only_its_own_user_has_the_daemon_examined(no_cloud: None, tmp_path: Path) -> None:
+    options = ["--ram", "64MiB", "--fillers", "1", "--allow", str(tmp_path), "--socket-mode", "666"]
+    with Daemon(tmp_path / "node", options) as daemon:
+        os.chmod(daemon.socket_dir, 0o755)
+        directory = daemon.socket_dir
+
+        def examine() -> None:
+            with Control(directory) as control:
+                control.examine()
+
+        refused = as_user(ALICE, examine)
+    assert refused == ["NotAllowed", "only user 0, who runs the daemon, may have it examined"]
+
+
+def test_a_directory_on_the_kubelets_disk_leaves_what_the_kubelet_wants_free(tmp_path: Path) -> None:
+    def levels(left: int, place: str) -> list[Level]:
+        return [each.level for each in doctor_checks.kubelet(str(tmp_path), 1000, left, [place])]
+
+    assert levels(149, str(tmp_path)) == [Level.WARN]
+    assert levels(150, str(tmp_path)) == []
+    assert levels(0, "/proc/version") == []
+    assert levels(0, "/nowhere") == []
 
 
 def test_a_plain_machine_passes_with_warnings(no_cloud: None, capsys: Any, tmp_path: Path) -> None:

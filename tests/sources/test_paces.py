@@ -126,3 +126,38 @@ def test_a_retry_after_told_to_one_process_delays_the_others(file: FileIO) -> No
         Resilient(source, None, clock, lambda: 0.5, clock.sleep, pace).head("s3://b/x")
     assert sources[0].asked[0] == 0.0
     assert [30 <= at < 31 for at in sources[1].asked] == [True], "it had not asked before"
+
+
+def test_rates_of_the_settings_hold_for_all_processes_together(file: FileIO) -> None:
+    clock = Clock()
+
+    class Answering(FakeSource):
+        def head(self, uri: str) -> ObjectVersion:
+            return ObjectVersion(uri, 1, "v")
+
+        def read_into(self, *_: object) -> None:
+            return None
+
+    paces = [Paces(file.fileno()) for _ in range(2)]
+    readers = [
+        Resilient(
+            Answering(),
+            None,
+            clock,
+            lambda: 0.5,
+            clock.sleep,
+            each("s3://b", most=10),
+            each("bytes of s3://b", most=1000),
+        )
+        for each in paces
+    ]
+    for number in range(20):
+        readers[number % 2].head("s3://b/x")
+    assert 1.8 <= clock.now < 2.0, "twenty requests at ten a second, the first at once"
+    clock.now = 100.0
+    for number in range(4):
+        readers[number % 2].read_into(ObjectVersion("s3://b/x", 500, "v"), 0, memoryview(bytearray(500)))
+    assert 101.4 <= clock.now < 101.7, "the fourth read waits for the bytes of three"
+    Paces(file.fileno())("s3://b")
+    readers[0].head("s3://b/x")
+    assert clock.now < 101.7, "settings without a rate end the limit"

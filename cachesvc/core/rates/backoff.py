@@ -112,6 +112,8 @@ class Pace:
     _accepted: float = 0
     _asked: float = 0
     """Answers since the last cut; they decay over the settling time."""
+    most: float = math.inf
+    """The limit of the rate that the settings give."""
 
     def numbers(self) -> tuple[float, ...]:
         """The state as numbers: `Pace(*numbers)` goes on with it."""
@@ -119,7 +121,10 @@ class Pace:
 
     def rate(self, now: float) -> float:
         """Requests a second; inf where there is no limit. After a cut, or the pause that followed it, it doubles every
-        second up to the knee, and grows by `GROWTH` from there."""
+        second up to the knee, and grows by `GROWTH` from there. It is never above `most`."""
+        return min(self.most, self._learned_rate(now))
+
+    def _learned_rate(self, now: float) -> float:
         if math.isinf(self._base):
             return math.inf
         quiet_s = max(0.0, now - max(self._cut_at, self._paused_until))
@@ -130,11 +135,11 @@ class Pace:
             return math.inf
         return self._base * math.pow(2.0, doublings) * (1 + self.GROWTH * steady_s)
 
-    def join(self, now: float) -> float:
-        """Take a place in the queue, for `wait_s`. A caller that leaves early wastes its place."""
+    def join(self, now: float, places: int = 1) -> float:
+        """Take places in the queue, and return the first, for `wait_s`. A caller that leaves early wastes them."""
         self._move(now)
-        self._last += 1
-        return self._last
+        self._last += places
+        return self._last - places + 1
 
     def wait_s(self, place: float, now: float) -> float:
         """Seconds after which to call again; 0: the place may ask now. They end before the place is due, unless the

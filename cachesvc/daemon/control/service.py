@@ -17,6 +17,7 @@ from cachesvc.core.model import ExtentId, TierName
 from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
+from cachesvc.daemon.control.examination import examine
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import EventStream, Reports, dataset_message, options_of, stale_text
@@ -176,19 +177,20 @@ class Service:
         with self._callers.answering(context):
             yield from self._events.run(request, self._callers.of(context), context)
 
+    def Examine(self, request: pb.ExamineRequest, context: grpc.ServicerContext) -> Iterator[pb.Finding]:
+        with self._callers.answering(context):
+            self._own_user_only(context, "have it examined")
+            yield from examine(self._reloader.settings)
+
     def Reload(self, request: pb.ReloadRequest, context: grpc.ServicerContext) -> pb.ReloadReply:
         with self._callers.answering(context):
-            if not is_own_user(self._callers.of(context)):
-                raise errors.NotAllowed(
-                    f"only user {os.geteuid()}, who runs the daemon, may reload its settings"
-                )
+            self._own_user_only(context, "reload its settings")
             changes = self._reloader.reload()
             return pb.ReloadReply(taken=changes.taken, waiting=changes.waiting)
 
     def RemoveNode(self, request: pb.RemoveNodeRequest, context: grpc.ServicerContext) -> pb.RemoveNodeReply:
         with self._callers.answering(context):
-            if not is_own_user(self._callers.of(context)):
-                raise errors.NotAllowed(f"only user {os.geteuid()}, who runs the daemon, may remove a node")
+            self._own_user_only(context, "remove a node")
             if self._cluster is None:
                 raise errors.InvalidInput(ALONE)
             found = self._cluster.forget(request.name)
@@ -238,6 +240,10 @@ class Service:
             yield pb.VerifyReply(
                 checked_extents=len(found), extents=len(found), corrupt_extents=corrupt, done=True
             )
+
+    def _own_user_only(self, context: grpc.ServicerContext, may: str) -> None:
+        if not is_own_user(self._callers.of(context)):
+            raise errors.NotAllowed(f"only user {os.geteuid()}, who runs the daemon, may {may}")
 
     def _dataset(self, wanted: str, context: grpc.ServicerContext) -> ServedDataset:
         loaded = self._callers.dataset(self._datasets, wanted, context)

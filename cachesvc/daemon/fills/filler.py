@@ -86,6 +86,7 @@ class Filler:
                 metadata_directory=Path(settings.state_dir, "metadata"),
                 metadata_expiry_s=settings.metadata_expiry_s,
                 paces=given.paces,
+                sections=settings.source,
             ),
             self._calls,
         )

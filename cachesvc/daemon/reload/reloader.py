@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import msgspec
 
 from cachesvc.config import NvmeSpec, Origin, Settings, check_ram, validate
-from cachesvc.core.errors import CacheError, DeadlineExceeded, from_code
+from cachesvc.core.errors import CacheError, from_code
 from cachesvc.core.model import TierName
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
@@ -27,6 +25,7 @@ from cachesvc.daemon.events.event import Event, failed, record
 from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.processes.logs import set_level
+from cachesvc.daemon.processes.own_command import run_verb
 from cachesvc.system.memory import allowed_bytes
 
 log = logging.getLogger(__name__)
@@ -131,25 +130,8 @@ def resolve(origin: Origin) -> Settings:
     """Return the settings that the command line of this daemon gives now, read in a process of its own: options, variables
     and files belong to the command line, which the daemon does not import. Raises the error of a wrong file, variable or
     option, DeadlineExceeded where files cannot be read in time, CacheError where no process can be started."""
-    command = [
-        sys.executable,
-        "-m",
-        "cachesvc",
-        "config",
-        "show",
-        "--json",
-        "--settings",
-        "--",
-        *origin.arguments,
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=RESOLVE_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise DeadlineExceeded(f"the settings were not read in {RESOLVE_S:.0f} s") from None
-    except OSError as error:
-        raise CacheError(
-            f"the settings cannot be read ({error.strerror}); allow more processes or memory"
-        ) from None
+    words = ["config", "show", "--json", "--settings", "--", *origin.arguments]
+    done = run_verb(words, RESOLVE_S)
     if done.returncode:
         raise from_code(done.returncode, _message(done.stderr))
     return msgspec.json.decode(done.stdout, type=Settings)
@@ -183,6 +165,7 @@ LIVE = {
     "allow": "allow",
     "rules": "allow",
     "quota": "quota",
+    "source": "source",
     "log": "log",
 }
 """Settings that a running daemon takes, with the option that sets each."""
@@ -218,7 +201,7 @@ def compare(running: Settings, wanted: Settings) -> Changes:
     if _places(running.nvme) != _places(wanted.nvme):
         live.remove("nvme")
     if running.s3:  # whose process reads them at its start
-        live -= {"allow", "rules"}
+        live -= {"allow", "rules", "source"}
     taken = differ & live
     settings = replace(running, **{name: getattr(wanted, name) for name in taken})
     return Changes(settings, _named(taken), _named(differ - taken))
@@ -256,7 +239,7 @@ class LiveParts:
         allowed = self.lookups.allowlist(settings.allow, exact=bool(settings.rules))
         Tenants(allowed, settings.rules)
         Quotas(settings.quota, self.quotas.resolve)
-        if not {"allow", "log"}.isdisjoint(changes.taken):
+        if not {"allow", "source", "log"}.isdisjoint(changes.taken):
             self._renew_fillers(settings, allowed.roots)
         self.tenants.replace(allowed, settings.rules)
         self.quotas.replace(settings.quota)

@@ -13,7 +13,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -57,11 +57,13 @@ class AccountIdentity:
         connect: Callable[[str], tuple[Any, Any]],
         clock: Callable[[], float] = time.monotonic,
         helper_s: float = HELPER_S,
+        headers: Mapping[str, str] | None = None,
+        unsigned: bool = False,
     ) -> None:
         self._connect, self._clock, self._helper_s = connect, clock, helper_s
         self.client, self._credentials = connect("")
         self._elsewhere: dict[str, Any] = {}
-        self.headers = _payer()
+        self.headers, self._unsigned = dict(headers or {}), unsigned
         """Headers of all requests."""
         self._keys: Any = None
         self._next_try_at = 0.0
@@ -149,6 +151,8 @@ class AccountIdentity:
         """The reason why requests are not signed, in words; "" if they are."""
         if self._credentials is not None:
             return ""
+        if self._unsigned:
+            return "its [[source]] says anonymous"
         return f"{_NO_SIGN} is set" if _wants_no_signature() else "no S3 credentials were found"
 
     def client_in(self, region: str) -> Any:
@@ -166,9 +170,13 @@ def sign_in(
     region: str,
     clock: Callable[[], float] = time.monotonic,
     helper_s: float = HELPER_S,
+    profile: str = "",
+    pays: bool = False,
+    anonymous: bool = False,
 ) -> AccountIdentity:
     """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises InvalidInput for a wrong
     setting, SourceUnavailable when this process is at a limit."""
+    payer = {"x-amz-request-payer": "requester"} if pays or _pays() else {}
     plain = Config(
         connect_timeout=CONNECT_S,
         read_timeout=SILENCE_S,
@@ -177,8 +185,8 @@ def sign_in(
     )
 
     def connect(elsewhere: str) -> tuple[Any, Any]:
-        session = _session()
-        credentials = None if _wants_no_signature() else session.get_credentials()
+        session = _session(profile)
+        credentials = None if anonymous or _wants_no_signature() else session.get_credentials()
         unsigned = Config(signature_version=UNSIGNED)
         client = session.client(
             "s3",
@@ -187,12 +195,12 @@ def sign_in(
             config=plain if credentials is not None else plain.merge(unsigned),
         )
         client.meta.events.register("before-parse.s3", s3_errors.refuse_page)
-        if payer := _payer():
+        if payer:
             client.meta.events.register("before-call.s3", lambda params, **_: params["headers"].update(payer))
         return client, credentials
 
     try:
-        identity = AccountIdentity(connect, clock, helper_s)
+        identity = AccountIdentity(connect, clock, helper_s, payer, anonymous)
         if not identity.refreshable:  # refreshable ones may need a request, so they wait for the first use
             identity.signing_keys()
     except CacheError:
@@ -208,9 +216,9 @@ def _wants_no_signature() -> bool:
     return os.environ.get(_NO_SIGN, "").lower() in ("yes", "true", "1")
 
 
-def _payer() -> dict[str, str]:
-    """Return the header by which this account pays for its requests; empty unless the environment says so."""
-    return {"x-amz-request-payer": "requester"} if os.environ.get(_PAYER, "").lower() == "requester" else {}
+def _pays() -> bool:
+    """Tell whether this account pays for its requests."""
+    return os.environ.get(_PAYER, "").lower() == "requester"
 
 
 @cache
@@ -220,9 +228,9 @@ def service_data() -> Loader:
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
-def _session() -> boto3.Session:
+def _session(profile: str = "") -> boto3.Session:
     """Make a session that resolves the chain anew and shares the service data: loading it would cost 15 MB and 0.1 s."""
-    core = Session()
+    core = Session(profile=profile or None)
     core.get_component("credential_provider").get_provider("assume-role")._prompter = _refuse_prompt
     session = boto3.Session(botocore_session=core)  # adds a path to the loader that it finds
     core.register_component("data_loader", service_data())
@@ -237,15 +245,15 @@ def _refuse_prompt(_: str) -> str:
     )
 
 
-def helper() -> str:
-    """Return the name of what gives credentials here: the program of the profile's credential_process, if it has one. Its
-    arguments may be secret."""
+def helper(profile: str = "") -> str:
+    """Return the name of what gives the credentials of a profile, by default the environment's: the program of its
+    credential_process, if it has one. Its arguments may be secret."""
     command = ""
     with suppress(*FAILED):
-        command = _session()._session.get_scoped_config().get("credential_process", "")
+        command = _session(profile)._session.get_scoped_config().get("credential_process", "")
     if words := command.split():
-        return f"the credential_process {words[0]} of the AWS profile {_profile()}"
-    return f"the AWS credential chain of the profile {_profile()}"
+        return f"the credential_process {words[0]} of the AWS profile {profile or _profile()}"
+    return f"the AWS credential chain of the profile {profile or _profile()}"
 
 
 def _profile() -> str:

@@ -65,6 +65,9 @@ class S3Settings:
 
     endpoint: str = ""
     region: str = ""
+    profile: str = ""
+    requester_pays: bool = False
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +344,15 @@ def open_s3(
 ) -> S3Source:
     """Open a source from settings and the AWS environment. Raises InvalidInput for wrong settings, SourceUnavailable when
     this process is at a limit."""
-    identity = sign_in(settings.endpoint, settings.region, clock, helper_s)
+    identity = sign_in(
+        settings.endpoint,
+        settings.region,
+        clock,
+        helper_s,
+        settings.profile,
+        settings.requester_pays,
+        settings.anonymous,
+    )
     return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
 

@@ -11,6 +11,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.own_catalogs import own_home
 from cachesvc.client.protocol import Grants
+from cachesvc.config_files import own_sections
 from cachesvc.core.model import Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.records.dataset_state import SMALL_SAMPLE_BYTES
@@ -48,7 +49,7 @@ def direct_access(catalog: Catalog) -> Access:
     """Grants local files themselves or copies of them, and fills all other extents into this process's memory, in the
     order of the plan."""
     home = own_home()
-    settings = SourceSettings(metadata_directory=Path(home) / "metadata")
+    settings = SourceSettings(metadata_directory=Path(home) / "metadata", sections=own_sections())
     sources, own = Sources(settings), threading.local()
 
     def fill(extent: Extent, fd: int) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.core.rates.backoff import Pace, backoff_s
-from cachesvc.sources.resilient import RATE_POLL_S
+from cachesvc.sources.paces import RATE_POLL_S
 
 LATE_S = 0.005
 """The most by which a sleeping thread wakes up late."""

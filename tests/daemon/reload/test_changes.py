@@ -9,7 +9,7 @@ import pytest
 
 from cachesvc.cli import config_file
 from cachesvc.cli.serve import serve
-from cachesvc.config import ClusterSettings, NvmeSpec, QuotaSpec, Rule, Settings, Tls
+from cachesvc.config import ClusterSettings, NvmeSpec, QuotaSpec, Rule, Settings, SourceSection, Tls
 from cachesvc.daemon.reload.reloader import compare
 
 RUNNING = Settings(1 << 30, (NvmeSpec("/a", 5), NvmeSpec("/b", share=0.5)), ("s3://b/",), "/run/x", "/state")
@@ -34,6 +34,7 @@ def other(name: str) -> Any:
         ({"allow": ("s3://c/",)}, "allow"),
         ({"rules": (Rule("s3://b/", (1,), ()),)}, "allow"),
         ({"quota": (QuotaSpec("user", 5),)}, "quota"),
+        ({"source": (SourceSection("s3://b/"),)}, "source"),
         ({"log": "DEBUG"}, "log"),
     ],
 )
@@ -59,7 +60,7 @@ def test_a_tier_comes_goes_or_moves_with_the_next_start(change: dict[str, Any]) 
 
 
 def test_all_other_settings_wait_and_are_named_by_options_of_serve() -> None:
-    live = {"ram_bytes", "nvme", "allow", "rules", "quota", "log"}
+    live = {"ram_bytes", "nvme", "allow", "rules", "quota", "source", "log"}
     of_code = {"filler_threads", "metadata_expiry_s"}
     of_one_command = {"takeover", "origin"}
     keys = config_file.keys(serve)
