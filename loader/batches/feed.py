@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +19,6 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import default_collate, get_worker_info
 
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, Plan, merged
-from cachesvc.core.order.recent import Latest
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.stalls import StallReport
 from loader.batches.epoch_orders import EpochOrders
@@ -42,13 +40,14 @@ from loader.datasets.wrapped import (
     sample_fetcher,
 )
 from loader.job.topology import RankShare
+from loader.process.latest import Latest
 from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import ExtentReader, Ints
 from loader.reading.wait_clock import READING
 
-SLAB, SLABS = 16_384, 2
-"""Positions of the order computed at once, 60 to 70 ns each, and how many such slabs are kept: threads that make batches
-are one apart. Slabs of 65,536 are no faster and take 1.4 MiB more per process; in slabs of 64 a position costs 5 us."""
+SLAB = 16_384
+"""Positions of the order computed at once: 60 to 70 ns each. Slabs of 65,536 are no faster and take 1.4 MiB more
+per process; in slabs of 64 a position costs 5 us."""
 NOT_READ = (0.0,) * len(READING)
 
 
@@ -118,8 +117,7 @@ class Feed(TorchDataset[Any]):
         self.on_device: Callable[[EpochOrder, int], Any | None] | None = None
         """Returns the batch of a turn, made by a device, or None where the processor is to make it."""
         self._order: EpochOrder | RunOrder | None = None
-        self._slab, self._slabs = self._no_slab(), Latest[tuple[int, int], _Slab](SLABS)
-        self._making = threading.Lock()
+        self._slab, self._slabs = self._no_slab(), Latest[_Slab]()
         self._followed: int | None = None
         """The epoch whose plan this worker has submitted."""
 
@@ -154,7 +152,7 @@ class Feed(TorchDataset[Any]):
     def for_thread(self) -> Feed:
         """Return a feed for one thread; the feeds of a rank's threads compute its order once."""
         found = copy.copy(self)
-        found._slabs, found._making, found.on_device = self._slabs, self._making, self.on_device
+        found._slabs, found.on_device = self._slabs, self.on_device
         return found
 
     def _no_slab(self) -> _Slab:
@@ -378,25 +376,29 @@ class Feed(TorchDataset[Any]):
             self._followed = epoch
             if not all(opened.link.daemon for opened in self._opened):
                 self.submit(epoch)
-        step, steps = turn // share.accumulate, max(1, SLAB // (share.high - share.low))
-        first = step // steps * steps if step < order.full_steps else order.full_steps
-        with self._making:  # threads make each slab once
-            self._slab = self._slabs.get((epoch, first), lambda _: self._made_slab(order, first, steps))
+        step = turn // share.accumulate
+        if step >= order.full_steps:
+            self._slab = self._slabs.get((epoch, None), lambda: self._tail(order))
+        else:
+            steps = max(1, SLAB // (share.high - share.low))
+            first = step // steps * steps
+            last = min(order.full_steps, first + steps)
+            self._slab = self._slabs.get((epoch, first), lambda: self._full_slab(order, first, last))
         return self._slab
 
-    def _made_slab(self, order: EpochOrder | RunOrder, first: int, steps: int) -> _Slab:
-        """Return the turns of full steps from `first` on, `steps` of them at most, or of the partial step."""
+    def _full_slab(self, order: EpochOrder | RunOrder, first: int, last: int) -> _Slab:
+        """Return the turns of full steps [first, last)."""
         share = self.share
-        if first == order.full_steps:
-            samples, valid = order.tail(share.low, share.high, share.accumulate)
-            rows = self.orders.indices_of(samples)
-            return _Slab(
-                first * share.accumulate, *self.orders.without_excluded(order, share, first, rows, valid)
-            )
-        found = order.slots(first, min(order.full_steps, first + steps), share.low, share.high)
+        found = order.slots(first, last, share.low, share.high)
         rows = self.orders.indices_of(found.reshape(-1, share.batch_size))
         slab = _Slab(first * share.accumulate, *self.orders.without_excluded(order, share, first, rows, None))
         if self._gather is not None and self._view is not None:
             reader = self._view.opened.reader()
             slab.located = _LocatedBatches(self._gather, reader, self._view.ids_of(slab.rows))
         return slab
+
+    def _tail(self, order: EpochOrder | RunOrder) -> _Slab:
+        share = self.share
+        samples, valid = order.tail(share.low, share.high, share.accumulate)
+        rows, step = self.orders.indices_of(samples), order.full_steps
+        return _Slab(step * share.accumulate, *self.orders.without_excluded(order, share, step, rows, valid))
