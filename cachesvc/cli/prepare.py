@@ -4,20 +4,16 @@ loader's in a process of its own, which imports torch, and reads the rows that i
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from cachesvc.cli import options, output, resolve
+from cachesvc.cli.loader_process import rows_of
 from cachesvc.cli.prefetch import fill
 from cachesvc.client.control import Control
-from cachesvc.core.errors import INTERRUPTED, CacheError, InvalidInput, from_code, install
+from cachesvc.core.errors import CacheError, InvalidInput, install
 from cachesvc.core.model import DatasetId
 
 
@@ -79,30 +75,3 @@ def prepare(
             next(rows)  # the processes are ready
             fill(control, dataset, target, False, json)
     return 0
-
-
-@contextmanager
-def rows_of(module: str, job: Mapping[str, Any], socket: str | None) -> Iterator[Iterator[dict[str, Any]]]:
-    """Run `python -m MODULE JOB` until this block ends; yield what it prints. The iterator raises the job's error, and
-    CacheError where the process is killed."""
-    environment = os.environ | ({"CACHESVC_SOCKET": socket, "CACHESVC": "require"} if socket else {})
-    command = [sys.executable, "-m", module, json.dumps(job)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            yield _checked(process, module)
-        finally:
-            process.terminate()
-
-
-def _checked(process: subprocess.Popen[str], module: str) -> Iterator[dict[str, Any]]:
-    assert process.stdout is not None, "stdout is a pipe"
-    for line in process.stdout:
-        row: dict[str, Any] = json.loads(line)
-        if "error" in row:
-            raise from_code(row["code"], row["error"])
-        yield row
-    code = process.wait()
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
-        raise CacheError(f"the process of {module} ended with exit code {code}; see its messages above")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cachesvc.cli import options, output, resolve
-from cachesvc.cli.prepare import rows_of
+from cachesvc.cli.loader_process import rows_of
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.core.errors import InvalidInput, install
 

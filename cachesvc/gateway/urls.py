@@ -24,8 +24,8 @@ _AS_URI = re.compile(rf"({_SCHEME.pattern}):///?")
 
 
 def stripped(url: str) -> str:
-    """Return the path of a URL, without the protocol and slashes at its end; the inverse of `uri_of`. Absolute local paths and URIs of sources are
-    taken, too."""
+    """Return the path of a URL, without the protocol and slashes at its end; the inverse of `uri_of`. Absolute local paths
+    and URIs of sources are taken, too."""
     path = url.removeprefix(f"{PROTOCOL}://")
     if path.startswith("/"):
         path = f"file{path}"
