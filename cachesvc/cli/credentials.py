@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def _keys(socket: str | None, lifetime_s: int) -> dict[str, Any]:
-    from cachesvc.gateway.s3.credentials import ask_for_keys
+    from cachesvc.gateway.s3.keys import ask_for_keys
 
     directory = socket or find_daemon()
     if directory is None:

@@ -28,9 +28,8 @@ from cachesvc.core.errors import (
     SourceUnavailable,
 )
 from cachesvc.core.placement.traits import certificate_stage
-from cachesvc.daemon.access.certificate_watch import certificate_end, certificate_text
 from cachesvc.daemon.access.path_lookups import Lookups
-from cachesvc.daemon.access.tls import read_tls
+from cachesvc.daemon.access.tls import certificate_end, certificate_text, read_tls
 from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.open import Sources, SourceSettings

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 from cachesvc.cluster.addresses import join_address, split_address
-from cachesvc.cluster.membership import Membership, Registration
-from cachesvc.cluster.polled import MemberFile, PolledMembership, StaticList
+from cachesvc.cluster.polled import MemberFile, Membership, PolledMembership, Registration, StaticList
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput, install
 

@@ -15,10 +15,10 @@ from cachesvc.core import commands
 from cachesvc.core.model import RAM, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings
-from cachesvc.daemon.access.certificate_watch import CertificateWatch
 from cachesvc.daemon.access.path_lookups import Lookups
 from cachesvc.daemon.access.quotas import Quotas
 from cachesvc.daemon.access.tenants import Tenants
+from cachesvc.daemon.access.tls import CertificateWatch
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
 from cachesvc.daemon.control.history import History

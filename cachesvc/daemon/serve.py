@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 
 import cachesvc
-from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import Registration
 from cachesvc.config import (
     Settings,
     check_open_files,

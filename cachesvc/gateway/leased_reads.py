@@ -22,11 +22,10 @@ from functools import partial
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
-from cachesvc.client.failover import FailoverGrants
+from cachesvc.client.failover import FailoverGrants, RoomWait
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import start_polling, stop_polling
 from cachesvc.client.protocol import Granted, Grants
-from cachesvc.client.room import RoomWait
 from cachesvc.core.errors import DaemonUnavailable, OutOfSpace, TierFailed
 from cachesvc.core.holes import Holes
 from cachesvc.core.model import DatasetId

@@ -15,8 +15,7 @@ from xxhash import xxh3_64_digest
 
 from cachesvc.core.errors import CorruptData
 from cachesvc.system.fill_target import CACHED_BYTES, FillTarget
-from cachesvc.tiers.os_errors import translated
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, translated
 
 DIGEST_BYTES = 8
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
-from cachesvc.tiers.os_errors import tier_error, translated
+from cachesvc.tiers.tier import tier_error, translated
 
 Sync = Callable[[int], None]
 """Makes a file or a directory durable, given a descriptor; raises OSError."""

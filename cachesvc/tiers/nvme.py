@@ -23,9 +23,8 @@ from cachesvc.core.errors import CacheError, TierFailed
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers import footer
 from cachesvc.tiers.directory import Directory, Sync, extent_folders, lay_out, lock_directory, sync_directory
-from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.probe import Room, probe
-from cachesvc.tiers.tier import Checksums
+from cachesvc.tiers.tier import Checksums, translated
 
 _T = TypeVar("_T")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
-from cachesvc.tiers.os_errors import translated
+from cachesvc.tiers.tier import translated
 
 _BYTES = 4096
 _PATTERN = b"cachesvc" * (_BYTES // 8)

@@ -16,8 +16,7 @@ from typing import Protocol
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
 from cachesvc.system.huge_pages import SIZE_SEALS
-from cachesvc.tiers.os_errors import tier_error, translated
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, tier_error, translated
 
 SMALL_BYTES = CHECKSUM_BLOCK_BYTES
 """Extents up to this size are kept without a descriptor. A grant of one costs 50 us and the size once more."""

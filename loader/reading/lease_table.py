@@ -17,8 +17,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.client.failover import RoomWait
 from cachesvc.client.protocol import Granted, Grants, Refused
-from cachesvc.client.room import RoomWait
 from loader.reading.active_reads import ActiveRead, Ints, touched
 from loader.reading.held_extents import HeldExtent, HeldExtents
 from loader.reading.wait_clock import WaitClock

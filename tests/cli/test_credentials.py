@@ -16,7 +16,7 @@ import boto3
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.gateway.s3.credentials import ask_for_keys
+from cachesvc.gateway.s3.keys import ask_for_keys
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS
 from tests.support import s3_endpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cachesvc.cli.layout import LEAST_OPTIONAL, lines, middle
+from cachesvc.cli.output import LEAST_OPTIONAL, lines, middle
 
 pytestmark = pytest.mark.pure
 URI = "s3://a-bucket-with-a-long-name/and/a/long/prefix/train/"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.cluster.membership import Membership, Registration
 from cachesvc.cluster.open import open_membership
-from cachesvc.cluster.polled import MAX_BYTES
+from cachesvc.cluster.polled import MAX_BYTES, Membership, Registration
 from tests.support.membership.sources import DnsSource, EtcdSource, FileSource, OperatorSource
 from tests.support.membership.watching import Watching
 from tests.support.waiting import wait_until

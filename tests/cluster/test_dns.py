@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import Registration
 from tests.support.membership.sources import DnsSource
 from tests.support.membership.watching import Watching
 from tests.support.waiting import wait_until

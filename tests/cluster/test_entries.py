@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cachesvc.cluster.etcd import Entries, decode, encode
-from cachesvc.cluster.membership import Registration
+from cachesvc.cluster.polled import Registration
 from cachesvc.core.placement.roster import Endpoint
 
 A = Registration("node-a", "10.0.0.1:7070", "zone-1")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import Registration
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.placement.roster import Endpoint

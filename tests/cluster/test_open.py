@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesvc.cluster.addresses import MAX_MEMBERS, host_addresses
-from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import Registration
 from cachesvc.core.errors import InvalidInput
 
 ME = Registration("node-0", "10.0.0.9:7070")

@@ -203,7 +203,7 @@ def test_a_copy_on_a_disk_has_the_bytes_of_the_object_alone(
 def test_an_object_larger_than_every_tier_is_refused_or_read_past_them(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachesvc.client.room.ROOM_S", 0.1)
+    monkeypatch.setattr("cachesvc.client.failover.ROOM_S", 0.1)
     with Daemon(
         tmp_path / "node", ["--ram", "4MiB", "--extent-bytes", "1MiB", "--allow", f"{model}/"]
     ) as own:

@@ -26,11 +26,10 @@ from cachesvc import config
 from cachesvc.cli import cli
 from cachesvc.cli.serve import settings_of
 from cachesvc.cluster.addresses import host_addresses
-from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import Registration
 from cachesvc.core.errors import InvalidInput
-from cachesvc.daemon.access.certificate_watch import certificate_end
-from cachesvc.daemon.access.tls import TlsContexts
+from cachesvc.daemon.access.tls import TlsContexts, certificate_end
 from cachesvc.daemon.metrics.scrape_server import ANSWER_S
 from cachesvc.daemon.ports import next_port
 from testbed import ROOT, WAIT_S

@@ -11,7 +11,7 @@ import boto3
 from botocore.config import Config
 
 from cachesvc.core.errors import DaemonUnavailable
-from cachesvc.gateway.s3.credentials import ask_for_keys
+from cachesvc.gateway.s3.keys import ask_for_keys
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from itertools import islice
 
 from rich.text import Text
 
-from cachesvc.cli import layout, output
+from cachesvc.cli import output
 from cachesvc.cli.top.place import PANELS, Place, datasets_of, jobs_of
 from cachesvc.core.safe_text import printable
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -162,8 +162,8 @@ def _panel(
     sort: str,
 ) -> list[Text]:
     if not cells:
-        return [_plain(f"no {layout.Column.of(heads[0]).title}s", "dim")]
-    head, *rows = layout.lines(heads, cells, width)
+        return [_plain(f"no {output.Column.of(heads[0]).title}s", "dim")]
+    head, *rows = output.lines(heads, cells, width)
     first = 0
     if selected is not None:
         selected = max(0, min(selected, len(rows) - 1))
@@ -266,7 +266,7 @@ def _dataset(status: pb.StatusReply, row: pb.DatasetStatus, width: int) -> list[
         for each in list(row.epochs)[-5:]
     ]
     if cells:
-        lines += [_plain(""), *map(_plain, layout.lines(heads, cells, width))]
+        lines += [_plain(""), *map(_plain, output.lines(heads, cells, width))]
     fills = [each for each in status.fills if each.dataset == found.id]
     if fills:
         lines.append(_plain(""))
@@ -316,7 +316,7 @@ def _job(row: pb.JobStatus, width: int) -> list[Text]:
     ]
     if causes:
         lines.append(_plain(""))
-    head, *body = layout.lines(heads, cells, width)
+    head, *body = output.lines(heads, cells, width)
     return [*lines, _plain(head, "bold"), *map(_plain, body)]
 
 

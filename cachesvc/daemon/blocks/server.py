@@ -1,6 +1,7 @@
 """Serves blocks of extents to other nodes (`wire.py`): a thread for each connection, a bounded number of them.
 
-Only connections that have finished TLS count as those of members; others have a pool of their own (`handshakes.py`).
+Only connections that have finished TLS count as those of members; others have a small pool of their own, from
+which a crowd drives out itself and no other.
 
 It runs in the peer agent, which has no credentials, at the lowest priority, so that the node's own readers go first.
 """
@@ -13,15 +14,16 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from math import inf
+from typing import Generic, TypeVar
 
 from cachesvc.config import Tls
 from cachesvc.core.errors import Busy, CacheError, NotFound
 from cachesvc.core.model import ExtentId
 from cachesvc.daemon.access.tls import TlsContexts, certificate_trouble
-from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S, HANDSHAKES, Handshakes
 from cachesvc.daemon.blocks.replies import BlockReplies, Lent, SendRate
 from cachesvc.daemon.blocks.wire import (
     VERSIONS,
@@ -268,3 +270,46 @@ def _part(connection: socket.socket) -> None:
 def _shut(connection: socket.socket, how: int) -> None:
     """Call shutdown(2). SSLSocket's own method drops the encryption first, and another thread may be sending."""
     socket.socket.shutdown(connection, how)
+
+
+HANDSHAKES = 32
+"""Handshakes at a time. Each has a thread."""
+HANDSHAKE_S = 5.0
+"""The time that a handshake has."""
+_Member = TypeVar("_Member")
+
+
+class Handshakes(Generic[_Member]):
+    """The pool. Thread-safe. `end` ends a connection, which then calls `finished`."""
+
+    def __init__(self, end: Callable[[_Member], None], limit: int = HANDSHAKES) -> None:
+        self._end, self._limit = end, limit
+        self._lock = threading.Lock()
+        self._waiting: dict[_Member, str] = {}
+        """The host of each connection, the oldest connection first."""
+        self.refused = 0
+        """Connections that were ended or refused before they proved to be a member's."""
+
+    def began(self, connection: _Member, host: str) -> None:
+        """Take a connection; where the pool is full, end the oldest one of the host that has the most."""
+        crowding: _Member | None = None
+        with self._lock:
+            self._waiting[connection] = host
+            if len(self._waiting) > self._limit:
+                ((crowd, _),) = Counter(self._waiting.values()).most_common(1)
+                crowding = next(each for each, its in self._waiting.items() if its == crowd)
+                del self._waiting[crowding]
+        if crowding is not None:
+            self.failed(crowd, "it opens connections and does not finish their TLS handshakes")
+            self._end(crowding)
+
+    def finished(self, connection: _Member) -> bool:
+        """Return whether the connection was still in the pool, and remove it."""
+        with self._lock:
+            return self._waiting.pop(connection, None) is not None
+
+    def failed(self, host: str, why: str) -> None:
+        """Count and log a connection that is refused."""
+        with self._lock:
+            self.refused += 1
+        log.warning("a connection to the port of extents is refused", extra={"host": host, "why": why})

@@ -1,30 +1,43 @@
-"""Builds the gRPC server of the control API: on its Unix socket, and on TCP with `--listen`; with health and
-reflection."""
+"""Builds the gRPC server of the control API: on its Unix socket, and on TCP with `--listen`; with health and reflection.
+
+It bounds the calls of each user. A call beyond the limit is refused at once and its client retries, so no call waits for a
+thread behind calls that never end. gRPC assigns a thread to a unary call before its request arrives, and runs the method
+afterwards. A caller that sends no request would hold a thread uncounted. So the server treats every request as a stream,
+and counts a call from its start.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cachesvc.client.control import MAX_MESSAGE_BYTES
 from cachesvc.config import CONTROL_SOCKET, Settings, control_address
-from cachesvc.core.errors import CacheError, InvalidInput, NotReady
-from cachesvc.daemon.access.tenants import Peer
+from cachesvc.core.errors import Busy, CacheError, InvalidInput, NotReady
+from cachesvc.daemon.access.quotas import UserCap
+from cachesvc.daemon.access.tenants import ANONYMOUS, NO_USER, Peer, token_of
 from cachesvc.daemon.access.tls import server_credentials
-from cachesvc.daemon.control.call_cap import CALLS, CallCap
 from cachesvc.daemon.control.service import Service
+from cachesvc.daemon.events.event import failed, record
 from cachesvc.daemon.processes.threads import ThreadPool
+from cachesvc.daemon.statuses import abort
 from cachesvc.daemon.unix_sockets import identity, remove
 from cachesvc.v1 import services
 from cachesvc.v1.descriptors import service_descriptor
 
+CALLS = 256
+"""A prefetch, verify or opening holds a thread while it streams, and all ranks of a node open at once."""
+CALLS_PER_USER = 96
+"""Less than half: one user can call both with its token and without."""
 CONTROL_THREADS = CALLS + 8
 """One for each admitted call, and some to refuse others. Threads start only when needed."""
 NO_THREAD = "no thread can be started; allow more processes or memory (TasksMax=, ulimit -u, ulimit -v)"
@@ -139,3 +152,75 @@ def _check_threads() -> None:
     except RuntimeError:
         raise CacheError(NO_THREAD) from None
     probe.join()
+
+
+class CallCap(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Counts the calls of every method of the server, health and reflection too."""
+
+    def __init__(self, caller: Callable[[int], Peer | None]) -> None:
+        """`caller` returns the user who was given a token."""
+        self._caller = caller
+        self._cap = UserCap(CALLS_PER_USER, CALLS)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Count a call and return its method, which stops counting it at its end; or return a refusal."""
+        method = continuation(handler_call_details)
+        if method is None:
+            return None
+        token = token_of(handler_call_details.invocation_metadata)
+        peer = None if token is None else self._caller(token)
+        uid = ANONYMOUS if peer is None else peer.uid
+        if not self._cap.take(uid):
+            return grpc.stream_stream_rpc_method_handler(partial(_refuse, uid))
+        return _counted(method, partial(self._cap.give_back, uid))
+
+
+def _refuse(uid: int, _requests: Iterator[bytes], context: grpc.ServicerContext) -> None:
+    callers = "callers without a token hold" if uid == ANONYMOUS else f"user {uid} holds"
+    error = Busy(f"{callers} a full share of the daemon's control calls; try again when some have ended")
+    record(failed("refused", error, uid=uid if uid != ANONYMOUS else NO_USER))
+    abort(context, error)
+
+
+def _counted(method: Any, ended: Callable[[], None]) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the same method with its request as a stream. `ended` is called when a call is over."""
+    behave = method.unary_unary or method.unary_stream or method.stream_unary or method.stream_stream
+
+    def run(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        parsed = (_parsed(method, request, context) for request in requests)
+        return behave(parsed if method.request_streaming else _only(parsed, context), context)
+
+    def answer(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        try:
+            return run(requests, context)
+        finally:
+            ended()
+
+    def answers(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from run(requests, context)
+        finally:
+            ended()
+
+    if method.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(answers, None, method.response_serializer)
+    return grpc.stream_unary_rpc_method_handler(answer, None, method.response_serializer)
+
+
+def _parsed(method: Any, request: bytes, context: grpc.ServicerContext) -> Any:
+    """Parse a message of a call on the call's own thread. Ends the call where it does not parse."""
+    try:
+        return method.request_deserializer(request)
+    except DecodeError:
+        abort(context, InvalidInput("the call's message is none of this method; see cachesvc.proto"))
+
+
+def _only(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+    request = next(requests, None)
+    if request is None:
+        abort(context, InvalidInput("the call has no message"))
+    return request

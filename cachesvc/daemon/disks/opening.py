@@ -20,7 +20,7 @@ from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
 from cachesvc.tiers.mounts import misplaced
-from cachesvc.tiers.os_errors import translated
+from cachesvc.tiers.tier import translated
 
 log = logging.getLogger(__name__)
 SILENT_S = 5.0

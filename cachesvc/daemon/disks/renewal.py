@@ -23,8 +23,8 @@ from cachesvc.core.errors import CacheError, OutOfSpace
 from cachesvc.core.model import ExtentId, TierName
 from cachesvc.tiers.mounts import check_own
 from cachesvc.tiers.nvme import NvmeTier, open_nvme
-from cachesvc.tiers.os_errors import translated
 from cachesvc.tiers.probe import Room, room, write_and_remove
+from cachesvc.tiers.tier import translated
 
 
 @dataclass(frozen=True, slots=True)

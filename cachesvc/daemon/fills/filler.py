@@ -54,8 +54,7 @@ from cachesvc.system.buffers import Buffers
 from cachesvc.system.fill_target import open_target
 from cachesvc.tiers.checksum import StreamedChecksums, copy_verified, verify
 from cachesvc.tiers.fill_progress import FillProgress
-from cachesvc.tiers.os_errors import translated
-from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, translated
 
 log = logging.getLogger(__name__)
 MAX_CATALOGS = 16

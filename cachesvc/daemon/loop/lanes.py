@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cachesvc.core.errors import CacheError, TierFailed
-from cachesvc.tiers.os_errors import tier_error
+from cachesvc.tiers.tier import tier_error
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -24,7 +24,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.placement.traits import KINDS
 from cachesvc.core.safe_text import redacted
 from cachesvc.core.stalls import CAUSES, QUANTILES
-from cachesvc.daemon.access.certificate_watch import CertificateWatch
+from cachesvc.daemon.access.tls import CertificateWatch
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.events.journal import Journal

@@ -23,8 +23,8 @@ import grpc
 import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cachesvc.cluster.membership import Registration
 from cachesvc.cluster.open import open_membership
+from cachesvc.cluster.polled import Registration
 from cachesvc.config import ClusterSettings, Tls
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import ExtentId
@@ -34,8 +34,7 @@ from cachesvc.core.placement.traits import ClusterWarning, Traits, certificates,
 from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.blocks.client import BlockClient
-from cachesvc.daemon.blocks.handshakes import HANDSHAKE_S
-from cachesvc.daemon.blocks.server import BlockServer
+from cachesvc.daemon.blocks.server import HANDSHAKE_S, BlockServer
 from cachesvc.daemon.blocks.wire import host_and_port
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from cachesvc.cluster.membership import Membership
+from cachesvc.cluster.polled import Membership
 from cachesvc.core.errors import InvalidInput, NotFound
 from cachesvc.core.placement.roster import PROTOCOL_VERSION, Endpoint, Greeting, Roster, Row
 from cachesvc.core.placement.traits import Traits

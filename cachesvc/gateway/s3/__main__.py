@@ -26,8 +26,7 @@ from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.gateway.s3.bodies import Bodies
-from cachesvc.gateway.s3.credentials import serve_credentials
-from cachesvc.gateway.s3.keys import SECRET_BYTES, Keys
+from cachesvc.gateway.s3.keys import SECRET_BYTES, Keys, serve_credentials
 from cachesvc.gateway.s3.service import Service
 from cachesvc.gateway.s3.upstream import Upstream
 from cachesvc.sources.s3.s3 import S3Settings, open_s3

@@ -27,7 +27,7 @@ from cachesvc.sources.files import etag_of
 from cachesvc.sources.uri import local_path
 from cachesvc.system.fork_hooks import abandon_in_children
 from cachesvc.system.huge_pages import SIZE_SEALS
-from cachesvc.tiers.os_errors import translated
+from cachesvc.tiers.tier import translated
 
 DIRECT_BYTES = 2 << 30
 """Private memory of one process: eight windows of 256 MiB. A daemon shares memory; this does not."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cachesvc.config import Tls
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.placement.traits import DAY_S
-from cachesvc.daemon.access.certificate_watch import CertificateWatch, certificate_end
+from cachesvc.daemon.access.tls import CertificateWatch, certificate_end
 
 CA = trustme.CA()
 

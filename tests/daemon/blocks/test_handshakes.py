@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesvc.daemon.blocks.handshakes import Handshakes
+from cachesvc.daemon.blocks.server import Handshakes
 
 
 def test_a_crowd_drives_out_its_own_oldest_connection() -> None:

@@ -19,8 +19,7 @@ from cachesvc.catalog.options import Options
 from cachesvc.client.caller_token import CallerIdentity
 from cachesvc.client.control import CODE_KEY, Control
 from cachesvc.core.errors import Busy
-from cachesvc.daemon.control.call_cap import CALLS_PER_USER
-from cachesvc.daemon.control.server import connection_limits
+from cachesvc.daemon.control.server import CALLS_PER_USER, connection_limits
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.users import ALICE, BOB, as_root, effective_user

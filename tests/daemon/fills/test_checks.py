@@ -16,8 +16,7 @@ from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import TierSpec
 from cachesvc.daemon.fills.checks import CHECKS_AT_ONCE, CheckResult, Checks
 from cachesvc.daemon.processes import jobs
-from cachesvc.tiers.os_errors import translated
-from cachesvc.tiers.tier import Checksums
+from cachesvc.tiers.tier import Checksums, translated
 
 SLOW, QUICK = TierName("slow"), TierName("quick")
 COPIES = 64

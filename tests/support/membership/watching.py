@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterable
 
-from cachesvc.cluster.membership import Membership
+from cachesvc.cluster.polled import Membership
 from cachesvc.core.placement.roster import Endpoint
 from testbed import WAIT_S
 
