@@ -3,8 +3,8 @@
 The thread of `watch` renews the lease, follows changes for a third of the lease's time, and begins again. It follows
 changes from the last seen revision, so none is lost in between.
 
-The few calls of etcd's API each have a timeout, and all are cancelled by `close`. The stubs are those of aetcd, which needs no
-package beside grpcio and protobuf. Its client is not used: it has no TLS and needs an event loop. The other candidate,
+The few calls of etcd's API each have a timeout, and all are cancelled by `close`. The stubs are those of aetcd, which needs
+no package beside grpcio and protobuf. Its client is not used: it has no TLS and needs an event loop. The other candidate,
 etcd3gw, brings seven packages and watches on threads of its own.
 """
 

@@ -44,7 +44,7 @@ HOLES = "holes="
 STEP_BUCKETS = b"\1".ljust(16, b"\0")
 """The `digest` of a WELCOME by a daemon that takes reports with `StallReport.buckets`; it is zero in older releases."""
 KNOWS_HOLES, CLAIMS_NOTHING, PREPARES = 1, 2, 4
-"""Bits of the `size` of a HELLO. A reader that does not understand holes takes all granted bytes for data. One that claims
+"""Bits of the `size` of a HELLO. Every reader knows holes since 0.2.0, whose daemons still ask for the bit. One that claims
 nothing reads what others prepare from. One that prepares gets PREPARE."""
 DIGESTS_AT_ONCE = 120
 """Digests in a MAKING."""

@@ -44,8 +44,6 @@ class PinFile:
         except ValueError as error:
             log.warning("the pins cannot be read; pin again", extra={"file": self.path, "error": str(error)})
             return {}
-        if isinstance(found, list):  # the format until 2026-11, without users
-            found = {each: NO_USER for each in found if isinstance(each, str)}
         rows = found.items() if isinstance(found, dict) else ()
         return {DatasetId(each): user for each, user in rows if isinstance(user, int)}
 

@@ -74,11 +74,6 @@ class ConnectedReader:
     reports: deque[TimedReport] = field(default_factory=lambda: deque(maxlen=RECENT_REPORTS))
     """What a rank reported of its steps last."""
 
-    @property
-    def knows_holes(self) -> bool:
-        """Its release does not take the bytes of a hole for data."""
-        return bool(self.features & wire.KNOWS_HOLES)
-
     def join_job(self, launch: int) -> None:
         """Join the readers of one job, which send the same `launch`."""
         self.job = (self.peer.uid + 1) << 64 | launch if launch else 0

@@ -101,10 +101,10 @@ class GrantsServer:
 
     def grant(self, command: commands.Grant, fd: int, holes: str) -> bool:
         """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
-        more descriptors, or the extent has holes and the reader's release does not know them."""
+        more descriptors."""
         reader = self._readers.get(command.reader)
-        if reader is None or (holes and not reader.knows_holes):
-            return reader is None
+        if reader is None:
+            return True
         extent, text = command.extent, f"{command.tier} {command.stay}"
         if (part := reader.parts.get(command.request)) is not None:
             text = f"{text} {part.begin} {part.end} {part.at}"
