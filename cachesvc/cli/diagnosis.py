@@ -69,12 +69,8 @@ class Situation:
 
     @property
     def parts(self) -> Counter[str]:
-        """The part of the steps' time by cause, as the slowest rank reports each."""
-        found: Counter[str] = Counter()
-        for reader in self.job.readers:
-            for wait in reader.waits:
-                found[wait.cause] = max(found[wait.cause], wait.share)  # type: ignore[assignment]
-        return found
+        """See `parts_of`."""
+        return parts_of(self.job)
 
     @property
     def datasets(self) -> list[pb.DatasetStatus]:
@@ -104,6 +100,15 @@ class Situation:
             if named
             else f"no rank reported waits; {rate}"
         )
+
+
+def parts_of(job: pb.JobStatus) -> Counter[str]:
+    """Return the part of the steps' time by cause, as the slowest rank reports each."""
+    found: Counter[str] = Counter()
+    for reader in job.readers:
+        for wait in reader.waits:
+            found[wait.cause] = max(found[wait.cause], wait.share)  # type: ignore[assignment]
+    return found
 
 
 def diagnose(found: Situation) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -60,16 +59,16 @@ def nodes(remove: str | None, wide: bool, socket: str | None, json: bool) -> int
             "release?",
         ]
         output.table(heads, [_row(node) for node in reply.nodes], wide)
-        say_warnings(reply.warnings)
-        if not reply.list_read:
-            output.say("warning: this node has not read a list of members yet, so it works alone")
+        say_warnings(reply)
     return int(not reply.list_read or any(node.state in WRONG for node in reply.nodes))
 
 
-def say_warnings(warnings: Iterable[pb.ClusterWarning]) -> None:
+def say_warnings(cluster: pb.NodesReply | pb.ClusterStatus) -> None:
     """Print the warnings about the cluster, a line each."""
-    for warning in warnings:
+    for warning in cluster.warnings:
         output.say(f"warning: {warning.text}")
+    if not cluster.list_read:
+        output.say("warning: this node has not read a list of members yet, so it works alone")
 
 
 def _removed(name: str, reply: pb.RemoveNodeReply, json: bool) -> int:

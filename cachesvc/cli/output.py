@@ -144,6 +144,15 @@ def tier_trouble(tier: pb.TierStatus) -> str:
     return "does not answer" if tier.stalled else "takes no more: see the daemon's log" if tier.full else ""
 
 
+EPOCH_HEADS = ["epoch>", "touched>", "hits>", "bound>", "of bound>"]
+
+
+def epoch_cells(epoch: pb.EpochStatus) -> list[str]:
+    """Return a row for `EPOCH_HEADS`."""
+    shares = (epoch.hit_rate, epoch.bound, epoch.of_bound)
+    return [f"{epoch.number}", f"{epoch.touched:,}", *(share(each, 1.0) for each in shares)]
+
+
 def share(part: float, whole: float) -> str:
     """Format a percentage that is 100 % only where the part is the whole."""
     if whole <= 0:

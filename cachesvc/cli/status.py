@@ -61,15 +61,15 @@ def status(wide: bool, socket: str | None, json: bool) -> int:
             f" {output.size(reply.cluster.received_bytes)} received from peers,"
             f" {output.size(reply.cluster.sent_bytes)} sent"
         )
-        say_warnings(reply.cluster.warnings)
-        if not reply.cluster.list_read:
-            output.say("warning: this node has not read a list of members yet, so it works alone")
+        say_warnings(reply.cluster)
     heads = ["tier", "used>", "budget>", "full>", "held>", "scrubbed>?", "corrupt>?", ""]
     output.table(heads, [_tier(t) for t in reply.tiers], wide)
     if reply.datasets:
         output.table(HEADS, [_dataset(d, wide) for d in _by_use(reply.datasets)], wide)
-    if epochs := [_epoch(d, epoch) for d in reply.datasets for epoch in d.epochs[-EPOCHS:]]:
-        output.table(["dataset~", "epoch>", "touched>", "hits>", "bound>", "of bound>"], epochs, wide)
+    if epochs := [
+        [d.dataset.uri, *output.epoch_cells(epoch)] for d in reply.datasets for epoch in d.epochs[-EPOCHS:]
+    ]:
+        output.table(["dataset~", *output.EPOCH_HEADS], epochs, wide)
     return 0
 
 
@@ -105,15 +105,4 @@ def _dataset(row: pb.DatasetStatus, wide: bool) -> list[str]:
         output.size(row.peer_bytes),
         output.marks(row),
         output.short_id(row.dataset.id, wide),
-    ]
-
-
-def _epoch(row: pb.DatasetStatus, epoch: pb.EpochStatus) -> list[str]:
-    return [
-        row.dataset.uri,
-        f"{epoch.number}",
-        f"{epoch.touched:,}",
-        output.share(epoch.hit_rate, 1.0),
-        output.share(epoch.bound, 1.0),
-        output.share(epoch.of_bound, 1.0),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import grpc
@@ -31,18 +33,13 @@ _END_BYTES = 1000
 and gRPC drops responses with headers of more than 8 KiB."""
 
 
-class errors_as_statuses:
-    """Ends the call with a status where the body raises a typed error."""
-
-    def __init__(self, context: grpc.ServicerContext) -> None:
-        self._context = context
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CacheError):
-            abort(self._context, error)
+@contextmanager
+def errors_as_statuses(context: grpc.ServicerContext) -> Iterator[None]:
+    """End the call with a status where the body raises a typed error."""
+    try:
+        yield
+    except CacheError as error:
+        abort(context, error)
 
 
 def abort(context: grpc.ServicerContext, error: CacheError) -> NoReturn:

@@ -110,7 +110,7 @@ class Resilient:
     ) -> None:
         self._source, self._clock, self._chance, self._sleep = source, clock, chance, sleep
         self._resilience = resilience or Resilience()
-        self._counters = SourceCounters()
+        self.counters = SourceCounters()
         self._lock = threading.Lock()
         self._under_way = threading.Semaphore(self._resilience.concurrency)
         self._pace, self._bytes_pace = pace or SharedPace(), bytes_pace
@@ -125,11 +125,6 @@ class Resilient:
         self._calling: set[int] = set()
         """Threads with a call under way; those in `_given_up` are to end it."""
         self._given_up: set[int] = set()
-
-    @property
-    def counters(self) -> SourceCounters:
-        """The live counts of this source."""
-        return self._counters
 
     def silent_s(self, since: float) -> float:
         """Seconds for which the source has left its callers without an answer. A failure after `since` (of `clock`) counts
@@ -204,7 +199,7 @@ class Resilient:
                 check(data)
             except SourceUnavailable:
                 with self._lock:
-                    self._counters.retries += 1
+                    self.counters.retries += 1
                 raise
 
         return counted
@@ -279,7 +274,7 @@ class Resilient:
                     raise
                 attempt += 1
                 with self._lock:
-                    self._counters.retries += 1
+                    self.counters.retries += 1
                 self._pause(wait_s)
             except CacheError:
                 self._answered(sent_at)
@@ -292,7 +287,7 @@ class Resilient:
         """Note an answer that was cut short: the source works, and the rest can be asked for at once."""
         self._answered(sent_at)
         with self._lock:
-            self._counters.retries += 1
+            self.counters.retries += 1
             said, self._said_cut = self._said_cut, True
         if not said:
             log.warning(
@@ -313,7 +308,7 @@ class Resilient:
             now = self._clock()
             self._last_error, self._failed_at = str(error), now
             opened = self._breaker.failed(now)
-            self._counters.throttled += error.throttled
+            self.counters.throttled += error.throttled
         if error.throttled:
             with self._pace.held() as pace:
                 pace.refused(sent_at, now, error.retry_after_s)
@@ -360,7 +355,7 @@ class Resilient:
     def _timed(self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived) -> None:
         started = self._clock()
         with self._lock:
-            self._counters.requests += 1
+            self.counters.requests += 1
             hedged = self._resilience.hedge and not self._limited
             tail_s = self._latencies.tail_s(len(into)) if hedged else None
         received_bytes = len(into)
@@ -371,13 +366,13 @@ class Resilient:
                 self._source.read_into(version, offset, into, received)
         except CacheError as error:
             with self._lock:
-                self._counters.bytes += error.received_bytes
-                self._counters.seconds += self._clock() - started
+                self.counters.bytes += error.received_bytes
+                self.counters.seconds += self._clock() - started
             raise
         with self._lock:
             took_s = self._clock() - started
-            self._counters.bytes += received_bytes
-            self._counters.seconds += took_s
+            self.counters.bytes += received_bytes
+            self.counters.seconds += took_s
             self._latencies.add(len(into), took_s)
 
     def _raced(
@@ -404,20 +399,20 @@ class Resilient:
     def _hedge(self, read: LateRead) -> None:
         """Send a late read a second time; runs in a hedging thread."""
         with self._lock:
-            if not read.running or not hedge_allowed(self._counters.hedges, self._counters.requests):
+            if not read.running or not hedge_allowed(self.counters.hedges, self.counters.requests):
                 return
-            self._counters.hedges += 1
+            self.counters.hedges += 1
         answer = bytearray(read.size)
         try:
             self._source.read_into(read.version, read.offset, memoryview(answer))
         except CacheError as error:  # the first read is still under way, and reports a lasting error itself
             with self._lock:
-                self._counters.hedge_bytes += error.received_bytes
+                self.counters.hedge_bytes += error.received_bytes
             return
         with self._lock:
-            self._counters.hedge_bytes += read.size
+            self.counters.hedge_bytes += read.size
             if read.running and isinstance(self._source, Interruptible):
                 # Order: (1) the answer is set, (2) the first read fails, (3) the first read's thread copies the answer.
-                self._counters.hedge_wins += 1
+                self.counters.hedge_wins += 1
                 read.answer = answer
                 self._source.interrupt(read.thread)

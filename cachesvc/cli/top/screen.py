@@ -10,6 +10,7 @@ from itertools import islice
 from rich.text import Text
 
 from cachesvc.cli import output
+from cachesvc.cli.diagnosis import parts_of
 from cachesvc.cli.top.place import PANELS, Place, datasets_of, jobs_of
 from cachesvc.core.safe_text import printable
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -254,19 +255,8 @@ def _dataset(status: pb.StatusReply, row: pb.DatasetStatus, width: int) -> list[
             f"{RAM} in RAM  {NVME} on NVMe  {COMING} on the way  {ABSENT} at the source or elsewhere", "dim"
         )
     )
-    heads = ["epoch>", "touched>", "hits>", "bound>", "of bound>"]
-    cells = [
-        [
-            f"{each.number}",
-            f"{each.touched:,}",
-            output.share(each.hit_rate, 1),
-            output.share(each.bound, 1),
-            output.share(each.of_bound, 1),
-        ]
-        for each in list(row.epochs)[-5:]
-    ]
-    if cells:
-        lines += [_plain(""), *map(_plain, output.lines(heads, cells, width))]
+    if cells := [output.epoch_cells(each) for each in list(row.epochs)[-5:]]:
+        lines += [_plain(""), *map(_plain, output.lines(output.EPOCH_HEADS, cells, width))]
     fills = [each for each in status.fills if each.dataset == found.id]
     if fills:
         lines.append(_plain(""))
@@ -294,10 +284,7 @@ def _job(row: pb.JobStatus, width: int) -> list[Text]:
         )
     ]
     lines += [_plain(f"waits for {row.waits_for or 'nothing'}"), _plain("")]
-    causes: Counter[str] = Counter()
-    for reader in row.readers:
-        for wait in reader.waits:
-            causes[wait.cause] = max(causes[wait.cause], wait.share)  # type: ignore[assignment]
+    causes = parts_of(row)
     for cause, part in causes.most_common():
         line = _plain(f"{cause:<10} ")
         line.append(FULL * round(part * BAR) + EMPTY * (BAR - round(part * BAR)), "blue")
