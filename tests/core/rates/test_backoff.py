@@ -89,8 +89,8 @@ def simulate(
     alone_s: float = math.inf,
 ) -> tuple[list[float], list[float]]:
     """The times of requests at the source, and of those that it served. Clients are closed loops with the queue and the
-    retries of `Resilient`; `runs` as in `Process`. From `alone_s` on only the first one asks for more. A request is refused or not when it is sent, and its client knows
-    later."""
+    retries of `Resilient`; `runs` as in `Process`. From `alone_s` on only the first one asks for more. A request is refused
+    or not when it is sent, and its client knows later."""
     chance = random.Random(seed)
     processes = [Process(*runs) for _ in range(clients)]
     asked: list[float] = []
