@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,7 +25,9 @@ from typing import Any
 import click
 
 from cachesvc import config
+from cachesvc.cli import job_cluster as job_clusters
 from cachesvc.cli import options, output
+from cachesvc.cli.job_cluster import Job
 from cachesvc.cli.stop import stop_daemon
 from cachesvc.client.control import answers, find_daemon
 from cachesvc.core.errors import (
@@ -48,70 +52,141 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @options.node_settings
 @options.setting("--socket", metavar="DIR", help="Adopt the daemon here, or start one here.")
+@click.option(
+    "--job-cluster",
+    is_flag=True,
+    help="Share extents with the daemons of the job's other nodes: those of SLURM_JOB_NODELIST, or the pods of an Indexed"
+    " Job.",
+)
+@options.setting(
+    "--job-dir",
+    metavar="DIR",
+    help="This user's folder, on a file system that all nodes of the job see, for the certificate of --job-cluster."
+    "  [default: ~/.cachesvc-jobs]",
+)
 @click.option("--json", is_flag=True, help="At the end print one JSON object on stderr.")
-def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) -> int:
+def run(
+    command: tuple[str, ...],
+    socket: str | None,
+    job_cluster: bool,
+    job_dir: str | None,
+    json: bool,
+    **given: Any,
+) -> int:
     """Run a command with a daemon.
 
     Example: `cachesvc run --ram 64GiB -- python train.py`. A daemon that already answers is used as it is. Otherwise one
     is started in a private directory, shared with the other tasks of the job on this node, and stopped when the last of
-    them ends. Returns the command's exit code.
+    them ends. With --job-cluster, which uses no other daemon, the daemons of a job's nodes are one cluster:
+    `srun cachesvc run --job-cluster --ram 50% -- python train.py`. Returns the command's exit code.
     """
     socket = os.path.abspath(socket) if socket else None  # the command may change its directory
-    running = socket or find_daemon()
-    if running is not None and answers(running):
+    running = socket or (None if job_cluster else find_daemon())
+    if running is not None and not job_cluster and answers(running):
         return _report(_command(command, running), running, False, json)
-    directory = socket or private_dir()
+    job = job_clusters.this_job() if job_cluster else None
+    directory = socket or private_dir(job.node if job is not None else "")
     make_private(directory)
+    serve, start, end = _serve_command(directory, **given), _start, _stop
+    codes: list[int] = []
+    if job is not None:
+        make_private(shared := job_dir or os.path.expanduser("~/.cachesvc-jobs"), "--job-dir")
+        serve += job.options(f"{directory}/tls")
+        start, end = partial(_start_member, job, shared), partial(_end_member, job, shared, codes)
     # A signal before or after the command ends the daemon too.
     with (
         signal_handlers(ENDING, lambda number, _: sys.exit(128 + number)),
         signal_handlers(_FORWARDED, lambda *_: None),
-        sharing(directory, _serve_command(directory, **given)) as started,
+        _shared(directory, partial(start, directory, serve), partial(end, directory)) as started,
     ):
-        code = _command(command, directory)
-    return _report(code, directory, started, json)
+        if job is not None:
+            job_clusters.await_members(job, directory, _without)
+        codes.append(_command(command, directory))
+    return _report(codes[0], directory, started, json)
 
 
-def private_dir() -> str:
-    """Return the directory of this user's daemon for this job on this node."""
+def _start_member(job: Job, shared: str, directory: str, serve: list[str]) -> None:
+    try:
+        job_clusters.take_certificate(job, shared, f"{directory}/tls")
+        _start(directory, serve)
+    except BaseException:
+        job_clusters.leave(job, shared)
+        raise
+
+
+def _end_member(job: Job, shared: str, codes: Sequence[int], directory: str) -> None:
+    """Stop the daemon once the other nodes need it no more. A command that failed is reported at once."""
+    try:
+        job_clusters.leave(job, shared, wait=codes == [0])
+    finally:
+        _stop(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _without(missing: Sequence[str]) -> None:
+    text = f"the command begins without {', '.join(missing)}, which do not answer"
+    output.print_notes([text], as_json=False)
+
+
+def private_dir(node: str = "") -> str:
+    """Return the directory of this user's daemon for this job on this node. `node`: its name, where several nodes may have
+    one file system."""
     job = os.environ.get("SLURM_JOB_ID", "")
-    name = f"cachesvc-{os.geteuid()}{'-' if job.isdigit() else ''}{job if job.isdigit() else ''}"
+    name = f"cachesvc-{os.geteuid()}{'-' if job.isdigit() else ''}{job if job.isdigit() else ''}{node and f'-{node}'}"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")  # of a login, which a batch job on another node inherits
     return f"{runtime if os.path.isdir(runtime) else tempfile.gettempdir()}/{name}"
 
 
-def make_private(directory: str) -> None:
-    """Create a directory for this user alone. Raises NotAllowed where another user owns it or may write to it."""
+def make_private(directory: str, option: str = "--socket") -> None:
+    """Create a directory for this user alone. Raises NotAllowed where another user owns it or may write to it; `option`
+    gives another one."""
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise NotAllowed(f"cannot make {directory}: {error.strerror}; give another --socket") from None
+        raise NotAllowed(f"cannot make {directory}: {error.strerror}; give another {option}") from None
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise NotAllowed(f"{directory} is not this user's own directory; give another --socket")
+        raise NotAllowed(f"{directory} is not this user's own directory; give another {option}")
+
+
+def sharing(
+    directory: str, serve: list[str], environment: Mapping[str, str] = os.environ
+) -> AbstractContextManager[bool]:
+    """Return a block in which a daemon runs in `directory`; it yields whether it was started here, by `serve`."""
+    return _shared(directory, partial(_start, directory, serve, environment), partial(_stop, directory))
 
 
 @contextmanager
-def sharing(directory: str, serve: list[str], environment: Mapping[str, str] = os.environ) -> Iterator[bool]:
-    """Have a daemon run in `directory` during the block; yield whether it was started here, by `serve`."""
-    with open(f"{directory}/users.lock", "w") as users:
-        with open(f"{directory}/start.lock", "w") as starting:
-            fcntl.flock(starting, fcntl.LOCK_EX)
+def _shared(directory: str, start: Callable[[], None], end: Callable[[], None]) -> Iterator[bool]:
+    with ExitStack() as held:
+        with _start_lock(directory):
+            users = held.enter_context(open(f"{directory}/users.lock", "w"))
             # 1. Counted before the start lock is released, so that no process that ends now finds itself the last.
             fcntl.flock(users, fcntl.LOCK_SH)
             started = not answers(directory)
             if started:
-                _start(directory, serve, environment)
+                start()
         try:
             yield started
         finally:
-            with open(f"{directory}/start.lock", "w") as ending:
+            with _start_lock(directory):
                 # 2. No process starts or adopts a daemon while this one checks whether it is the last.
-                fcntl.flock(ending, fcntl.LOCK_EX)
                 fcntl.flock(users, fcntl.LOCK_UN)
                 if _is_last(users.fileno()):
-                    with suppress(DaemonUnavailable):  # it is already gone
-                        stop_daemon(directory)
+                    end()
+
+
+@contextmanager
+def _start_lock(directory: str) -> Iterator[None]:
+    """Hold the lock of the directory, which is made again where a process that ended has removed it meanwhile."""
+    path = f"{directory}/start.lock"
+    while True:
+        make_private(directory)
+        with suppress(FileNotFoundError), open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(lock.fileno())):
+                yield
+                return
 
 
 def _is_last(users: int) -> bool:
@@ -122,7 +197,7 @@ def _is_last(users: int) -> bool:
     return True
 
 
-def _start(directory: str, serve: list[str], environment: Mapping[str, str]) -> None:
+def _start(directory: str, serve: list[str], environment: Mapping[str, str] = os.environ) -> None:
     log = f"{directory}/daemon.log"
     received: list[int] = []
     daemon = None
@@ -149,6 +224,11 @@ def _start(directory: str, serve: list[str], environment: Mapping[str, str]) -> 
         if daemon is not None:
             daemon.terminate()
         raise
+
+
+def _stop(directory: str) -> None:
+    with suppress(DaemonUnavailable):  # it is already gone
+        stop_daemon(directory)
 
 
 def _await_answer(directory: str, daemon: subprocess.Popen[bytes], log: str, begin: int) -> None:

@@ -24,6 +24,7 @@ import yaml
 
 from cachesvc import config
 from cachesvc.cli import cli
+from cachesvc.cli.run import run
 from cachesvc.cli.serve import settings_of
 from cachesvc.cluster.addresses import host_addresses
 from cachesvc.cluster.open import open_membership
@@ -40,7 +41,6 @@ _VERSION = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(
 assert _VERSION is not None
 IMAGE = f"cachesvc:{_VERSION[1]}"
 POLICIES = {"auto", "require", "off"}
-SLURM_TLS = {f"CACHESVC_TLS_{name}": f"/certs/{name}" for name in ("CERT", "KEY", "CA")}
 PODS = {
     "spec.nodeName": "node1",
     "status.podIP": "10.0.0.1",
@@ -272,23 +272,12 @@ def test_service_gives_dns_the_daemons_and_the_name_in_its_comment() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_slurm_script_runs_training_beside_a_daemon_and_stops_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    done = run_slurm_script(tmp_path, ["sh", "-c", f"echo trained >> $SEEN; exit {code}"])
+def test_slurm_script_runs_training_in_a_cluster_of_the_job(tmp_path: Path, code: int) -> None:
+    done = run_slurm_script(tmp_path, ["sh", "-c", f"exit {code}"])
     assert (done.returncode, done.stderr) == (code, "")
-    started, *rest = (tmp_path / "seen").read_text().splitlines()
-    assert rest == ["trained", "stopped"]
-    arguments = shlex.split(started)
-    cluster = daemon_settings(monkeypatch, arguments, SLURM_TLS).cluster
-    assert cluster is not None
-    assert host_addresses(cluster.members.removeprefix("static:")) == ["n1:7070", "n2:7070", "n5:7070"]
-
-
-def test_slurm_script_fails_when_its_daemon_does(tmp_path: Path) -> None:
-    done = run_slurm_script(tmp_path, ["sh", "-c", "echo trained >> $SEEN"], daemon="exit 2", limit_s=1)
-    assert done.returncode != 0
-    assert not (tmp_path / "seen").exists()
+    given = run.make_context("run", shlex.split(done.stdout)[1:]).params
+    assert given["job_cluster"]
+    assert given["command"] == ("sh", "-c", f"exit {code}")
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed here")
@@ -320,31 +309,17 @@ def image_environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in instructions("ENV")[0].split())
 
 
-STAND_IN = 'echo "$@" >> "$SEEN"; trap stop TERM; sleep 60 & wait $!'
-
-
-def run_slurm_script(
-    folder: Path, training: list[str], daemon: str = STAND_IN, limit_s: int = 60
-) -> subprocess.CompletedProcess[str]:
-    """Run slurm.sh on one machine with an `srun` and a `cachesvc` that stand in for the real ones. `daemon` is what `serve`
-    does, and `limit_s` how long the script waits for it."""
+def run_slurm_script(folder: Path, training: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run slurm.sh on one machine with an `srun` that runs its command, and a `cachesvc` that prints its arguments and runs
+    the command behind them."""
     programs = {
-        "srun": 'while case $1 in --*) ;; *) false ;; esac; do shift; done; exec "$@"',
-        "cachesvc": f"""
-            stop() {{ kill $!; echo stopped >> "$SEEN"; exit 0; }}
-            case $1 in serve) {daemon} ;; status) test -s "$SEEN" ;; esac""",
-        "timeout": f'shift; exec {shutil.which("timeout")} {limit_s} "$@"',
+        "srun": 'exec "$@"',
+        "cachesvc": """printf '%q ' "$@"; while test "$1" != --; do shift; done; shift; exec "$@" """,
     }
     for name, script in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
         (folder / name).chmod(0o755)
-    environment = SLURM_TLS | {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "SEEN": str(folder / "seen"),
-        "SLURM_JOB_ID": f"test-{os.getpid()}",
-        "SLURM_JOB_NODELIST": "n[1-2,5]",
-        "SLURM_NNODES": "3",
-    }
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"}
     command = ["bash", str(DEPLOY / "slurm.sh"), *training]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
 

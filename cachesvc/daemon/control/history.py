@@ -64,7 +64,7 @@ class History:
         ram = sum(tier.granted_bytes for tier in tiers if tier.name == RAM)
         nvme = sum(tier.granted_bytes for tier in tiers if tier.name != RAM)
         source = self._fillers.source_requests
-        return source.bytes + source.hedge_bytes, self._counts.received_bytes, ram, nvme
+        return source.bytes + source.hedge_bytes, self._counts.received.total(), ram, nvme
 
 
 def hit_rate(counters: Counters) -> float:

@@ -161,7 +161,7 @@ class Reports:
     def _cluster_status(self) -> pb.ClusterStatus | None:
         if self._cluster is None:
             return None
-        report, received_bytes = self._cluster.report, self._counts.received_bytes
+        report, received_bytes = self._cluster.report, self._counts.received.total()
         states = Counter(row.state for row in report.rows)
         return message_of(
             pb.ClusterStatus,

@@ -231,10 +231,11 @@ class Fill:
             job = jobs.FetchJob(dataset.id, index, found.address, True, search.begin(found.node))
             if found.node == SOURCE:
                 done = yield from self._from_source(dataset, job, target, shared)
+                now = time.monotonic()
             else:
                 done = yield from self._from_node(dataset, job, target, shared, found.node)
+                now = time.monotonic()
                 done = yield from comparison.check(dataset, index, found, began, done)
-            now = time.monotonic()
             if done.code in (0, OutOfSpace.code, TierFailed.code):
                 self._from_peer = found.node != SOURCE
                 if not done.code:
@@ -263,7 +264,7 @@ class Fill:
         self, dataset: ServedDataset, job: jobs.FetchJob, target: int, shared: SharedFill, node: str
     ) -> Steps[jobs.JobDone]:
         descriptors = (target, dataset.catalog_fd, shared.progress_fd)
-        counted = partial(self._counts.received, time.monotonic())
+        counted = partial(self._counts.read_from, node, time.monotonic())
         done: jobs.JobDone = yield self._job(dataset, job, descriptors, (self._tier_name,), counted)
         if done.code not in (0, OutOfSpace.code, TierFailed.code):
             log.info("a peer did not give an extent", extra={"peer": node, "error": done.message})

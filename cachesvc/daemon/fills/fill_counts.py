@@ -29,8 +29,8 @@ class FillCounts:
     samples."""
     filled_bytes: Counter[TierName] = field(default_factory=Counter)
     """Bytes that were filled into each tier."""
-    received_bytes: int = 0
-    """Bytes of extents that came from other nodes, also for fills that failed."""
+    received: Counter[str] = field(default_factory=Counter)
+    """Bytes of extents that came from each other node, also for fills that failed."""
     receive_s: float = 0.0
     """The seconds that all reads from other nodes took. Some waited for blocks that those nodes did not have yet."""
     peer_reads: int = 0
@@ -63,8 +63,8 @@ class FillCounts:
         self.from_source[dataset] += done.source_bytes
         self.from_peers[dataset] += done.peer_bytes
 
-    def received(self, since: float, done: jobs.JobDone) -> None:
+    def read_from(self, node: str, since: float, done: jobs.JobDone) -> None:
         """Count a read from another node, which began at `since` on the monotonic clock."""
-        self.received_bytes += done.peer_bytes
+        self.received[node] += done.peer_bytes
         self.receive_s += time.monotonic() - since
         self.peer_reads += 1

@@ -221,7 +221,7 @@ class MetricsCollector:
         nodes = _family(GaugeMetricFamily, "nodes", "Nodes of the cluster, by state.", "state", of_state)
         received = "Bytes received from other nodes, for failed fills too."
         counters = {
-            "received_bytes": (received, counts.received_bytes),
+            "received_bytes": (received, counts.received.total()),
             "reads": ("Reads of extents from other nodes.", counts.peer_reads),
             "read_seconds": ("Time that these reads took.", counts.receive_s),
             "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
@@ -253,10 +253,12 @@ class MetricsCollector:
         rows = sorted(rows, key=lambda row: (row.state == "present", row.name))[:MAX_PEERS]
         present = [(row.name, row.state in ANSWERING) for row in rows]
         times = [(row.name, row.round_trip_us / 1e6) for row in rows if row.state in ANSWERING]
+        gave = [(row.name, self._counts.received[row.name]) for row in rows]
         ends = [(row.name, row.traits.certificate_ends) for row in rows if row.traits.certificate_ends]
         return [
             _family(GaugeMetricFamily, "peer_present", "1 while a node answers.", "node", present),
             _family(GaugeMetricFamily, "peer_round_trip_seconds", "Time of a greeting.", "node", times),
+            _family(_COUNTER, "peer_gave_bytes", "Bytes received from a node.", "node", gave),
             _family(
                 GaugeMetricFamily,
                 "peer_certificate_not_after_timestamp_seconds",

@@ -86,10 +86,11 @@ def simulate(
     latency_s: float,
     seed: int = 1,
     runs: tuple[float, float] = (1.0, 1.0),
+    alone_s: float = math.inf,
 ) -> tuple[list[float], list[float]]:
     """The times of requests at the source, and of those that it served. Clients are closed loops with the queue and the
-    retries of `Resilient`; `runs` as in `Process`. A request is refused or not when it is sent, and its client knows
-    later."""
+    retries of `Resilient`; `runs` as in `Process`. From `alone_s` on only the first one asks for more. A request is refused
+    or not when it is sent, and its client knows later."""
     chance = random.Random(seed)
     processes = [Process(*runs) for _ in range(clients)]
     asked: list[float] = []
@@ -100,6 +101,8 @@ def simulate(
         heapq.heappush(events, (process.awake(at), next(numbers), do))
 
     def join(process: Process, attempt: int, now: float) -> None:
+        if now >= alone_s and process is not processes[0]:
+            return
         stand(process, attempt, process.pace.join(now), now)
 
     def stand(process: Process, attempt: int, place: float, now: float) -> None:
@@ -200,6 +203,25 @@ def test_a_quota_is_used_up(rate: int, window_s: int, clients: int) -> None:
     """A quota closes with a Retry-After until its window ends."""
     windows = max(8, 80 // window_s)
     check_settled(Quota(rate, window_s), clients, 16, 0.05, windows * window_s, 2 * windows * window_s)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Quota(40, 10),
+        *(
+            pytest.param(source, marks=pytest.mark.slow)
+            for source in (Quota(300, 10), Quota(300, 60), Bucket(300, 30), Bucket(100, 10, 5.0))
+        ),
+    ],
+    ids=str,
+)
+def test_eight_nodes_share_a_source_and_one_that_is_left_has_it_all(source: Bucket | Quota) -> None:
+    """Nodes do not tell each other their rates: refusals do. One that was left finds the rest in a minute."""
+    asked, served = simulate(source, 8, 16, 360, 0.03, alone_s=180)
+    for start, end in ((60, 180), (240, 360)):
+        assert share(asked, start, end, source.rate) <= 1.1
+        assert share(served, start, end, source.rate) >= 0.9
 
 
 def test_a_rate_that_falls_or_rises_is_followed() -> None:

@@ -61,8 +61,8 @@ def copies(node: Path) -> list[Path]:
 
 
 def test_extents_of_a_peer_are_not_read_from_the_source(tmp_path: Path) -> None:
-    nodes, metrics = Nodes(tmp_path), f"127.0.0.1:{free_ports(1)[0]}"
-    with nodes.node("a", "--metrics", metrics) as other, nodes.node("b") as node:
+    nodes, (metrics, own) = Nodes(tmp_path), (f"127.0.0.1:{port}" for port in free_ports(2))
+    with nodes.node("a", "--metrics", metrics) as other, nodes.node("b", "--metrics", own) as node:
         meet(other, node)
         _, there = fill(other, nodes.data)
         found, waited = read(node, nodes.data)
@@ -72,6 +72,7 @@ def test_extents_of_a_peer_are_not_read_from_the_source(tmp_path: Path) -> None:
             (status,) = reply.datasets
         wait_until(lambda: metric(metrics, "cachesvc_peer_sent_bytes_total") == nodes.size)
         assert metric(metrics, 'cachesvc_nodes{state="present"}') == 2
+        assert metric(own, 'cachesvc_peer_gave_bytes_total{node="a"}') == nodes.size
     assert found == nodes.contents
     assert (there.source_bytes, there.peer_bytes) == (nodes.size, 0)
     assert (here.source_bytes, here.peer_bytes, here.resident_extents) == (0, nodes.size, EXTENTS)
