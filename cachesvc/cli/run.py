@@ -6,9 +6,11 @@ stops it. Each holds a shared `flock`, which the kernel releases if the process 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
+import socket as socket_module
 import stat
 import subprocess
 import sys
@@ -66,10 +68,48 @@ def run(command: tuple[str, ...], socket: str | None, json: bool, **given: Any) 
     with (
         signal_handlers(ENDING, lambda number, _: sys.exit(128 + number)),
         signal_handlers(_FORWARDED, lambda *_: None),
-        sharing(directory, _serve_command(directory, **given)) as started,
+        sharing(directory, _serve_command(directory, **given), with_free_ports(json)) as started,
     ):
         code = _command(command, directory)
     return _report(code, directory, started, json)
+
+
+def with_free_ports(as_json: bool) -> dict[str, str]:
+    """Return the environment for a daemon beside others on this node: a port that the settings name and another process has
+    is replaced by a free one, which is told on stderr."""
+    from cachesvc.cli.config import resolved
+
+    _, settings = resolved([])
+    environment = dict(os.environ)
+    for option in ("listen", "metrics", "s3"):
+        wanted = getattr(settings, option)
+        found = free_address(wanted) if wanted else ""
+        if found != wanted:
+            environment[f"CACHESVC_{option.upper()}"] = found
+            text = f"--{option} {wanted} is taken; this daemon has {found}"
+            if as_json:
+                output.emit(
+                    {"event": "port", "option": option, "wanted": wanted, "address": found}, to_stderr=True
+                )
+            else:
+                sys.stderr.write(f"cachesvc: {text}\n")
+    return environment
+
+
+def free_address(address: str) -> str:
+    """Return HOST:PORT, or, where another process has this port, one that is free."""
+    host, _, port = address.rpartition(":")
+    for number in (int(port), 0):
+        try:
+            with socket_module.create_server(
+                (host.strip("[]"), number),
+                family=socket_module.AF_INET6 if ":" in host else socket_module.AF_INET,
+            ) as probe:
+                return f"{host}:{probe.getsockname()[1]}"
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                break
+    return address  # the daemon says what is wrong with it
 
 
 def private_dir() -> str:
