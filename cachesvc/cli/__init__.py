@@ -19,6 +19,7 @@ from cachesvc.cli import (
     find,
     index,
     nodes,
+    options,
     order,
     output,
     prefetch,
@@ -130,7 +131,9 @@ TASKS = {
     "Help": (show_help,),
 }
 """The verbs by task, in the order of the help."""
+_LOGS_ITSELF = (serve.serve, run.run, config.config)
 for _verbs in TASKS.values():
     for _verb in _verbs:
         cli.add_command(_verb)
+        _verb.params += () if _verb in _LOGS_ITSELF else options.loudness
 cli.add_command(credentials.credentials)  # profiles run it, and people do not

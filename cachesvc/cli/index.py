@@ -109,7 +109,7 @@ def _put_s3(path: str, into: str) -> None:
     bucket, _, key = into.removeprefix("s3://").partition("/")
     try:
         with open(path, "rb") as catalog:
-            boto3.client("s3").upload_fileobj(catalog, bucket, key)
+            boto3.Session().client("s3").upload_fileobj(catalog, bucket, key)
     except ClientError as error:
         raise _refused(into, error.response["Error"].get("Code", "?")) from None
     except (Boto3Error, BotoCoreError) as error:

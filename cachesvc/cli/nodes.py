@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 WRONG = ("slow", "unreadable", "wrong", "away", "refused", "unknown")
 """States that need somebody's attention. A node that said goodbye does not."""
+HEADS = [
+    "node~",
+    "state",
+    "why~",
+    "address~?",
+    "zone?",
+    "capacity>?",
+    "free>?",
+    "extents>?",
+    "calls>?",
+    "blocks>?",
+    "rate>?",
+    "source?",
+    "release?",
+]
 
 
 @click.command()
@@ -43,22 +58,7 @@ def nodes(remove: str | None, wide: bool, socket: str | None, json: bool) -> int
         for warning in reply.warnings:
             output.emit({"warning": warning.text, "kind": warning.kind})
     else:
-        heads = [
-            "node~",
-            "state",
-            "why~",
-            "address~?",
-            "zone?",
-            "capacity>?",
-            "free>?",
-            "extents>?",
-            "calls>?",
-            "blocks>?",
-            "rate>?",
-            "source?",
-            "release?",
-        ]
-        output.table(heads, [_row(node) for node in reply.nodes], wide)
+        output.table(HEADS, [cells_of(node) for node in reply.nodes], wide)
         say_warnings(reply)
     return int(not reply.list_read or any(node.state in WRONG for node in reply.nodes))
 
@@ -82,7 +82,8 @@ def _removed(name: str, reply: pb.RemoveNodeReply, json: bool) -> int:
     return int(bool(untold))
 
 
-def _row(node: pb.NodeStatus) -> list[str]:
+def cells_of(node: pb.NodeStatus) -> list[str]:
+    """Return the row of a node, below `HEADS`."""
     gone = node.state in ("away", "left")
     return [
         f"{node.name} (this node)" if node.me else node.name,

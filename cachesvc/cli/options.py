@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -160,6 +161,32 @@ saved_state = _together(
     ),
 )
 """The options of verbs that compute from a saved state."""
+
+
+def _keep(context: click.Context, option: click.Parameter, given: bool) -> None:
+    context.meta[f"cachesvc.{option.name}"] = given
+    if option.name == "verbose" and given:
+        logging.basicConfig(format="%(levelname)s: %(message)s")
+        logging.getLogger("cachesvc").setLevel(logging.DEBUG)
+
+
+loudness = (
+    click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_keep,
+        help="No progress and no warnings.",
+    ),
+    click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        callback=_keep,
+        help="Say on stderr which daemon is asked, what, and what is tried again.",
+    ),
+)
+"""Options of verbs whose process ends with its answer."""
 
 
 class _Known(_Param):

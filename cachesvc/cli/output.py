@@ -132,6 +132,14 @@ def short_id(dataset: str, wide: bool = False) -> str:
     return dataset if wide else dataset[:12]
 
 
+def is_quiet() -> bool:
+    """Tell whether the command line has `-q`."""
+    import click
+
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get("cachesvc.quiet"))
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """Format a count of things: `1 reader`, `2 readers`."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
@@ -169,8 +177,8 @@ def marks(row: pb.DatasetStatus) -> str:
 
 def print_notes(notes: Sequence[str], as_json: bool) -> None:
     """Print each note of a catalog as a line on stderr: `warning: ...`, or as JSON `{"warning": ...}`."""
-    printed = list(notes[:MAX_NOTES])
-    if len(notes) > MAX_NOTES:
+    printed = [] if is_quiet() else list(notes[:MAX_NOTES])
+    if printed and len(notes) > MAX_NOTES:
         printed.append(f"and {len(notes) - MAX_NOTES:,} notes more, in ds.catalog.notes")
     for note in printed:
         line = " ".join(note.split())

@@ -30,9 +30,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._first_done: int | None = None
         self._told: tuple[int, int] | None = None
         self._bar: Progress | None = None
+        self._quiet = output.is_quiet()
 
     def __enter__(self) -> ProgressBar:
-        if not self._json and sys.stderr.isatty():
+        if not self._json and not self._quiet and sys.stderr.isatty():
             from rich.progress import (
                 BarColumn,
                 DownloadColumn,
@@ -63,6 +64,8 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def update(self, done: int, total: int) -> None:
         """Report that `done` of `total` bytes are done."""
+        if self._quiet:
+            return
         if self._first_done is None:
             self._first_done = done
         begun = done != self._first_done  # before the first extent is there the rate is unknown, and not 0

@@ -6,10 +6,12 @@ stops it. Each holds a shared `flock`, which the kernel releases if the process 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import signal
+import socket as socket_module
 import stat
 import subprocess
 import sys
@@ -87,12 +89,13 @@ def run(
     job = job_clusters.this_job() if job_cluster else None
     directory = socket or private_dir(job.node if job is not None else "")
     make_private(directory)
-    serve, start, end = _serve_command(directory, **given), _start, _stop
+    serve, end = _serve_command(directory, **given), _stop
+    start: Callable[[str, list[str]], None] = partial(_start_beside_others, json)
     codes: list[int] = []
     if job is not None:
         make_private(shared := job_dir or os.path.expanduser("~/.cachesvc-jobs"), "--job-dir")
         serve += job.options(f"{directory}/tls")
-        start, end = partial(_start_member, job, shared), partial(_end_member, job, shared, codes)
+        start, end = partial(_start_member, job, shared, json), partial(_end_member, job, shared, codes)
     # A signal before or after the command ends the daemon too.
     with (
         signal_handlers(ENDING, lambda number, _: sys.exit(128 + number)),
@@ -105,10 +108,14 @@ def run(
     return _report(codes[0], directory, started, json)
 
 
-def _start_member(job: Job, shared: str, directory: str, serve: list[str]) -> None:
+def _start_beside_others(json: bool, directory: str, serve: list[str]) -> None:
+    _start(directory, serve, with_free_ports(json))
+
+
+def _start_member(job: Job, shared: str, json: bool, directory: str, serve: list[str]) -> None:
     try:
         job_clusters.take_certificate(job, shared, f"{directory}/tls")
-        _start(directory, serve)
+        _start_beside_others(json, directory, serve)
     except BaseException:
         job_clusters.leave(job, shared)
         raise
@@ -126,6 +133,44 @@ def _end_member(job: Job, shared: str, codes: Sequence[int], directory: str) -> 
 def _without(missing: Sequence[str]) -> None:
     text = f"the command begins without {', '.join(missing)}, which do not answer"
     output.print_notes([text], as_json=False)
+
+
+def with_free_ports(as_json: bool) -> dict[str, str]:
+    """Return the environment for a daemon beside others on this node: a port that the settings name and another process has
+    is replaced by a free one, which is told on stderr."""
+    from cachesvc.cli.config import resolved
+
+    _, settings = resolved([])
+    environment = dict(os.environ)
+    for option in ("listen", "metrics", "s3"):
+        wanted = getattr(settings, option)
+        found = free_address(wanted) if wanted else ""
+        if found != wanted:
+            environment[f"CACHESVC_{option.upper()}"] = found
+            text = f"--{option} {wanted} is taken; this daemon has {found}"
+            if as_json:
+                output.emit(
+                    {"event": "port", "option": option, "wanted": wanted, "address": found}, to_stderr=True
+                )
+            else:
+                sys.stderr.write(f"cachesvc: {text}\n")
+    return environment
+
+
+def free_address(address: str) -> str:
+    """Return HOST:PORT, or, where another process has this port, one that is free."""
+    host, _, port = address.rpartition(":")
+    for number in (int(port), 0):
+        try:
+            with socket_module.create_server(
+                (host.strip("[]"), number),
+                family=socket_module.AF_INET6 if ":" in host else socket_module.AF_INET,
+            ) as probe:
+                return f"{host}:{probe.getsockname()[1]}"
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                break
+    return address  # the daemon says what is wrong with it
 
 
 def private_dir(node: str = "") -> str:

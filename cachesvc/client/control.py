@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import threading
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cachesvc.catalog.prepared import Recipe
     from cachesvc.v1 import cachesvc_pb2 as pb
 
+log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 24 << 20
 """The daemon's limit: 100,000 URIs of 240 characters."""
 CODE_KEY = "cachesvc-code"
@@ -98,6 +100,7 @@ class Control:
 
         _delay_forks()
         self.directory = path
+        log.debug("the daemon in %s is asked", path)
         self._identity = CallerIdentity(path)
         self._pb = cachesvc_pb2
         limits = [
@@ -225,6 +228,7 @@ class Control:
 
     def _ask(self, method: Any, request: Any) -> Any:
         """Make a call with one answer."""
+        log.debug("%s %s", type(request).__name__, str(request).replace("\n", " "))
 
         def call() -> Iterator[Any]:
             yield method(request, timeout=CONTROL_CALL_S, metadata=self._identity.metadata())
@@ -259,6 +263,7 @@ class Control:
                 deadline = deadline or Deadline(CONTROL_RETRY_S)
                 # Until the other daemon binds its socket, or another call ends.
                 pause_s = BUSY_PAUSE_S if isinstance(error, Busy) else PROBE_FIRST_S
+                log.debug("asked again in %.2f s: %s", pause_s, error)
                 if not worth_it or not deadline.pause(pause_s):
                     raise
 

@@ -103,9 +103,11 @@ def serve(settings: Settings, parent: ParentLink, given: Given) -> int:
         daemon.fills()
         daemon.readers()
         reloader = daemon.reload(stale=bool(given.crash))
+        # Before a client sees that this process serves. It was blocked while the process was started.
+        signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         daemon.control()
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-        signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
         signal.signal(LEAVE, lambda *_: loop.post(daemon.leave))
         signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
         in_ram, readers = settings.ram_bytes // settings.extent_bytes, most_readers(open_files)

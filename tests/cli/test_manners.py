@@ -16,7 +16,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from cachesvc.__main__ import run
-from cachesvc.cli import TASKS, cli, options
+from cachesvc.cli import TASKS, cli, options, output
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.run import private_dir
 from cachesvc.cli.serve import GROUPS
@@ -179,3 +179,21 @@ def test_ram_may_be_a_part_of_the_memory() -> None:
     for wrong in ("0%", "101%", "%", "x%", "-1%"):
         with pytest.raises(click.UsageError, match="write 1% to 100%"):
             options.RAM.convert(wrong, None, None)
+
+
+def test_quiet_leaves_out_progress_and_warnings_and_verbose_says_what_is_asked(
+    cache: CannedCache, capsys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with click.Context(click.Command("x"), info_name="x") as context:
+        context.meta["cachesvc.quiet"] = True
+        with ProgressBar("prefetch", now=iter(range(100)).__next__) as progress:
+            progress.update(1, 10)
+            progress.update(2, 10)
+        output.print_notes(["a note"], as_json=False)
+        assert capsys.readouterr() == ("", "")
+    output.print_notes(["a note"], as_json=False)
+    assert capsys.readouterr().err == "warning: a note\n"
+    assert run(["ls", "-q"]) == 0
+    with caplog.at_level("DEBUG", "cachesvc"):
+        assert run(["ls", "-v"]) == 0
+    assert "ListRequest" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from cachesvc.__main__ import run
-from cachesvc.cli.run import make_private, private_dir
+from cachesvc.cli.run import free_address, make_private, private_dir
 from cachesvc.client.control import Control
 from cachesvc.core.errors import NotAllowed
 from testbed import WAIT_S
@@ -223,3 +224,16 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     link.symlink_to("/tmp")
     with pytest.raises(NotAllowed):
         make_private(str(link))
+
+
+def test_jobs_on_one_node_choose_other_ports_where_theirs_are_taken(
+    home: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("CACHESVC_METRICS", taken)
+        assert run(["run", *SMALL, *shell("exit 7")]) == 7, capfd.readouterr()
+        said = capfd.readouterr().err.splitlines()
+        assert said[0].startswith(f"cachesvc: --metrics {taken} is taken; this daemon has 127.0.0.1:")
+    assert free_address(taken) == taken
+    assert free_address("nowhere.invalid:1") == "nowhere.invalid:1"

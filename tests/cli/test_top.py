@@ -141,6 +141,33 @@ def test_keys_select_sort_and_look_into() -> None:
 
 
 @pytest.mark.pure
+def test_the_members_are_shown_with_those_in_trouble_first() -> None:
+    found = status()
+    assert "this daemon is alone" in str(screen(found, Place(cluster=True), 80, 24)[1])
+    for number in range(40):
+        found.nodes.add(
+            name=f"n{number:02}",
+            me=number == 7,
+            state="away" if number == 30 else "present",
+            weight_bytes=1 << 30,
+            free_bytes=1 << 20,
+            extents=number,
+        )
+    shown = list(map(str, screen(found, Place(cluster=True), 80, 24)))
+    assert len(shown) == 24
+    assert all(len(line) <= 80 for line in shown)
+    assert "40 members, 39 present; 40.0 GiB of room, 39.0 MiB free; 780 extents" in shown
+    first = shown.index(next(line for line in shown if line.startswith("n30")))
+    assert shown[first + 1].startswith("n07 (this node)")
+    assert shown[-2] == "and 26 more"
+    assert len(once(found, 80, cluster=True)) == 1 + 4 + 1 + 1 + 1 + 40
+    place = pressed(Place(), "c", found)
+    assert place == Place(cluster=True)
+    assert pressed(place, "c", found) == pressed(place, BACK, found) == Place()
+    assert pressed(place, ENTER, found) == place
+
+
+@pytest.mark.pure
 def test_keys_are_cut_out_of_what_a_terminal_sends() -> None:
     assert keys_of("\x1b[Bj\x1bOAk\t\rq\x1b") == [DOWN, DOWN, UP, UP, TAB, ENTER, "q", BACK]
     assert keys_of("\x1b[Cs") == ["s"]

@@ -31,31 +31,32 @@ WIDTH = 80
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one screen and end, as without a terminal.")
+@click.option("--cluster", is_flag=True, help="Show the members of the cluster, as this node sees them.")
 @options.daemon
-def top(once: bool, socket: str | None, json: bool) -> int:
+def top(once: bool, cluster: bool, socket: str | None, json: bool) -> int:
     """Show this node live: tiers, datasets, jobs, fills.
 
-    Keys: Tab, up and down select; s sorts; Enter looks into a dataset or job; q ends. Without a terminal one screen is
-    printed.
+    Keys: Tab, up and down select; s sorts; Enter looks into a dataset or job; c shows the cluster; q ends. Without a
+    terminal one screen is printed.
     """
     with Control(socket) as control:
         status = control.status()
         if json:
             output.emit(output.plain(status))
         elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print(status)
+            _print(status, cluster)
         else:
-            _show(control, status)
+            _show(control, status, cluster)
     return 0
 
 
-def _print(status: pb.StatusReply) -> None:
+def _print(status: pb.StatusReply, cluster: bool) -> None:
     from cachesvc.cli.top import screen
 
     width = output.terminal_columns() or WIDTH
     with output.written():
         shown = output.console(folded=False)
-        for line in screen.once(status, width):
+        for line in screen.once(status, width, cluster):
             shown.print(line, soft_wrap=True)
 
 
@@ -81,14 +82,14 @@ class Latest:
             os.write(self._changing, b"1")
 
 
-def _show(control: Control, status: pb.StatusReply) -> None:
+def _show(control: Control, status: pb.StatusReply, cluster: bool) -> None:
     from rich.console import Group
     from rich.live import Live
 
     from cachesvc.cli.top.place import Place, keys_of, pressed
     from cachesvc.cli.top.screen import screen
 
-    latest, place = Latest(control, status), Place()
+    latest, place = Latest(control, status), Place(cluster=cluster)
     console = output.console()
     with _keys() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

@@ -42,13 +42,14 @@ _NAMES |= {"\x1b": BACK, "\x7f": BACK, "\x08": BACK, "\t": TAB}
 @dataclass(frozen=True, slots=True)
 class Place:
     """`sorts` has an index into `SORTS` for each panel. `inside`: the id of the dataset or job that is looked into, if any.
-    `help`: the keys are shown."""
+    `help`: the keys are shown. `cluster`: the members of the cluster are."""
 
     panel: Panel = "datasets"
     row: int = 0
     sorts: tuple[int, int] = (0, 0)
     inside: str = ""
     help: bool = False
+    cluster: bool = False
 
     def sort_of(self, panel: Panel) -> str:
         """The name of the order in which a panel's rows are."""
@@ -75,8 +76,10 @@ def pressed(place: Place, key: str, status: pb.StatusReply) -> Place | None:
     if place.help or key == "?":
         return replace(place, help=not place.help)
     if key in (BACK, "h"):
-        return replace(place, inside="")
-    if place.inside:
+        return replace(place, inside="", cluster=False)
+    if key == "c":
+        return replace(place, cluster=not place.cluster, inside="")
+    if place.inside or place.cluster:
         return place
     ids = _ids(status, place)
     row = max(0, min(place.row, len(ids) - 1))

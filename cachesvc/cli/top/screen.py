@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cachesvc.cli import output
 from cachesvc.cli.diagnosis import parts_of
+from cachesvc.cli.nodes import HEADS, WRONG, cells_of
 from cachesvc.cli.top.place import PANELS, Place, datasets_of, jobs_of
 from cachesvc.core.safe_text import printable
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -28,6 +29,7 @@ KEYS = (
     ("Tab", "the other panel"),
     ("s", "sort by the next column"),
     ("Enter", "look into the selected dataset or job"),
+    ("c", "the members of the cluster, and back"),
     ("Esc", "back"),
     ("q", "quit"),
 )
@@ -58,11 +60,13 @@ def screen(status: pb.StatusReply, place: Place, width: int, height: int, note: 
         shown = _job(job, width)
     elif place.inside:
         shown = [_plain("it is gone")]
+    elif place.cluster:
+        shown = members(status, width, body)
     else:
         shown = overview(status, place, width, body)
     help_line = (
         "Esc back  q quit"
-        if place.inside or place.help
+        if place.inside or place.help or place.cluster
         else "Tab panel  s sort  Enter look into  ? keys  q quit"
     )
     shown = shown[:body] + [_plain("")] * (body - len(shown))
@@ -72,11 +76,33 @@ def screen(status: pb.StatusReply, place: Place, width: int, height: int, note: 
     return lines
 
 
-def once(status: pb.StatusReply, width: int) -> list[Text]:
-    """All of the overview, for a terminal that is no screen."""
-    lines = [_head(status, ""), *overview(status, None, width)]
+def once(status: pb.StatusReply, width: int, cluster: bool = False) -> list[Text]:
+    """All of the overview, or of the members, for a terminal that is no screen."""
+    lines = [_head(status, ""), *(members(status, width) if cluster else overview(status, None, width))]
     for line in lines:
         line.truncate(width)
+    return lines
+
+
+def members(status: pb.StatusReply, width: int, height: int | None = None) -> list[Text]:
+    """The members of the cluster, those in trouble first, in at most `height` lines; None: all of them."""
+    if not status.nodes:
+        return [
+            _plain("this daemon is alone; start it with --cluster to share extents with other nodes", "dim")
+        ]
+    found = sorted(status.nodes, key=lambda node: (node.state not in WRONG, not node.me, node.name))
+    present = [node for node in found if node.state == "present"]
+    room, free = sum(node.weight_bytes for node in found), sum(node.free_bytes for node in present)
+    text = f"{output.plural(len(found), 'member')}, {len(present):,} present; {output.size(room)} of room,"
+    text += f" {output.size(free)} free; {output.plural(sum(node.extents for node in found), 'extent')}"
+    lines = [*_rates(status), _plain(""), _plain(text)]
+    head, *rows = output.lines(HEADS, [cells_of(node) for node in found], width)
+    lines.append(_plain(head, "bold"))
+    for node, row in zip(found, rows, strict=True):
+        lines.append(_plain(row, "bold red" if node.state in WRONG else ""))
+    if height is not None and len(lines) > height:
+        hidden = len(lines) - height + 1
+        lines[height - 1 :] = [_plain(f"and {hidden:,} more", "dim")]
     return lines
 
 

@@ -64,7 +64,7 @@ LOOK_S = 1.0
 SHED_S = 1.0
 """How often the memory is measured while no daemon does so."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""SIGHUP only where a terminal is closed: else it has the daemon reload its settings."""
+"""SIGHUP only where the terminal has gone: else it has the daemon reload its settings."""
 
 
 @dataclass(slots=True)
@@ -98,6 +98,7 @@ class Parent:
         self._failure: CacheError | None = None
         self._look_at = 0.0
         self._said = self._crash = ""
+        self._in_terminal = os.isatty(0)
         self._connections: dict[int, socket.socket] = {}
 
     def resume(self, state: ParentState) -> None:
@@ -118,8 +119,7 @@ class Parent:
         self._loop.watch(self._sockets.listener.fileno(), self._connected)
         for number in STOPPING:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                reloads = number == signal.SIGHUP and not os.isatty(0)
-                does = self._reload if reloads else self._stop
+                does = self._hung_up if number == signal.SIGHUP else self._stop
                 signal.signal(number, lambda *_, does=does: self._loop.post(does))
         signal.signal(signal.SIGCHLD, lambda *_: self._loop.post(self._reap))
         signal.set_wakeup_fd(self._loop.wake_fd, warn_on_full_buffer=False)
@@ -304,9 +304,12 @@ class Parent:
 
     # The end.
 
-    def _reload(self) -> None:
-        """Have the daemon reload its settings."""
-        if self._daemon is not None:
+    def _hung_up(self) -> None:
+        """End where SIGHUP says that the terminal has gone, whose descriptor is no terminal any more. Else have the daemon
+        reload its settings."""
+        if self._in_terminal and not os.isatty(0):
+            self._stop()
+        elif self._daemon is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._daemon.pid, signal.SIGHUP)
 

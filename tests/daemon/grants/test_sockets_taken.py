@@ -13,6 +13,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.daemon.unix_sockets import check_free, make_room
 from testbed.node import Daemon
 from tests.support.shell import complaint, serve
+from tests.support.waiting import wait_until
 
 SOCKETS = ("cachesvc.sock", "grants.sock", "parent.sock")
 KINDS = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM)
@@ -119,6 +120,10 @@ def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
     try:
         with Daemon(tmp_path / "node", SMALL) as daemon:
             assert daemon.process is not None
+            if not ignored:
+                daemon.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: "the settings are reloaded" in daemon.log)
+            os.close(terminal)
             daemon.process.send_signal(signal.SIGHUP)
             if ignored:
                 assert daemon.ready()
@@ -127,6 +132,6 @@ def test_a_closed_terminal_ends_a_daemon_cleanly_but_not_under_nohup(
                 assert not set(SOCKETS) & set(os.listdir(daemon.socket_dir))
     finally:
         os.dup2(stdin, 0)
-        for fd in (stdin, terminal, other_end):
+        for fd in (stdin, other_end):
             os.close(fd)
         signal.signal(signal.SIGHUP, before)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -195,3 +197,20 @@ def test_a_bucket_counts_waits_up_to_its_bound() -> None:
     assert waits.sum_s == sum(BOUNDS_S) + BOUNDS_S[-1] + 1
     assert (bucket_of(0.0), bucket_of(math.inf)) == (0, BUCKETS - 1)
     assert list(BOUNDS_S) == sorted(BOUNDS_S)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (Debian's package prometheus)")
+def test_promtool_finds_nothing_to_say(node: Node) -> None:
+    node.filled(0)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input="".join(
+            line
+            for line in node.text().splitlines(True)
+            if line.split()[2 * line.startswith("#")].startswith("cachesvc")
+        ),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert (checked.returncode, checked.stderr, checked.stdout) == (0, "", "")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from cachesvc.__main__ import run
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
@@ -18,6 +22,7 @@ from cachesvc.v1.plain import plain
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
+from tests.support.reading import contents
 from tests.support.waiting import wait_until
 
 EXTENT = 64 << 10
@@ -151,3 +156,44 @@ def test_only_reads_are_answered_and_only_under_names_of_this_host(
     assert asked(port, "GET", "/status.json", "evil.example")[0] == 403
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert asked(port, method, "/status.json")[0] == 501
+
+
+def test_status_top_and_page_agree_under_load(
+    served: tuple[Daemon, int, dict[str, DatasetId]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All three are read while a reader goes on, and the last before the reader ends and after: each has what the ones
+    before it had, and all have the same in the end."""
+    daemon, port, ids = served
+
+    def verb(name: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run([name, "--json", "--socket", daemon.socket_dir]) == 0
+        rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return rows[0]
+
+    def demands(status: dict[str, Any]) -> int:
+        (row,) = [row for row in status["datasets"] if row["dataset"]["id"] == ids["all"]]
+        return int(row["hits"]) + int(row["ahead"]) + int(row["misses"])
+
+    ends = threading.Event()
+
+    def read() -> None:
+        with closing(DaemonGrants(daemon.socket_dir, ids["all"])) as reader:
+            while not ends.is_set():
+                for granted in reader.acquire([0, 1, 2, 3], WAIT_S):
+                    contents(granted)
+                reader.release([0, 1, 2, 3])
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            wait_until(lambda: demands(verb("status")) > 100)
+            first, second = demands(verb("status")), demands(verb("top"))
+            assert 100 < first <= second
+            wait_until(lambda: demands(shown(port)) >= second)  # a snapshot of the page is up to a second old
+            assert demands(shown(port)) <= demands(verb("status"))
+        finally:
+            ends.set()
+        reading.result()
+    wait_until(lambda: not verb("status")["readers"])
+    wait_until(lambda: demands(shown(port)) == demands(verb("status")) == demands(verb("top")))
