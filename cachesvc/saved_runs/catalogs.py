@@ -60,6 +60,15 @@ def _granted(directory: str, source: DataSource) -> Catalog:
         grants.close()
 
 
+def connected(grants: DaemonGrants, directory: str, source: DataSource) -> None:
+    """Connect to a daemon, which opens the dataset if it does not know it. Raises as `DaemonGrants.connect` and
+    `open_in_daemon`."""
+    try:
+        grants.connect()
+    except NotFound:
+        open_in_daemon(directory, source)
+
+
 def open_in_daemon(directory: str, source: DataSource) -> None:
     """Have a daemon open a dataset that it does not know. Raises NotFound where the state does not say where the data lies,
     SourceChanged where the source holds another version now, and what opening it raises."""

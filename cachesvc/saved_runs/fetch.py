@@ -19,9 +19,9 @@ from cachesvc.client.control import find_daemon
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import read_timeout_s
 from cachesvc.client.protocol import Granted
-from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound
+from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.saved_runs.catalogs import open_in_daemon
+from cachesvc.saved_runs.catalogs import connected
 from cachesvc.saved_runs.data import DataSource
 from cachesvc.saved_runs.open import opened_run
 
@@ -59,10 +59,7 @@ def fetch(
     found = Fetched(len(extents), int(sizes[extents].sum()))
     grants = DaemonGrants(directory, catalog.id)
     try:
-        try:
-            grants.connect()
-        except NotFound:
-            open_in_daemon(directory, source)
+        connected(grants, directory, source)
         steps = np.arange(len(extents), dtype=np.int64)
         grants.submit(Plan(extents, steps, np.full_like(steps, len(extents))))
         for start in range(0, len(extents), GROUP):

@@ -3,7 +3,7 @@ sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -163,13 +163,14 @@ class SavedRun:
                     if not self._excluded.among(np.array([index]), np.array(step)).any():
                         yield Taken(step, self.trained(step), place[1], sample)
 
-    def digest_of(self, steps: range) -> bytes:
-        """The digest of the samples of data steps: what their batches add to the loader's `digest()`."""
+    def digest_of(self, steps: range, contents_of: Callable[[Ints], Sequence[bytes]]) -> bytes:
+        """The digest of the samples of data steps: what their batches add to the loader's `digest()`. `contents_of` gives
+        digests of the bytes of extents."""
         total, waiting, catalog = SampleSum(), list[Ints](), self.catalog
         for step in steps:
             waiting.append(self._samples(step, 0, self._spec.global_batch)[1])
             if len(waiting) * self._spec.global_batch >= _CHUNK or step == steps[-1]:
-                total += sum_of(np.concatenate(waiting), catalog.extent_first, catalog.extent_id)
+                total += sum_of(np.concatenate(waiting), catalog.extent_first, contents_of)
                 waiting = []
         return total.digest
 

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from cachesvc.__main__ import run
+from cachesvc.client.control import Control
 from loader import DataLoader, Dataset, mix, open_dataset
+from testbed.node import Daemon
+from tests.support.datasets import array_file
 
 FILES, BATCH = 90, 8
 GIVEN: dict[str, Any] = {"shuffle": True, "epochs": None, "seed": 7}
@@ -128,15 +131,54 @@ def test_the_digest_of_a_run_is_computed_without_training_it(
     file = tmp_path / "state.json"
     state = loader.state_dict()
     file.write_text(json.dumps(state))
-    (row,) = ordered(capsys, "--state", str(file), "--digest")
+    assert run(["order", "--state", str(file), "--digest"]) == 10
+    assert "--fetch" in capsys.readouterr().err
+    (row,) = ordered(capsys, "--state", str(file), "--digest", "--fetch")
     assert row == {"digest": loader.digest().hex(), "state": state["digest"]}
-    assert run(["order", "--state", str(file), "--digest"]) == 0
+    assert run(["order", "--state", str(file), "--digest", "--fetch"]) == 0
     assert "as the state has it" in capsys.readouterr().out
-    (part,) = ordered(capsys, "--state", str(file), "--digest", "--steps", "0:4")
+    (part,) = ordered(capsys, "--state", str(file), "--digest", "--fetch", "--steps", "0:4")
     assert part["digest"] not in (row["digest"], "")
     file.write_text(json.dumps(state | {"digest": part["digest"]}))
-    assert run(["order", "--state", str(file), "--digest"]) == 12
+    assert run(["order", "--state", str(file), "--digest", "--fetch"]) == 12
     assert "other samples" in capsys.readouterr().err
+
+
+def test_the_digest_of_a_run_is_of_bytes_whoever_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read in place, copied, through a daemon, and computed from the daemon's copies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    array_file(tmp_path / "r.bin", np.arange(64 * 512, dtype="<u4").reshape(64, 512))
+    form: dict[str, Any] = {"format": "records", "record_bytes": 2048, "extent_bytes": 16384}
+
+    def read(**more: Any) -> DataLoader:
+        loader = DataLoader(open_dataset(tmp_path / "r.bin", **form), BATCH, shuffle=True, **more)
+        assert len([*loader]) == 8
+        return loader
+
+    monkeypatch.setenv("CACHESVC", "off")
+    direct = read()
+    early = direct.state_dict()["digest"]
+    expected = direct.digest().hex()
+    assert early in ("", expected), "of files that are read in place, nobody has read all bytes"
+    assert direct.state_dict()["digest"] == expected
+    monkeypatch.setenv("CACHESVC", "require")
+    with Daemon(tmp_path / "node", ["--ram", "1MiB", "--extent-bytes", "16KiB"]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        through = read(num_workers=2)
+        assert through.dataset.via == "daemon"  # type: ignore[attr-defined]
+        assert through.state_dict()["digest"] == expected, "the daemon states digests with its grants"
+        file = tmp_path / "state.json"
+        file.write_text(json.dumps(through.state_dict()))
+        arguments = ["--state", str(file), "--digest", "--socket", daemon.socket_dir]
+        assert ordered(capsys, *arguments) == [{"digest": expected, "state": expected}]
+        with Control(daemon.socket_dir) as control:
+            through.dataset.close()  # type: ignore[attr-defined]
+            control.evict(through.dataset.version)  # type: ignore[attr-defined]
+        assert run(["order", *arguments]) == 4
+        assert "8 of 8 extents are not in the daemon's cache" in capsys.readouterr().err
+        assert ordered(capsys, *arguments, "--fetch") == [{"digest": expected, "state": expected}]
 
 
 def test_a_state_without_a_source_needs_the_catalog_or_the_data(
