@@ -50,7 +50,7 @@ def order(
     uris: tuple[str, ...],
     state: str | None,
     name: str,
-    catalog: str | None,
+    catalogs: tuple[str, ...],
     ids: str | None,
     steps: range | None,
     keys: tuple[str, ...],
@@ -76,10 +76,9 @@ def order(
     if (steps is None) == (not keys) and not digest:
         raise InvalidInput("give either --steps FIRST:END or --key KEY")
     moved = tuple(resolve.absolute_uri(uri) for uri in uris)
-    run = opened_run(state, name, catalog, ids, moved, socket)
+    run = opened_run(state, name, catalogs, ids, moved, socket)
     if digest:
-        contents = Contents(run.source, run.catalog, socket, fetch)
-        return _print_digest(run, steps, contents, json)
+        return _print_digest(run, steps, Contents(socket, fetch), json)
     with output.written():
         low, high = run.slots_of(rank, world)
         if keys:
@@ -132,7 +131,7 @@ def _print(run: SavedRun, taken: Iterable[Taken], as_json: bool) -> None:
 
 
 def _rows(run: SavedRun, taken: list[Taken]) -> Iterator[tuple[Taken, dict[str, Any]]]:
-    for each, sample in zip(taken, run.named([each.sample for each in taken]), strict=True):
+    for each, sample in zip(taken, run.named(taken), strict=True):
         places = [
             {"object": place.object}
             | ({"row": place.row} if place.row >= 0 else {"begin": place.begin, "end": place.end})

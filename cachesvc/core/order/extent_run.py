@@ -52,7 +52,9 @@ class ExtentRun:
         sizes = sizes[extents]
         if borders is not None and extents.size:
             begins, offset = _opened(np.cumsum(sizes), mix(Use.OFFSET, seed, epoch))
-            extents, sizes = (np.concatenate((each[begins:], each[: begins + 1])) for each in (extents, sizes))
+            extents, sizes = (
+                np.concatenate((each[begins:], each[: begins + 1])) for each in (extents, sizes)
+            )
         self.extents = extents
         self.first = np.empty(sizes.size + 1, np.int64)
         self.first[0] = -offset
