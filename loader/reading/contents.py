@@ -79,24 +79,24 @@ def learn(grants: Grants, contents: Contents, extents: Ints) -> None:
     """Lease extents for their digests. Bytes that their holder has not digested, such as those of local files that are read
     in place, are read here. Raises OutOfSpace, and as `Grants.acquire`."""
     for start in range(0, len(extents), AT_ONCE):
-        _learn_some(grants, contents, extents[start : start + AT_ONCE].tolist())
+        for extent in _refused(grants, contents, extents[start : start + AT_ONCE].tolist()):
+            # Direct reads refuse a file at the first request where its copy has no room.
+            if _refused(grants, contents, [extent]) and _refused(grants, contents, [extent]):
+                raise OutOfSpace(
+                    f"no room for extent {extent}, whose digest is needed; give the daemon more --ram"
+                )
 
 
-def _learn_some(grants: Grants, contents: Contents, extents: list[int]) -> None:
-    refused: list[int] = []
-    for answer in grants.acquire(extents, ACQUIRE_S):
-        if isinstance(answer, Refused):
-            refused.append(answer.extent)
-            continue
-        try:
-            content = answer.content or checksums_of(answer.fd, answer.offset, answer.size_bytes).content
-            contents.note(answer.extent, content)
-        finally:
-            os.close(answer.fd)
-            grants.release([answer.extent])
-    if refused and len(extents) == 1:
-        raise OutOfSpace(
-            f"no room for extent {refused[0]}, whose digest is needed; give the daemon more --ram"
-        )
-    for extent in refused:
-        _learn_some(grants, contents, [extent])
+def _refused(grants: Grants, contents: Contents, extents: list[int]) -> list[int]:
+    """Note the digests of extents, and return those that were refused."""
+    answers = grants.acquire(extents, ACQUIRE_S)
+    granted = [answer for answer in answers if isinstance(answer, Granted)]
+    try:
+        for each in granted:
+            content = each.content or checksums_of(each.fd, each.offset, each.size_bytes).content
+            contents.note(each.extent, content)
+    finally:
+        for each in granted:
+            os.close(each.fd)
+        grants.release([each.extent for each in granted])
+    return [answer.extent for answer in answers if isinstance(answer, Refused)]
