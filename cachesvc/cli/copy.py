@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,10 +26,24 @@ THREADS = 4
 STEP_BYTES = 1 << 20
 
 
+def _bytes(text: str) -> range:
+    """The bytes of `258-516`, the second not included."""
+    match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", text)
+    if match is None or int(match[2]) <= int(match[1]):
+        raise InvalidInput(f"{text!r} is no range of bytes; write it as 258-516")
+    return range(int(match[1]), int(match[2]))
+
+
 @click.command()
 @click.argument("uris", metavar="URI...", nargs=-1, required=True)
+@click.option(
+    "--bytes",
+    "part",
+    type=options.Parsed("begin-end", _bytes),
+    help="Only these bytes of each, as `cachesvc order` prints them: 258-516 are 258.",
+)
 @options.daemon
-def cat(uris: tuple[str, ...], socket: str | None, json: bool) -> int:
+def cat(uris: tuple[str, ...], part: range | None, socket: str | None, json: bool) -> int:
     """Write objects to stdout.
 
     They are read through the daemon, or without one from their source, as CACHESVC says.
@@ -36,7 +51,15 @@ def cat(uris: tuple[str, ...], socket: str | None, json: bool) -> int:
     with _file_system(socket) as files, output.written():
         for uri in uris:
             with _opened(files, resolve.absolute_uri(uri)) as file:
-                shutil.copyfileobj(file, sys.stdout.buffer, STEP_BYTES)
+                if part is None:
+                    shutil.copyfileobj(file, sys.stdout.buffer, STEP_BYTES)
+                    continue
+                file.seek(part.start)
+                for at in range(part.start, part.stop, STEP_BYTES):
+                    wanted = min(STEP_BYTES, part.stop - at)
+                    if len(data := file.read(wanted)) < wanted:
+                        raise InvalidInput(f"{uri} ends at byte {at + len(data):,}")
+                    sys.stdout.buffer.write(data)
     return 0
 
 

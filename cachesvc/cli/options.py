@@ -151,8 +151,10 @@ saved_state = _together(
     ),
     click.option(
         "--catalog",
+        "catalogs",
+        multiple=True,
         metavar="FILE",
-        help="The catalog of the state's dataset version, a copy that cachesvc index made.",
+        help="The catalog of the state's dataset version, a copy that cachesvc index made; repeatable for a mixture.",
     ),
     click.option(
         "--ids",

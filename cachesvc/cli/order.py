@@ -15,6 +15,7 @@ from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.safe_text import printable
 
 if TYPE_CHECKING:
+    from cachesvc.saved_runs.contents import Contents
     from cachesvc.saved_runs.saved_run import SavedRun, Taken
 
 
@@ -41,6 +42,7 @@ STEPS = options.Parsed("first:end", _steps)
     is_flag=True,
     help="Print the digest of --steps, by default of the run so far.",
 )
+@click.option("--fetch", is_flag=True, help="With --digest: fetch what is not cached.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank's samples of each step.")
 @click.option("--world", type=click.IntRange(1), help="The number of ranks, with --rank.")
 @options.daemon
@@ -48,11 +50,12 @@ def order(
     uris: tuple[str, ...],
     state: str | None,
     name: str,
-    catalog: str | None,
+    catalogs: tuple[str, ...],
     ids: str | None,
     steps: range | None,
     keys: tuple[str, ...],
     digest: bool,
+    fetch: bool,
     rank: int | None,
     world: int | None,
     socket: str | None,
@@ -63,7 +66,9 @@ def order(
     No data is read. Steps are data steps: global batches, counted through all epochs from 0. A line has the data step, the
     number of the optimizer's step, the slot in the global batch, the key, and where the sample is stored. With --key, lines
     are the steps before the state's place that had the sample. Give URIs if the data has moved since the state was saved.
+    --digest needs digests of the data's bytes: the daemon has those of what it has cached.
     """
+    from cachesvc.saved_runs.contents import Contents
     from cachesvc.saved_runs.open import opened_run
 
     if state is None:
@@ -71,9 +76,9 @@ def order(
     if (steps is None) == (not keys) and not digest:
         raise InvalidInput("give either --steps FIRST:END or --key KEY")
     moved = tuple(resolve.absolute_uri(uri) for uri in uris)
-    run = opened_run(state, name, catalog, ids, moved, socket)
+    run = opened_run(state, name, catalogs, ids, moved, socket)
     if digest:
-        return _print_digest(run, steps, json)
+        return _print_digest(run, steps, Contents(socket, fetch), json)
     with output.written():
         low, high = run.slots_of(rank, world)
         if keys:
@@ -96,16 +101,16 @@ def order(
     return 0
 
 
-def _print_digest(run: SavedRun, steps: range | None, as_json: bool) -> int:
-    """Print the digest of steps; of a whole run, compare it with the state's. Raises StateMismatch."""
-    found = run.digest_of(steps or range(run.state.data_step)).hex()
+def _print_digest(run: SavedRun, steps: range | None, contents: Contents, as_json: bool) -> int:
+    """Print the digest of steps; of a whole run, compare it with the state's. Raises StateMismatch, and as `Contents`."""
+    found = run.digest_of(steps or range(run.state.data_step), contents.of).hex()
     saved = "" if steps else run.state.digest
     of = f"steps {steps.start}:{steps.stop}" if steps else f"the run's {run.state.data_step:,} steps"
     same = ", as the state has it" if found == saved else ""
     output.report(as_json, f"{found}  {of}{same}", {"digest": found, "state": saved})
     if saved and not same:
         raise StateMismatch(
-            f"the state's digest is {saved}: the run was given other samples than those of its steps"
+            f"the state's digest is {saved}: the run was given other samples, or other bytes, than those of its steps"
         )
     return 0
 
@@ -126,7 +131,7 @@ def _print(run: SavedRun, taken: Iterable[Taken], as_json: bool) -> None:
 
 
 def _rows(run: SavedRun, taken: list[Taken]) -> Iterator[tuple[Taken, dict[str, Any]]]:
-    for each, sample in zip(taken, run.named([each.sample for each in taken]), strict=True):
+    for each, sample in zip(taken, run.named(taken), strict=True):
         places = [
             {"object": place.object}
             | ({"row": place.row} if place.row >= 0 else {"begin": place.begin, "end": place.end})

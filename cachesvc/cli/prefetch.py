@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cachesvc.cli import options, output, resolve
-from cachesvc.cli.prefetch_part import RANKS, FreshRun, ahead, fill_part, part_of, saved
+from cachesvc.cli.prefetch_part import RANKS, FreshRun, ahead, fill_parts, part_of, saved
 from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.cli.verify import check
 from cachesvc.client.control import Control
@@ -59,7 +59,7 @@ def prefetch(
     verify_too: bool,
     state: str | None,
     name: str,
-    catalog: str | None,
+    catalogs: tuple[str, ...],
     ids: str | None,
     steps: int | None,
     world: int,
@@ -87,12 +87,11 @@ def prefetch(
         if dry_run or verify_too or refresh:
             raise InvalidInput("--dry-run, --verify and --refresh are of whole datasets")
         if state is not None:
-            run = saved(state, name, catalog, ids, uris, socket)
-            part = run.source, run.catalog, ahead(run, steps, world, rank_range)
+            parts = ahead(saved(state, name, catalogs, ids, uris, socket), steps, world, rank_range)
         else:
             fresh = FreshRun(steps, global_batch, seed, nodes, not no_shuffle, world, rank_range)
-            part = part_of(uris, wanted, where, fraction, fresh, socket, json)
-        return fill_part(*part, socket, json)
+            parts = [part_of(uris, wanted, where, fraction, fresh, socket, json)]
+        return fill_parts(parts, socket, json)
     if not uris:
         raise click.UsageError("give a URI, or the --state of a run")
     groups = [list(uris)] if together else [[uri] for uri in uris]

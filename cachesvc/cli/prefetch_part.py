@@ -14,10 +14,9 @@ from cachesvc.cli.progress_bar import ProgressBar
 from cachesvc.core.errors import InvalidInput, OutOfSpace
 
 if TYPE_CHECKING:
-    from cachesvc.catalog.catalog import Catalog
     from cachesvc.catalog.columns import Ints
     from cachesvc.catalog.options import Options
-    from cachesvc.saved_runs.data import DataSource
+    from cachesvc.saved_runs.run_data import Leaf
     from cachesvc.saved_runs.saved_run import SavedRun
 
 
@@ -45,16 +44,22 @@ class FreshRun(NamedTuple):
 
 
 def saved(
-    state: str, name: str, catalog: str | None, ids: str | None, uris: Sequence[str], socket: str | None
+    state: str,
+    name: str,
+    catalogs: Sequence[str],
+    ids: str | None,
+    uris: Sequence[str],
+    socket: str | None,
 ) -> SavedRun:
     """The run of a saved state."""
     from cachesvc.saved_runs.open import opened_run
 
-    return opened_run(state, name, catalog, ids, [*map(resolve.absolute_uri, uris)], socket)
+    return opened_run(state, name, catalogs, ids, [*map(resolve.absolute_uri, uris)], socket)
 
 
-def ahead(run: SavedRun, steps: int | None, world: int, ranks: range | None) -> Ints:
-    """The extents that these ranks, by default all of `world`, read in the next steps. Raises InvalidInput."""
+def ahead(run: SavedRun, steps: int | None, world: int, ranks: range | None) -> list[tuple[Leaf, Ints]]:
+    """The extents of each dataset that these ranks, by default all of `world`, read in the next steps. Raises
+    InvalidInput."""
     if steps is None:
         raise InvalidInput("how many steps ahead? Give --steps")
     return run.extents_ahead(steps, [run.slots_of(rank, world) for rank in ranks or range(world)])
@@ -68,7 +73,7 @@ def part_of(
     fresh: FreshRun,
     socket: str | None,
     as_json: bool,
-) -> tuple[DataSource, Catalog, Ints]:
+) -> tuple[Leaf, Ints]:
     """The dataset at the URIs, and the extents that are chosen of it: those of the samples `where` selects, of the first
     `fraction`, and of a fresh run's first steps, what of these is given. Raises InvalidInput."""
     import numpy as np
@@ -77,7 +82,8 @@ def part_of(
     from cachesvc.core.model import DEFAULT_WINDOW_BYTES
     from cachesvc.core.order.epoch_order import OrderSpec, window_extents
     from cachesvc.saved_runs.catalogs import catalog_of
-    from cachesvc.saved_runs.data import DataSource, identity_of
+    from cachesvc.saved_runs.data import DataSource
+    from cachesvc.saved_runs.run_data import Leaf, extents_of
     from cachesvc.saved_runs.saved_run import SavedRun, fresh_state
 
     if not uris:
@@ -86,39 +92,41 @@ def part_of(
         opened = resolve.open_uris(control, list(uris), wanted, as_json)
         source = DataSource(opened.id, tuple(map(resolve.absolute_uri, uris)), wanted)
         catalog = catalog_of(source, control.directory)
-    ids = None if where is None else np.asarray(catalog.find(where), np.int64)
+    leaf = Leaf(source, catalog, None if where is None else np.asarray(catalog.find(where), np.int64))
     if fresh.steps is not None:
         if fresh.global_batch is None:
             raise InvalidInput("--steps needs the --state of a run, or the --global-batch of one that begins")
-        samples = catalog.samples if ids is None else len(ids)
         window = window_extents(catalog.extent_sizes, DEFAULT_WINDOW_BYTES)
         nodes = min(fresh.nodes, fresh.global_batch)
         spec = OrderSpec(fresh.seed, fresh.global_batch, window, nodes, fresh.shuffle, "short")
-        state = fresh_state(identity_of(opened.id, ids), samples, spec)
-        chosen = ahead(SavedRun(state, source, catalog, ids), fresh.steps, fresh.world, fresh.ranks)
-    elif ids is not None:
-        chosen = SavedRun.extents_of(catalog, ids)
+        run = SavedRun(fresh_state(leaf.identity, leaf.size(spec, 0), spec), leaf)
+        ((_, chosen),) = ahead(run, fresh.steps, fresh.world, fresh.ranks)
+    elif leaf.ids is not None:
+        chosen = extents_of(catalog, leaf.ids)
     else:
         chosen = np.arange(len(catalog.extent_sizes))
     if fraction is not None:
         chosen = chosen[chosen < math.ceil(fraction * len(catalog.extent_sizes))]
-    return source, catalog, chosen
+    return leaf, chosen
 
 
-def fill_part(source: DataSource, catalog: Catalog, extents: Ints, socket: str | None, as_json: bool) -> int:
+def fill_parts(parts: Sequence[tuple[Leaf, Ints]], socket: str | None, as_json: bool) -> int:
     """Fetch extents, and print what became of them. Raises OutOfSpace where some do not fit, and the first error of those
     that could not be fetched."""
     from cachesvc.saved_runs.fetch import fetch
 
     started = time.monotonic()
     with ProgressBar("prefetch", as_json) as progress:
-        found = fetch(source, catalog, extents, socket, progress.update)
+        found = fetch(parts, socket, progress.update)
     took_s = time.monotonic() - started
+    catalogs = [leaf.catalog for leaf, _ in parts]
+    in_all = sum(len(each.extent_sizes) for each in catalogs)
     row = {
         "event": "prefetched",
-        "dataset": catalog.id,
+        "dataset": catalogs[0].id,
+        "datasets": [each.id for each in catalogs],
         "extents": found.extents,
-        "of_extents": len(catalog.extent_sizes),
+        "of_extents": in_all,
         "resident_extents": found.resident_extents,
         "size_bytes": found.size_bytes,
         "resident_bytes": found.resident_bytes,
@@ -128,8 +136,9 @@ def fill_part(source: DataSource, catalog: Catalog, extents: Ints, socket: str |
     }
     output.report(
         as_json,
-        f"{catalog.uri} ({catalog.id}): {found.resident_extents:,} of {found.extents:,} chosen extents resident, of"
-        f" {len(catalog.extent_sizes):,} in all; {output.size(found.resident_bytes)}, in {output.duration(took_s)}",
+        f"{', '.join(f'{each.uri} ({each.id})' for each in catalogs)}: {found.resident_extents:,} of"
+        f" {found.extents:,} chosen extents resident, of {in_all:,} in all;"
+        f" {output.size(found.resident_bytes)}, in {output.duration(took_s)}",
         row,
     )
     if found.failure is not None:

@@ -39,13 +39,18 @@ class DaemonGrants:
     it.
     """
 
-    def __init__(self, directory: str, dataset: DatasetId, job: int = 0, claims: bool = True) -> None:
+    def __init__(
+        self, directory: str, dataset: DatasetId, job: int = 0, claims: bool = True, fetches: bool = True
+    ) -> None:
         """`directory` holds the daemon's sockets. Readers of one `job` have one share of the fills; with 0 this
-        connection has its own share. One that claims nothing has the daemon keep nothing for it."""
+        connection has its own share. One that claims nothing has the daemon keep nothing for it. One that fetches
+        nothing is refused what is not resident."""
         self._path = f"{directory}/{GRANTS_SOCKET}"
         self._dataset = dataset
         self._job = job
-        self._features = wire.KNOWS_HOLES if claims else wire.KNOWS_HOLES | wire.CLAIMS_NOTHING
+        self._features = wire.KNOWS_HOLES
+        self._features |= 0 if claims else wire.CLAIMS_NOTHING
+        self._features |= 0 if fetches else wire.RESIDENT_ONLY
         self._process = os.getpid()
         self._lock, self._opening = threading.RLock(), threading.Lock()
         self._open_again: Callable[[], None] | None = None
@@ -305,7 +310,10 @@ class DaemonGrants:
                 streaming, once = stay != "kept", stay == "once"
                 holes = next((each for each in more if each.startswith(wire.HOLES)), "")
                 peer, holes = "peer" in more, holes.removeprefix(wire.HOLES)
-                answers.append(Granted(extent, fd, 0, answer.size, origin, streaming, once, peer, holes))
+                content = answer.digest if answer.digest != wire.NO_DATASET else b""
+                answers.append(
+                    Granted(extent, fd, 0, answer.size, origin, streaming, once, peer, holes, content)
+                )
             return answers
 
     def _send_if_connected(self, messages: Sequence[Message]) -> None:

@@ -17,7 +17,8 @@ class Granted(NamedTuple):
     "nvme" and "local" are files (read with preadv). The lifetime of the lease: with `once`, until the read that
     requested the extent ends; with `brief`, until a later read does not need it, since its room is for streaming data;
     otherwise as long as the reader likes. `from_peer`: its bytes came to this node from another node, not from the
-    source. `holes`: the parts of it that are not data (`core/holes.py`); an extent with holes is never mapped.
+    source. `holes`: the parts of it that are not data (`core/holes.py`); an extent with holes is never mapped. `content`:
+    the digest of its bytes (`Checksums.content`); b"" where its holder has not read them.
     """
 
     extent: int
@@ -29,6 +30,7 @@ class Granted(NamedTuple):
     once: bool = False
     from_peer: bool = False
     holes: str = ""
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

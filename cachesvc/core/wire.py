@@ -6,8 +6,9 @@ Both ends import this module. A message that does not parse is a protocol error 
     HELLO   magic, dataset (16 bytes), job,    WELCOME  the connection's token, extents in the dataset, bytes that
             features                           each tier may hold
     CATALOG                                    CATALOG  + descriptor (sealed memfd)
-    GET     request, extent index              GRANT    request, extent, size, "TIER kept|brief|once [peer] [holes=...]" +
-                                               descriptor; holes as `core/holes.py` has them
+    GET     request, extent index              GRANT    request, extent, size, digest of the bytes,
+                                               "TIER kept|brief|once [peer] [holes=...]" + descriptor; holes as
+                                               `core/holes.py` has them
                                                REFUSED  request, extent: read it elsewhere
                                                FAILED   request, code, message
                                                RECALL   extent index, "wrong" or "room": release it
@@ -43,9 +44,10 @@ NO_DATASET = bytes(16)
 HOLES = "holes="
 STEP_BUCKETS = b"\1".ljust(16, b"\0")
 """The `digest` of a WELCOME by a daemon that takes reports with `StallReport.buckets`; it is zero in older releases."""
-KNOWS_HOLES, CLAIMS_NOTHING, PREPARES = 1, 2, 4
+KNOWS_HOLES, CLAIMS_NOTHING, PREPARES, RESIDENT_ONLY = 1, 2, 4, 8
 """Bits of the `size` of a HELLO. Every reader knows holes since 0.2.0, whose daemons still ask for the bit. One that claims
-nothing reads what others prepare from. One that prepares gets PREPARE."""
+nothing reads what others prepare from. One that prepares gets PREPARE. With RESIDENT_ONLY an extent that is not resident is
+refused, and not fetched."""
 DIGESTS_AT_ONCE = 120
 """Digests in a MAKING."""
 WRONG, ROOM = "wrong", "room"
@@ -86,7 +88,8 @@ class Message(NamedTuple):
     """One datagram. `number`: the request (GET, READ and their answers), the work (PREPARE, MAKING, MADE), MAGIC (HELLO,
     IDENTIFY) or a count of rows (PLAN). `value`: the extent index, step, count, first block (MAKING), offset (READ), or the
     number that a job's readers share (HELLO; 0: none). `size`: bytes, the features (HELLO), the error code (FAILED, MADE),
-    or the token (WELCOME)."""
+    or the token (WELCOME). `digest`: the dataset (HELLO), or of a granted extent's bytes (`Checksums.content`), zero where
+    the daemon does not know it."""
 
     op: Op
     number: int = 0

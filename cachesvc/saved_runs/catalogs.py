@@ -6,7 +6,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.control import Control, answers, find_daemon
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.own_catalogs import compile_locally, kept_here
-from cachesvc.core.errors import CorruptData, NotFound, StateMismatch
+from cachesvc.core.errors import CorruptData, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.saved_runs.data import DataSource
 
@@ -30,18 +30,12 @@ def catalog_of(source: DataSource, socket: str | None = None) -> Catalog:
     return Catalog.open(path)
 
 
-def catalog_at(path: str, source: DataSource) -> Catalog:
-    """The catalog in a file. Raises NotFound, CorruptData for no catalog of this release, StateMismatch for that of another
-    version."""
+def catalog_at(path: str) -> Catalog:
+    """The catalog in a file. Raises NotFound, CorruptData for no catalog of this release."""
     try:
-        catalog = Catalog.open(path)
+        return Catalog.open(path)
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file") from None
-    if catalog.id != source.version:
-        raise StateMismatch(
-            f"{path} is the catalog of version {catalog.id}, and the state is of {source.version}"
-        )
-    return catalog
 
 
 def _granted(directory: str, source: DataSource) -> Catalog:
@@ -58,6 +52,15 @@ def _granted(directory: str, source: DataSource) -> Catalog:
         return grants.open_catalog()
     finally:
         grants.close()
+
+
+def connected(grants: DaemonGrants, directory: str, source: DataSource) -> None:
+    """Connect to a daemon, which opens the dataset if it does not know it. Raises as `DaemonGrants.connect` and
+    `open_in_daemon`."""
+    try:
+        grants.connect()
+    except NotFound:
+        open_in_daemon(directory, source)
 
 
 def open_in_daemon(directory: str, source: DataSource) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.options import Options
 from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order.mixture_weights import EpochWeights, Row, StepWeights
 from cachesvc.core.order.parts import random_parts
 from cachesvc.core.safe_text import redacted
 
@@ -34,22 +36,21 @@ class DataSource:
     options: Options = field(default_factory=Options)
     picks: tuple[Pick, ...] = ()
 
-    @property
-    def text(self) -> str:
-        """The source as a state has it, in JSON."""
+    def row(self, left_out: int) -> Row:
+        """The source in plain values, without secrets. `left_out`: 1 leaves out the URIs, 2 the selections too."""
         usual = asdict(Options())
         given = {name: value for name, value in asdict(self.options).items() if value != usual[name]}
-        row = {"version": self.version, "uris": [*map(redacted, self.uris)], "options": given}
-        found = json.dumps(row | {"picks": self.picks}, ensure_ascii=False)
-        if len(found) > MAX_SOURCE_CHARS:
-            found = json.dumps(row | {"picks": self.picks, "uris": []}, ensure_ascii=False)
-        if len(found) > MAX_SOURCE_CHARS:
-            found = json.dumps(row | {"picks": [{"select": None}], "uris": []}, ensure_ascii=False)
-        return found if len(found) <= MAX_SOURCE_CHARS else ""
+        uris, picks = [*map(redacted, self.uris)], self.picks
+        return {
+            "version": self.version,
+            "uris": [] if left_out else uris,
+            "options": given,
+            "picks": [{"select": None}] if left_out > 1 and picks else picks,
+        }
 
-    def ids(self, catalog: Catalog, identity: str) -> Ints | None:
-        """The catalog's samples that are read, in the order of their indices; None for all. `identity` is the state's name
-        of the data. Raises StateMismatch where the source does not say which they are."""
+    def ids(self, catalog: Catalog) -> Ints | None:
+        """The catalog's samples that are read, in the order of their indices; None for all. Raises StateMismatch where the
+        source does not say which they are."""
         ids: Ints | None = None
         for pick in self.picks:
             count = catalog.samples if ids is None else ids.size
@@ -59,19 +60,69 @@ class DataSource:
                 continue
             places = _places(pick, count)
             ids = places if ids is None else ids[places]
-        check_identity(ids, self.version, identity)
         return ids
 
 
-def parse_source(text: str) -> DataSource:
-    """The inverse of `DataSource.text`. Raises StateMismatch for anything else."""
+@dataclass(frozen=True, slots=True)
+class PackSource:
+    """Packs of `length` tokens of a dataset's documents, with `pack`'s arguments. `overflow`: "" where documents are laid
+    end to end. `counted`: where documents end is known from reading the data alone."""
+
+    of: DataSource
+    length: int
+    dtype: str
+    fields: tuple[str, ...]
+    overflow: str
+    counted: bool
+
+    def row(self, left_out: int) -> Row:
+        """See `DataSource`."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"of": self.of.row(left_out)}
+
+
+@dataclass(frozen=True, slots=True)
+class MixSource:
+    """A mixture of datasets and packs. `weights`: as `Weights.row` has them."""
+
+    mixed: tuple[DataSource | PackSource, ...]
+    weights: Row
+
+    def row(self, left_out: int) -> Row:
+        """See `DataSource`."""
+        return {"mixed": [each.row(left_out) for each in self.mixed], "weights": self.weights}
+
+
+Source = DataSource | PackSource | MixSource
+
+
+def text_of(source: Source) -> str:
+    """The source as a state has it, in JSON; "" for one that is too long even without URIs and selections."""
+    texts = (json.dumps(source.row(left_out), ensure_ascii=False) for left_out in range(3))
+    return next((text for text in texts if len(text) <= MAX_SOURCE_CHARS), "")
+
+
+def parse_source(text: str) -> Source:
+    """The inverse of `text_of`. Raises StateMismatch for anything else."""
     try:
-        row = json.loads(text)
-        return DataSource(
-            str(row["version"]), tuple(map(str, row["uris"])), Options(**row["options"]), tuple(row["picks"])
-        )
+        return _source(json.loads(text))
     except (ValueError, TypeError, KeyError, InvalidInput):
         raise StateMismatch(f"the state's source is {text[:80]!r}: it names no dataset") from None
+
+
+def _source(row: Row) -> Source:
+    if "mixed" in row:
+        mixed = tuple(map(_source, row["mixed"]))
+        if any(isinstance(each, MixSource) for each in mixed):
+            raise ValueError("a mixture of mixtures")
+        return MixSource(mixed, dict(row["weights"]))  # type: ignore[arg-type]
+    if "of" in row:
+        return PackSource(**{**row, "of": _of_dataset(row["of"]), "fields": tuple(row["fields"])})
+    return _of_dataset(row)
+
+
+def _of_dataset(row: Row) -> DataSource:
+    options = Options(**row["options"])
+    return DataSource(str(row["version"]), tuple(map(str, row["uris"])), options, tuple(row["picks"]))
 
 
 def identity_of(version: str, ids: Ints | None) -> str:
@@ -79,6 +130,23 @@ def identity_of(version: str, ids: Ints | None) -> str:
     if ids is None:
         return version
     return f"{version}:{hashlib.blake2b(np.ascontiguousarray(ids).data, digest_size=8).hexdigest()}"
+
+
+def identity_of_packs(
+    data: str, length: int, dtype: np.dtype[Any], counts: bytes | None, overflow: str | None
+) -> str:
+    """The name of packs in states: that of the dataset, with the length and type of packs, and how whole documents are
+    fitted; with a digest of `counts`, which reading the data gave."""
+    packs = f"{data}:{length}{dtype.str}"
+    if counts is not None:
+        packs += f":{hashlib.blake2b(counts, digest_size=8).hexdigest()}"
+    return f"{packs}:best-{overflow}" if overflow else packs
+
+
+def digest_of_mixture(weights: EpochWeights | StepWeights, identities: Sequence[str]) -> str:
+    """The digest of a mixture's components in states, and of how their weights count."""
+    parts = [weights.by, str(weights.size), *identities]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def check_identity(ids: Ints | None, version: str, identity: str) -> None:

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.client.control import find_daemon
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import read_timeout_s
 from cachesvc.client.protocol import Granted
-from cachesvc.core.errors import CacheError, DaemonUnavailable, NotFound
+from cachesvc.core.errors import CacheError, DaemonUnavailable
 from cachesvc.core.order.epoch_order import Plan
-from cachesvc.saved_runs.catalogs import open_in_daemon
-from cachesvc.saved_runs.data import DataSource
+from cachesvc.saved_runs.catalogs import connected
 from cachesvc.saved_runs.open import opened_run
+from cachesvc.saved_runs.run_data import Leaf
 
 GROUP = 32
 """Extents that are asked for at once: more than a daemon fills at once."""
@@ -44,34 +44,30 @@ class Fetched:
 
 
 def fetch(
-    source: DataSource,
-    catalog: Catalog,
-    extents: Ints,
+    parts: Sequence[tuple[Leaf, Ints]],
     socket: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fetched:
-    """Have the daemon fetch extents of a catalog, in the given order; `progress(done, total)` in bytes. Raises
-    DaemonUnavailable, and what opening the dataset raises."""
+    """Have the daemon fetch extents of datasets, in the given order; `progress(done, total)` in bytes. Raises
+    DaemonUnavailable, and what opening a dataset raises."""
     directory = socket or find_daemon()
     if directory is None:
         raise DaemonUnavailable("no daemon answers; start one: cachesvc serve")
-    sizes = catalog.extent_sizes
-    found = Fetched(len(extents), int(sizes[extents].sum()))
-    grants = DaemonGrants(directory, catalog.id)
-    try:
-        try:
-            grants.connect()
-        except NotFound:
-            open_in_daemon(directory, source)
-        steps = np.arange(len(extents), dtype=np.int64)
-        grants.submit(Plan(extents, steps, np.full_like(steps, len(extents))))
-        for start in range(0, len(extents), GROUP):
-            for extent in _acquired(grants, extents[start : start + GROUP].tolist(), found):
-                found.resident_extents += 1
-                found.resident_bytes += int(sizes[extent])
-            progress(found.resident_bytes, found.size_bytes)
-    finally:
-        grants.close()
+    found = Fetched(0, 0)
+    for leaf, extents in parts:
+        found.extents += len(extents)
+        found.size_bytes += int(leaf.catalog.extent_sizes[extents].sum())
+    with ExitStack() as leases:
+        for leaf, extents in parts:
+            grants = leases.enter_context(closing(DaemonGrants(directory, leaf.catalog.id)))
+            connected(grants, directory, leaf.source)
+            steps = np.arange(len(extents), dtype=np.int64)
+            grants.submit(Plan(extents, steps, np.full_like(steps, len(extents))))
+            for start in range(0, len(extents), GROUP):
+                for extent in _acquired(grants, extents[start : start + GROUP].tolist(), found):
+                    found.resident_extents += 1
+                    found.resident_bytes += int(leaf.catalog.extent_sizes[extent])
+                progress(found.resident_bytes, found.size_bytes)
     return found
 
 
@@ -92,7 +88,7 @@ def prefetch_next(
     """
     run = opened_run(state, socket=socket)
     slots = [run.slots_of(rank, world) for rank in ranks]
-    return fetch(run.source, run.catalog, run.extents_ahead(steps, slots), socket, progress)
+    return fetch(run.extents_ahead(steps, slots), socket, progress)
 
 
 def _acquired(grants: DaemonGrants, extents: list[int], found: Fetched) -> list[int]:

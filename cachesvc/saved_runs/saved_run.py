@@ -1,26 +1,26 @@
-"""A run as its saved state describes it, over the catalog of its data: which samples each step has, and which steps each
+"""A run as its saved state describes it, over the catalogs of its data: which samples each step has, and which steps each
 sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.layout import Columns, Indirect
-from cachesvc.catalog.sample_places import SamplePlace, places_of, samples_with_key
 from cachesvc.core.errors import InvalidInput, NotFound, StateMismatch
 from cachesvc.core.order.assignment import Assignment
 from cachesvc.core.order.digests import SampleSum, sum_of
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, subset_first
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.excluded import parse_excluded
+from cachesvc.core.order.run import RunOrder
 from cachesvc.core.order.skipped import RunSteps, parse_skipped
 from cachesvc.core.order.state import STATE_VERSION, LoaderState
-from cachesvc.saved_runs.data import DataSource
+from cachesvc.saved_runs.run_data import Leaf, Mixed, NamedSample, RunData
 
 _CHUNK = 1 << 18
 """Samples of which the digest is summed at once."""
@@ -28,20 +28,13 @@ _CHUNK = 1 << 18
 
 class Taken(NamedTuple):
     """A sample in a data step. `trained`: the number of that step among those that are not skipped, which an optimizer
-    counts. `slot`: its place in the global batch. `sample`: its number in the catalog."""
+    counts. `slot`: its place in the global batch. `sample`: its index in the dataset, a spot in a mixture, a pack
+    among packs."""
 
     step: int
     trained: int
     slot: int
     sample: int
-
-
-@dataclass(frozen=True, slots=True)
-class NamedSample:
-    """A sample's name in the source, and the bytes that hold it."""
-
-    key: str
-    places: tuple[SamplePlace, ...]
 
 
 def fresh_state(identity: str, samples: int, spec: OrderSpec) -> LoaderState:
@@ -63,28 +56,19 @@ def fresh_state(identity: str, samples: int, spec: OrderSpec) -> LoaderState:
 
 
 class SavedRun:
-    """The steps of a run. `ids`: the catalog's samples of a part of the dataset, in the order of their indices; None for
-    all. Raises StateMismatch for data that is not the state's."""
+    """The steps of a run. Raises StateMismatch for data that is not the state's."""
 
-    def __init__(self, state: LoaderState, source: DataSource, catalog: Catalog, ids: Ints | None) -> None:
-        self.state, self.source, self.catalog, self._ids = state, source, catalog, ids
+    def __init__(self, state: LoaderState, data: RunData) -> None:
+        self.state, self.data = state, data
         self._spec = spec = state.spec
         self._skipped, self._excluded = parse_skipped(spec.skipped), parse_excluded(spec.excluded)
-        first, self._index_of = catalog.extent_first, None
-        if ids is not None and (ids[1:] < ids[:-1]).any():
-            if not spec.shuffle:
-                first = np.array([0, ids.size], np.int64)
-            else:
-                self._index_of = np.argsort(ids, kind="stable")
-                first = subset_first(catalog.extent_first, ids[self._index_of])
-        elif ids is not None:
-            first = subset_first(catalog.extent_first, ids)
-        self._first, samples = first, int(first[-1])
-        if samples != state.samples:
+        self._index_of = data.layout(spec.shuffle)[1] if isinstance(data, Leaf) else None
+        samples = data.size(spec, state.epoch)
+        if not isinstance(data, Mixed) and samples != state.samples:
             raise StateMismatch(f"the state's run has {state.samples:,} samples, and this data {samples:,}")
-        self.steps_of_epoch = Assignment(samples, spec.global_batch, spec.node_parts, spec.last).data_steps
-        self._run_steps = RunSteps(spec.since_epoch, spec.since_step, (), lambda _: self.steps_of_epoch)
-        self._order: EpochOrder | None = None
+        changes = data.changes if isinstance(data, Mixed) else ()
+        self._run_steps = RunSteps(spec.since_epoch, spec.since_step, changes, self._steps_of)
+        self._order: EpochOrder | RunOrder | None = None
 
     def place(self, step: int) -> tuple[int, int]:
         """The epoch of a data step, and its number there. Raises StateMismatch for a step from before the latest change of
@@ -122,12 +106,12 @@ class SavedRun:
 
     def samples_of(self, step: int, low: int = 0, high: int | None = None) -> list[Taken]:
         """The real samples in the slots [low, high) of a data step; all slots by default, none of a skipped step."""
-        slots, samples = self._samples(step, low, self._spec.global_batch if high is None else high)
+        slots, indices = self._samples(step, low, self._spec.global_batch if high is None else high)
         number = self.trained(step)
-        return [Taken(step, number, *pair) for pair in zip(slots.tolist(), samples.tolist(), strict=True)]
+        return [Taken(step, number, *pair) for pair in zip(slots.tolist(), indices.tolist(), strict=True)]
 
     def _samples(self, step: int, low: int, high: int) -> tuple[Ints, Ints]:
-        """The slots of a data step and their samples, without repeats and excluded ones."""
+        """The slots of a data step and their indices, without repeats and excluded samples."""
         epoch, at = self.place(step)
         if step in self._skipped:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -139,83 +123,87 @@ class SavedRun:
             found = tail.samples[0][: int(tail.valid[0])]
             slots = low // (high - low) * tail.samples.shape[1] + np.arange(found.size)
         indices = found if self._index_of is None else self._index_of[found]
-        kept = ~self._excluded.among(indices, np.array(step))
-        return slots[kept], (indices if self._ids is None else self._ids[indices])[kept]
+        kept = ~self._excluded.among(self.data.base_of(indices), np.array(step))
+        return slots[kept], indices[kept]
 
     def steps_with(self, key: str) -> Iterator[Taken]:
-        """Each data step below the state's place that has a sample of this key, in turn by epoch. Raises NotFound for a key
-        that no sample has, StateMismatch as `place`."""
-        samples = samples_with_key(self.catalog, key)
-        if self._ids is not None:
-            samples = [sample for sample in samples if (self._ids == sample).any()]
-        if not samples:
+        """Each data step below the state's place that has a sample of this key, in turn by epoch; packs that have a part of
+        it. Raises NotFound for a key that no sample has, StateMismatch as `place`."""
+        match = self.data.matching(key)
+        if match is None:
             raise NotFound(f"no sample of the run has the key {key[:80]!r}")
         self.place(self._spec.since_step)
+        if isinstance(self.data, Leaf):
+            yield from self._steps_with_indices(self.data.with_key(key).tolist())
+            return
+        for step in range(self._spec.since_step, self.state.data_step):
+            slots, indices = self._samples(step, 0, self._spec.global_batch)
+            held = np.flatnonzero(match(indices, self._spec, self.place(step)[0])).tolist()
+            for row in held:
+                yield Taken(step, self.trained(step), int(slots[row]), int(indices[row]))
+
+    def _steps_with_indices(self, indices: list[int]) -> Iterator[Taken]:
+        """`steps_with` for a dataset, whose order has an inverse."""
         for epoch in range(self._spec.since_epoch, self.state.epoch + 1):
             order, first = self._order_of(epoch), self._run_steps.first(epoch)
-            for sample in samples:
-                for ordinal in self._ordinals(sample):
-                    place = order.place(ordinal)
-                    step = first + place[0] if place is not None else -1
-                    if place is None or step >= self.state.data_step or step in self._skipped:
-                        continue
-                    index = ordinal if self._index_of is None else int(self._index_of[ordinal])
-                    if not self._excluded.among(np.array([index]), np.array(step)).any():
-                        yield Taken(step, self.trained(step), place[1], sample)
+            assert isinstance(order, EpochOrder), "that of a dataset"
+            for index in indices:
+                at = np.flatnonzero(self._index_of == index)[0] if self._index_of is not None else index
+                place = order.place(int(at))
+                step = first + place[0] if place is not None else -1
+                if place is None or step >= self.state.data_step or step in self._skipped:
+                    continue
+                if not self._excluded.among(np.array([index]), np.array(step)).any():
+                    yield Taken(step, self.trained(step), place[1], index)
 
-    def digest_of(self, steps: range) -> bytes:
-        """The digest of the samples of data steps: what their batches add to the loader's `digest()`."""
-        total, waiting, catalog = SampleSum(), list[Ints](), self.catalog
+    def digest_of(self, steps: range, contents_of: Callable[[Leaf, Ints], Sequence[bytes]]) -> bytes:
+        """The digest of the samples of data steps: what their batches add to the loader's `digest()`. `contents_of` gives
+        digests of the bytes of a dataset's extents. Raises InvalidInput for packs."""
+        total, waiting = SampleSum(), list[Ints]()
         for step in steps:
             waiting.append(self._samples(step, 0, self._spec.global_batch)[1])
-            if len(waiting) * self._spec.global_batch >= _CHUNK or step == steps[-1]:
-                total += sum_of(np.concatenate(waiting), catalog.extent_first, catalog.extent_id)
-                waiting = []
+            if len(waiting) * self._spec.global_batch < _CHUNK and step != steps[-1]:
+                continue
+            for number, samples in self.data.samples(np.concatenate(waiting)):
+                leaf = self.data.leaves[number]
+                total += sum_of(samples, leaf.catalog.extent_first, partial(contents_of, leaf))
+            waiting = []
         return total.digest
 
-    def extents_ahead(self, steps: int, slots: Sequence[tuple[int, int]]) -> Ints:
-        """The extents with samples in these slots [low, high) of the next `steps` steps that are not skipped, in the order
-        of their first use."""
-        found: list[Ints] = []
+    def extents_ahead(self, steps: int, slots: Sequence[tuple[int, int]]) -> list[tuple[Leaf, Ints]]:
+        """The extents with samples in these slots [low, high) of the next `steps` steps that are not skipped, of each
+        dataset, in the order of their first use."""
+        found: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in self.data.leaves]
         number = self.trained(self.state.data_step)
-        ahead = [self._skipped.step(each) for each in range(number, number + steps)]
-        for step in ahead:
+        for step in (self._skipped.step(each) for each in range(number, number + steps)):
             taken = [self._samples(step, low, high)[1] for low, high in slots]
-            found.append(self.extents_of(self.catalog, np.concatenate([np.empty(0, np.int64), *taken])))
-        extents, first = np.unique(np.concatenate([np.empty(0, np.int64), *found]), return_index=True)
-        return extents[np.argsort(first, kind="stable")]
+            indices = np.concatenate([np.empty(0, np.int64), *taken])
+            for leaf, extents in self.data.extents(indices, self._spec, self.place(step)[0]):
+                found[leaf].append(extents)
+        return [*zip(self.data.leaves, map(_by_first_use, found), strict=True)]
 
-    @staticmethod
-    def extents_of(catalog: Catalog, samples: Ints) -> Ints:
-        """The extents of samples, ascending, with those into which samples continue."""
-        begin = np.searchsorted(catalog.extent_first, samples, side="right") - 1
-        if isinstance(catalog.layout, (Columns, Indirect)) or not samples.size:
-            return np.unique(begin)
-        addresses, lengths = catalog.locate(samples)
-        held = lengths > 0
-        low, high = addresses[held], addresses[held] + lengths[held] - 1
-        first, last = (np.searchsorted(catalog.extent_starts, each, side="right") - 1 for each in (low, high))
-        spans = [np.arange(*pair) for pair in np.unique(np.stack((first, last + 1)), axis=1).T.tolist()]
-        return np.unique(np.concatenate([begin, *spans]))
+    def named(self, taken: Sequence[Taken]) -> list[NamedSample]:
+        """The names and places of samples of the run."""
+        found: list[NamedSample] = []
+        for step, group in groupby(taken, lambda each: each.step):
+            indices = np.array([each.sample for each in group], np.int64)
+            found += self.data.named(indices, self._spec, self.place(step)[0])
+        return found
 
-    def named(self, samples: list[int]) -> list[NamedSample]:
-        """The names and places of samples of the catalog."""
-        places = places_of(self.catalog, np.array(samples, np.int64)) if samples else []
-        return [
-            NamedSample(self.catalog.key(sample), where)
-            for sample, where in zip(samples, places, strict=True)
-        ]
+    def _steps_of(self, epoch: int) -> int:
+        """The data steps of an epoch."""
+        spec = self._spec
+        return Assignment(
+            self.data.size(spec, epoch), spec.global_batch, spec.node_parts, spec.last
+        ).data_steps
 
-    def _ordinals(self, sample: int) -> list[int]:
-        if self._ids is None:
-            return [sample]
-        indices = np.flatnonzero(self._ids == sample)
-        if self._index_of is None:
-            return list(map(int, indices))
-        return [int(np.flatnonzero(self._index_of == index)[0]) for index in indices]
-
-    def _order_of(self, epoch: int) -> EpochOrder:
+    def _order_of(self, epoch: int) -> EpochOrder | RunOrder:
         """The order of an epoch without skipped steps, which only renumber it."""
         if self._order is None or self._order.epoch != epoch:
-            self._order = EpochOrder(self._spec, self._first, epoch)
+            self._order = self.data.order(self._spec, epoch)
         return self._order
+
+
+def _by_first_use(extents: Sequence[Ints]) -> Ints:
+    found, first = np.unique(np.concatenate(extents), return_index=True)
+    return found[np.argsort(first, kind="stable")]

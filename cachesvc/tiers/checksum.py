@@ -78,6 +78,13 @@ class StreamedChecksums:
         return Checksums(self._size_bytes, b"".join(self._digests.get(i) or back[i] for i in wanted))
 
 
+def checksums_of(fd: int, offset: int, size_bytes: int) -> Checksums:
+    """Read `size_bytes` of a file from `offset`, and return their checksums. Raises `CorruptData` when the file is shorter,
+    `TierFailed` when it cannot be read."""
+    blocks = _digests(fd, size_bytes, range(block_count(size_bytes)), offset)
+    return Checksums(size_bytes, b"".join(digest for _, digest in blocks))
+
+
 def verify(fd: int, checksums: Checksums) -> None:
     """Read an extent and compare every block. Raises `CorruptData` naming the first block that differs, `TierFailed` when
     the file cannot be read."""
@@ -113,12 +120,12 @@ def _compare(index: int, digest: bytes, checksums: Checksums) -> None:
         )
 
 
-def _digests(fd: int, size_bytes: int, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+def _digests(fd: int, size_bytes: int, wanted: Iterable[int], begin: int = 0) -> Iterator[tuple[int, bytes]]:
     buffer = memoryview(bytearray(min(size_bytes, CHECKSUM_BLOCK_BYTES)))
     for index in wanted:
         offset = index * CHECKSUM_BLOCK_BYTES
         block = buffer[: min(CHECKSUM_BLOCK_BYTES, size_bytes - offset)]
-        _read_fully(fd, block, offset)
+        _read_fully(fd, block, begin + offset)
         yield index, block_digest(block)
 
 

@@ -59,6 +59,8 @@ class EpochReport:
         asked = perf_counter()
         made = fetch(key)
         self.totals.add(made.report, asked)
+        if self._feed is not None:
+            self._feed.note_contents(made.report.contents)
         raise_failure(made.report)
         return self.note_repair(made.batch, made.report.repair)
 

@@ -275,6 +275,17 @@ class Feed(TorchDataset[Any]):
             total.update(opened.origin_bytes())
         return dict(total)
 
+    def take_contents(self) -> list[tuple[int, int, bytes]]:
+        """Return what this worker process was granted since the last call: the number of a dataset among this feed's, an
+        extent, and the digest of its bytes."""
+        each = ((number, opened.contents.take_unreported()) for number, opened in enumerate(self._opened))
+        return [(number, *one) for number, found in each for one in found]
+
+    def note_contents(self, contents: Iterable[tuple[int, int, bytes]]) -> None:
+        """Enter digests that a worker reported."""
+        for number, extent, content in contents:
+            self._opened[number].contents.note(extent, content)
+
     def passed(self, turn: int) -> None:
         """Report that every batch before this turn is consumed."""
         self.passed_step(turn // self.share.accumulate)

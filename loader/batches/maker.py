@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ class BatchReport:
 
     `began` and `ended` are perf_counter times, which all processes of a node share. `transfer` is when the copy to
     the device began and was queued. `reading_s` is by `READING`, `origin_bytes` by `ORIGINS`. `failure` is the code
-    and message of an error that came instead of a batch.
+    and message of an error that came instead of a batch. `contents`: digests that the worker was granted since its last
+    report, as `Feed.note_contents` takes them.
     """
 
     began: float
@@ -30,6 +31,7 @@ class BatchReport:
     reading_s: tuple[float, ...]
     origin_bytes: tuple[int, ...]
     repair: BatchRepair | None = None
+    contents: Sequence[tuple[int, int, bytes]] = ()
     failure: tuple[int, str] | None = None
     transfer: tuple[float, float] = (0.0, 0.0)
     pid: int = field(default_factory=os.getpid)
@@ -62,7 +64,8 @@ class BatchMaker:
         now_waited, now_read = self.feed.reading_s(), self.feed.origin_bytes()
         reading = tuple(now - before for now, before in zip(now_waited, waited, strict=True))
         bytes_read = tuple(now_read.get(origin, 0) - read.get(origin, 0) for origin in ORIGINS)
-        return MadeBatch(batch, BatchReport(began, time.perf_counter(), reading, bytes_read, repair, failure))
+        contents, ended = self.feed.take_contents(), time.perf_counter()
+        return MadeBatch(batch, BatchReport(began, ended, reading, bytes_read, repair, contents, failure))
 
 
 class ReportTotals:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from cachesvc.catalog.sample_places import SamplePlace
 from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.saved_runs.data import text_of
 from loader.batches.feed import Feed
+from loader.datasets.mixture import Mixture
+from loader.datasets.packing import Packed
 from loader.datasets.sample_keys import places_in
 from loader.datasets.wrapped import as_view
 
@@ -41,6 +44,7 @@ def samples_of(feed: Feed, step: int) -> list[TakenSample]:
 
 
 def source_of(dataset: object) -> str:
-    """The text by which a state names where the data lies; "" for what is no dataset of `open_dataset` or a part of it."""
-    view = as_view(dataset)
-    return "" if view is None else view.source.text
+    """The text by which a state names where the data lies; "" for what is no dataset of `open_dataset`, a part of it, packs
+    or a mixture."""
+    found = dataset if isinstance(dataset, (Mixture, Packed)) else as_view(dataset)
+    return "" if found is None else text_of(found.source)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
-import numpy as np
-
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import NEVER_ROTATED, EpochOrder, OrderSpec, Touches
-from cachesvc.core.order.run import Run
+from cachesvc.core.order.epoch_order import OrderSpec
+from cachesvc.core.order.run import DatasetRun, Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset
 from loader.datasets.extent_layout import ExtentLayout, view_layout
@@ -50,32 +47,6 @@ def refuse_subsets(made: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def component_spec(spec: OrderSpec) -> OrderSpec:
-    """Return the spec of a component's own run, which is not divided among ranks: no border cuts it."""
-    return replace(spec, global_batch=1, canonical_nodes=1, last="drop", rotated_from=NEVER_ROTATED)
-
-
-class _DatasetRun:
-    """One epoch of a plain dataset. Its spots are indices."""
-
-    def __init__(self, layout: ExtentLayout, spec: OrderSpec, epoch: int) -> None:
-        self._layout = layout
-        self._order = EpochOrder(component_spec(spec), layout.extent_first, epoch)
-
-    @property
-    def size(self) -> int:
-        return self._order.samples
-
-    def at(self, positions: Ints) -> Ints:
-        found = self._order.at(positions)
-        return found if self._layout.index_of is None else self._layout.index_of[found]
-
-    def touches(self) -> list[Touches]:
-        if self._layout.parts:
-            return [self._order.touches()]
-        return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
-
-
 class DatasetComponent:
     """A plain dataset as a component."""
 
@@ -90,7 +61,8 @@ class DatasetComponent:
         """Return the order of one epoch of the dataset."""
         if spec.shuffle not in self._layouts:
             self._layouts[spec.shuffle] = view_layout(self.leaf, spec.shuffle)
-        return _DatasetRun(self._layouts[spec.shuffle], spec, epoch)
+        layout = self._layouts[spec.shuffle]
+        return DatasetRun(spec, layout.extent_first, epoch, layout.index_of, bool(layout.parts))
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""

@@ -15,9 +15,9 @@ from cachesvc.catalog.layout import Fixed
 from cachesvc.core.arguments import place_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import OrderSpec
-from cachesvc.core.order.mixture import MixtureRun, Size, split_spots
+from cachesvc.core.order.mixture import MixtureRun, Size, SpotGroup, groups_of, seeded, split_spots
 from cachesvc.core.order.mixture_weights import By, Change, EpochWeights, StepWeights
-from cachesvc.core.order.permute import mix as mix_seed
+from cachesvc.saved_runs.data import MixSource, digest_of_mixture
 from loader.datasets.components import IN_ORDER, Component, DatasetComponent, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.pack_form import Edges
@@ -129,9 +129,12 @@ class Mixture(TorchDataset[Any]):
         holds from epoch 0 and 1:1 from epoch 5, or `9f2c@s0:7,3;s5:1,1` where that is a step (`l5`: reached there; `x`,
         `y`: samples). Where weights determine the length of an epoch, they are numbers of samples."""
         weights = self._weights
-        parts = [weights.by, str(weights.size), *(one.identity for one in self.components)]
-        digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
-        return f"{digest}@{';'.join(weights.texts)}"
+        return f"{digest_of_mixture(weights, [one.identity for one in self.components])}@{';'.join(weights.texts)}"
+
+    @property
+    def source(self) -> MixSource:
+        """Where the data of all components lies, and the weights: for saved states."""
+        return MixSource(tuple(one.source for one in self.components), self._weights.row)
 
     def reweighed(
         self,
@@ -206,11 +209,17 @@ class Mixture(TorchDataset[Any]):
         draws, slots, taken = self._weights.epoch(spec, epoch)
         return MixtureRun(draws, slots, self._sizes, taken, self._run_of(spec))
 
+    def groups(self, spots: Ints, spec: OrderSpec) -> list[SpotGroup]:
+        """Group spots by component and epoch of the component."""
+        return groups_of(self._sizes, spots, spec)
+
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples, read component by component."""
         out: list[Any] = [None] * len(spots)
-        for rows, part, own, own_epoch, inner in self._groups(spots, spec):
-            for row, sample in zip(rows.tolist(), part.read(inner, own, own_epoch), strict=True):
+        for rows, index, own, own_epoch, inner in self.groups(spots, spec):
+            for row, sample in zip(
+                rows.tolist(), self._parts[index].read(inner, own, own_epoch), strict=True
+            ):
                 out[row] = sample
         return out
 
@@ -219,7 +228,8 @@ class Mixture(TorchDataset[Any]):
     ) -> Any:
         """Make a batch under default collation; records of one size take no Python call per sample."""
         batch = samples = None
-        for rows, part, _, _, inner in self._groups(spots, spec):
+        for rows, index, _, _, inner in self.groups(spots, spec):
+            part = self._parts[index]
             samples = (
                 gathered_records(part.leaf.sample_reader) if isinstance(part, DatasetComponent) else None
             )
@@ -238,19 +248,8 @@ class Mixture(TorchDataset[Any]):
         """Collate samples as the first component does."""
         return self._parts[0].collate(samples, name)
 
-    def _groups(self, spots: Ints, spec: OrderSpec) -> list[tuple[Ints, Component, OrderSpec, int, Ints]]:
-        """Group the rows of a batch by component and epoch of the component."""
-        component, own_epoch, inner = split_spots(self._sizes, spots)
-        found = []
-        for index in np.unique(component).tolist():
-            mine = component == index
-            for epoch in np.unique(own_epoch[mine]).tolist():
-                rows = np.flatnonzero(mine & (own_epoch == epoch))
-                found.append((rows, self._parts[index], _seeded_spec(spec, index), epoch, inner[rows]))
-        return found
-
     def _run_of(self, spec: OrderSpec) -> Callable[[int, int], Any]:
-        return lambda index, own_epoch: self._parts[index].run(_seeded_spec(spec, index), own_epoch)
+        return lambda index, own_epoch: self._parts[index].run(seeded(spec, index), own_epoch)
 
     def _ordered(self, weights: Mapping[Dataset | Packed, float]) -> tuple[float, ...]:
         """Return weights in the order of the components. Raises InvalidInput for other datasets."""
@@ -385,8 +384,3 @@ def _component(given: object) -> Component:
     raise InvalidInput(
         f"{type(given).__name__} cannot be mixed: give datasets of open_dataset, parts or packs of them"
     )
-
-
-def _seeded_spec(spec: OrderSpec, index: int) -> OrderSpec:
-    """Return the spec with a seed for one component. With a common seed, equal datasets would run in step."""
-    return replace(spec, seed=mix_seed(spec.seed, index))

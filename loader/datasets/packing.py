@@ -3,7 +3,6 @@ core/order/packing.py and best_fit.py, the form of batches in pack_form.py."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -14,24 +13,18 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.catalog.sample_places import SamplePlace, address_places, places_of
+from cachesvc.catalog.documents import documents_ending_at, documents_of, documents_of_rows, rows_of
+from cachesvc.catalog.sample_places import SamplePlace, grouped, pack_places, places_of
 from cachesvc.core.arguments import place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.best_fit import Overflow, WholePackRun, WholePacks, whole_packs
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
+from cachesvc.core.order.epoch_order import OrderSpec
+from cachesvc.core.order.pack_order import Documents, PackOrder
 from cachesvc.core.order.packing import PackRun
-from cachesvc.core.order.recent import Latest
-from loader.datasets.components import IN_ORDER, component_spec, refuse_subsets
+from cachesvc.saved_runs.data import PackSource, identity_of_packs
+from loader.datasets.components import IN_ORDER, refuse_subsets
 from loader.datasets.dataset import Dataset
-from loader.datasets.documents import (
-    Documents,
-    documents_ending_at,
-    documents_of,
-    documents_of_rows,
-    rows_of,
-)
 from loader.datasets.dtypes import DType, check_range, dtype_name, dtype_named, output_dtype
-from loader.datasets.extent_layout import view_layout
 from loader.datasets.pack_form import NEW_RUNS, Columns, Edges, Layout, PackForm, laid_out, segment_ends
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.datasets.targets import DEFAULT_DTYPE, Targets
@@ -47,7 +40,6 @@ SEQUENCES_ARE_DOCUMENTS = (
     "%s has no index of documents, so each of its sequences counts as one: give pack() eos=, the token that ends a "
     "document"
 )
-_RUNS_KEPT = 4
 _log = logging.getLogger("cachesvc")
 
 
@@ -174,16 +166,13 @@ class Packed(TorchDataset[Any]):
             if not isinstance(known, np.ndarray):
                 known = places_after(dataset, source.eos, source.dtype, known)
             self._counts = known
-            self._documents = documents_ending_at(dataset, self._counts)
+            self._documents = documents_ending_at(dataset.catalog, dataset.ids, self._counts)
         else:
-            self._documents = documents_of(dataset, source.dtype)
-        self._index_of = None if dataset.ids is None else np.argsort(dataset.ids, kind="stable")
-        """The index of each document in the dataset; None where it is the document's number."""
-        self._in_order = self._documents
-        if self._index_of is not None and overflow is None and not view_layout(dataset, shuffle=False).parts:
-            # the indices do not ascend
-            self._in_order = self._documents.reordered(np.argsort(self._index_of))
+            dtype = None if source.dtype is None else dtype_named(source.dtype)
+            fields = dataset.sample_spec.fields or ()
+            self._documents = documents_of(dataset.catalog, dataset.ids, fields, dtype)
         self._whole = None if overflow is None else whole or self._fitted(overflow)
+        self._order = PackOrder(self._documents, dataset.ids, form.length, self._whole)
         if not len(self):
             raise InvalidInput(
                 f"packs of {form.length} tokens out of {self._documents.tokens}: give a smaller seq_len"
@@ -192,7 +181,6 @@ class Packed(TorchDataset[Any]):
             dataset.sample_spec.out or (DEFAULT_DTYPE if form.targets else None)
         ) or self._documents.dtype.newbyteorder("=")
         form.check_dtype(self._out)
-        self._runs: Latest[tuple[OrderSpec, int], PackRun | WholePackRun] = Latest(_RUNS_KEPT)
 
     def __getstate__(self) -> tuple[Any, ...]:
         source = replace(self._source, counts=self._counts)
@@ -204,9 +192,7 @@ class Packed(TorchDataset[Any]):
         self.run_edges = edges
 
     def __len__(self) -> int:
-        if self._whole is not None:
-            return self._whole.size
-        return self._documents.tokens // self.form.length
+        return self._order.size
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.read(np.asarray([place_of(index, len(self), "pack")], np.int64), IN_ORDER, 0)[0]
@@ -223,10 +209,17 @@ class Packed(TorchDataset[Any]):
     def identity(self) -> str:
         """The identity of the dataset, with the length and type of packs, and how whole documents are fitted; with a digest
         of the counts of rows that are tokenised, or of the ends of documents that `eos` found."""
-        packs = f"{self.leaf.identity}:{self.form.length}{self._documents.dtype.str}"
-        if self._counts is not None:
-            packs += f":{hashlib.blake2b(self._counts.tobytes(), digest_size=8).hexdigest()}"
-        return packs if self._overflow is None else f"{packs}:best-{self._overflow}"
+        counts = None if self._counts is None else self._counts.tobytes()
+        return identity_of_packs(
+            self.leaf.identity, self.form.length, self._documents.dtype, counts, self._overflow
+        )
+
+    @property
+    def source(self) -> PackSource:
+        """Where the data lies, and how it is packed: for saved states."""
+        counted = self._counts is not None
+        fields, dtype = tuple(self.leaf.sample_spec.fields or ()), self._source.dtype or ""
+        return PackSource(self.leaf.source, self.form.length, dtype, fields, self._overflow or "", counted)
 
     @property
     def sample_kind(self) -> str:
@@ -286,7 +279,7 @@ class Packed(TorchDataset[Any]):
 
     def run(self, spec: OrderSpec, epoch: int) -> PackRun | WholePackRun:
         """Return the order of an epoch's packs."""
-        return self._runs.get((component_spec(spec), epoch), self._run)
+        return self._order.run(spec, epoch)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[dict[str, torch.Tensor]]:
         """Return packs, read in one pass."""
@@ -299,19 +292,11 @@ class Packed(TorchDataset[Any]):
     def places(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[tuple[SamplePlace, ...]]:
         """Return where the tokens of each pack are stored: a place for each piece of a document, and the whole row where
         rows are tokenised."""
+        if self._rows is None:
+            return pack_places(self.leaf.catalog, self._order.stored(spots, spec, epoch), len(spots))
         pieces = self.run(spec, epoch).pieces(spots)
-        found = self._in_order_of(spec).place_of(pieces.document)
-        if self._rows is not None:
-            stored = places_of(self.leaf.catalog, self._rows.samples[found])
-        else:
-            width = self._documents.dtype.itemsize
-            stored = address_places(
-                self.leaf.catalog, found + pieces.begin * width, found + pieces.end * width
-            )
-        packs: list[list[SamplePlace]] = [[] for _ in spots]
-        for row, places in zip(pieces.row.tolist(), stored, strict=True):
-            packs[row] += places
-        return [*map(tuple, packs)]
+        rows = self._rows.samples[self._order.documents_in(spec).place_of(pieces.document)]
+        return grouped(pieces.row, places_of(self.leaf.catalog, rows), len(spots))
 
     def default_batch(
         self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place
@@ -347,27 +332,14 @@ class Packed(TorchDataset[Any]):
             )
         return whole_packs(documents.extent_first, lengths, length, overflow)
 
-    def _in_order_of(self, spec: OrderSpec) -> Documents:
-        return self._documents if spec.shuffle else self._in_order
-
-    def _run(self, key: tuple[OrderSpec, int]) -> PackRun | WholePackRun:
-        spec, epoch = key
-        documents = self._in_order_of(spec)
-        if self._whole is not None:
-            order = EpochOrder(spec, self._whole.extent_first, epoch)
-            return WholePackRun(self._whole, order, documents.length_of)
-        order = EpochOrder(spec, documents.extent_first, epoch)
-        extents_known = documents is self._documents
-        return PackRun(order, documents.length_of, documents.extent_tokens, self.form.length, extents_known)
-
     def _read(self, spots: Ints, spec: OrderSpec, epoch: int) -> tuple[Columns, np.ndarray[Any, Any]]:
         """Return the tensors of packs by name, and where segments begin in them: bool[packs, seq_len]."""
-        pieces, documents = self.run(spec, epoch).pieces(spots), self._in_order_of(spec)
+        pieces, documents = self.run(spec, epoch).pieces(spots), self._order.documents_in(spec)
         read = self._stored if self._rows is None else self._tokenised
         stored = read(documents.place_of(pieces.document), pieces.begin, pieces.end)
         check_range(self._out, stored, self.leaf.catalog.uri)
-        known = self._index_of is None or documents is not self._documents
-        index = pieces.document if known else self._index_of[pieces.document]  # type: ignore[index]
+        index_of = self._order.index_of if documents is self._documents else None
+        index = pieces.document if index_of is None else index_of[pieces.document]
         rows = laid_out(len(spots), self.form.length, pieces._replace(document=index), stored)
         return self.form.columns(rows, self._out, self.run_edges), rows.begins[:, : self.seq_len]
 
@@ -388,7 +360,7 @@ class Packed(TorchDataset[Any]):
         return np.concatenate([np.empty(0, self._documents.dtype), *parts])
 
     def _rows_in(self, dataset: Dataset, tokenize: Tokenize, counts: str | Ints | None) -> Documents:
-        samples, first = rows_of(dataset)
+        samples, first = rows_of(dataset.catalog, dataset.ids)
         dtype = dtype_named(self._source.dtype or DEFAULT_DTYPE)
         self._rows = TokenizedRows(dataset, samples, tokenize, dtype)
         self._counts = counts if isinstance(counts, np.ndarray) else self._rows.count(first, counts)

@@ -38,6 +38,12 @@ def places_in(dataset: object, indices: Ints, spec: OrderSpec, epoch: int) -> li
     """Where the samples of indices are stored; () for each sample of a dataset that indexes in its own way."""
     if isinstance(dataset, Packed):
         return dataset.places(indices, spec, epoch)
+    if isinstance(dataset, Mixture):
+        by_row: dict[int, tuple[SamplePlace, ...]] = {}
+        for rows, index, own, own_epoch, inner in dataset.groups(indices, spec):
+            stored = places_in(dataset.components[index], inner, own, own_epoch)
+            by_row.update(zip(rows.tolist(), stored, strict=True))
+        return [by_row[row] for row in range(indices.size)]
     view = as_view(dataset)
     if view is not None:
         return places_of(view.catalog, view.ids_of(indices))

@@ -27,11 +27,12 @@ MAX_FILES = 256
 class HeldExtent:
     """A leased extent; `fd` is -1 once it is mapped."""
 
-    __slots__ = ("digests", "fd", "holes", "offset", "origin", "size_bytes")
+    __slots__ = ("content", "digests", "fd", "holes", "offset", "origin", "size_bytes")
 
     def __init__(self, granted: Granted, holes: Holes | None) -> None:
         self.fd, self.offset, self.size_bytes = granted.fd, granted.offset, granted.size_bytes
         self.origin = ORIGINS.index(granted.origin)
+        self.content = granted.content
         self.digests: bytes | None = None
         self.holes = holes
 

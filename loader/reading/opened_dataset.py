@@ -18,7 +18,9 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.system.fork_hooks import abandon_in_children
 from cachesvc.system.memory import Memory, of_machine
+from loader.reading.active_reads import Ints
 from loader.reading.connect import DatasetLink
+from loader.reading.contents import Contents, NotingGrants, learn
 from loader.reading.direct.direct_access import Access
 from loader.reading.reader import ORIGINS, ExtentReader
 from loader.reading.wait_clock import READING
@@ -39,6 +41,7 @@ class OpenedDataset:
         self.link = link
         self._verify = verify
         self.catalog: Catalog = link.catalog()
+        self.contents = Contents(len(self.catalog.extent_starts))
         self._reader: ExtentReader | None = None
         self._bytes_before: dict[str, int] = {}
         self._waited_before: tuple[float, ...] = (0.0,) * len(READING)
@@ -71,7 +74,7 @@ class OpenedDataset:
                 self._access = self.link.access(self.catalog)
                 reader = ExtentReader(
                     self.catalog,
-                    self._access.grants,
+                    NotingGrants(self._access.grants, self.contents),
                     timeout_s=read_timeout_s(),
                     suspect=self._access.suspect,
                     verify=self._verify,
@@ -83,6 +86,14 @@ class OpenedDataset:
                 abandon_in_children(self)
                 self._reader = reader
             return self._reader
+
+    def learn_contents(self, extents: Ints) -> None:
+        """Lease those extents whose bytes have no known digest. Raises as `learn`, and what connecting raises."""
+        unknown = self.contents.unknown(extents)
+        if unknown.size:
+            self.reader().release_unused_mappings()
+            assert self._access is not None, "the reader's"
+            learn(self._access.grants, self.contents, unknown)
 
     def submit(self, plan: Plan, order: object, part: float = 1.0) -> None:
         """Send the plan by which `order` will read extents. An order that runs while another does (a validation inside a

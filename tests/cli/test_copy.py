@@ -44,6 +44,8 @@ def test_cat_writes_the_bytes_of_objects_one_after_another(
     assert run(["cat", *words, f"{folder}/sub/a.txt", f"cachesvc://file{folder}/big.bin"]) == 0
     assert capfdbinary.readouterr().out == b"a\n" + (folder / "big.bin").read_bytes()
     assert os.environ["CACHESVC"] == "off", "the option is for this command"
+    assert run(["cat", *words, f"{folder}/big.bin", "--bytes", "70000-2000000"]) == 0
+    assert capfdbinary.readouterr().out == (folder / "big.bin").read_bytes()[70_000:2_000_000]
 
 
 def test_cp_copies_a_folder_as_it_lies(words: list[str], folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -69,6 +71,7 @@ def test_what_cannot_be_copied_is_one_line_and_its_code(
     refused = {
         2: [
             ["cat", str(folder)],
+            ["cat", f"{folder}/sub/a.txt", "--bytes", "1-3"],
             ["cp", str(folder), "s3://bucket/x"],
             ["cp", str(folder), f"{tmp_path}/file"],
         ],

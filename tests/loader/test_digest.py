@@ -3,6 +3,7 @@ anything else."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.digests import SampleSum, parse_sum, sum_of
+from cachesvc.tiers.checksum import block_digest
+from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 from loader import DataLoader, mix, pack
 from loader.batches.digest import fold
-from tests.support.training.loader_fakes import MemoryLink, in_memory, in_step, wide_records
+from tests.support.training.loader_fakes import MemoryLink, extent_bytes, in_memory, in_step, wide_records
 from tests.support.training.mixtures import mixture_data, numbers, text
 
 COUNT, BATCH = 203, 24
@@ -42,33 +45,45 @@ def parts(loaders: list[DataLoader]) -> SampleSum:
     return sum((fold(loader._progress.handed, loader.dataset) for loader in loaders), SampleSum())
 
 
-def extent_id(extent: int) -> bytes:
-    return bytes([extent]) * 16
+def contents_of(extents: Any) -> list[bytes]:
+    return [bytes([extent]) * 16 for extent in extents.tolist()]
+
+
+def contents_in(dataset: Any) -> Callable[[Any], list[bytes]]:
+    """The digests of a dataset's extents, from the bytes of its file."""
+
+    def found(extents: Any) -> list[bytes]:
+        each = [extent_bytes(dataset.catalog.extent(extent)) for extent in extents.tolist()]
+        return [Checksums(len(raw), b"".join(map(block_digest, _blocks(raw)))).content for raw in each]
+
+    return found
+
+
+def _blocks(raw: bytes) -> Iterator[bytes]:
+    return (raw[at : at + CHECKSUM_BLOCK_BYTES] for at in range(0, len(raw), CHECKSUM_BLOCK_BYTES))
 
 
 @given(st.lists(st.integers(0, 89), max_size=200), st.data())
 def test_a_sum_depends_on_its_samples_and_not_on_their_order(samples: list[int], data: st.DataObject) -> None:
     given_ = np.array(samples, np.int64)
-    whole = sum_of(given_, FIRSTS, extent_id)
+    whole = sum_of(given_, FIRSTS, contents_of)
     mixed = np.array(data.draw(st.permutations(samples)), np.int64)
     cut = data.draw(st.integers(0, len(samples)))
-    assert sum_of(mixed[:cut], FIRSTS, extent_id) + sum_of(mixed[cut:], FIRSTS, extent_id) == whole
+    assert sum_of(mixed[:cut], FIRSTS, contents_of) + sum_of(mixed[cut:], FIRSTS, contents_of) == whole
     assert parse_sum(whole.digest.hex()) == whole
     assert len(whole.digest) == 32
     other = data.draw(st.integers(0, 89))
-    assert sum_of(np.append(given_, other), FIRSTS, extent_id) != whole
+    assert sum_of(np.append(given_, other), FIRSTS, contents_of) != whole
     if samples:
-        assert sum_of(given_[1:], FIRSTS, extent_id) != whole
-        assert sum_of(given_, FIRSTS, lambda extent: bytes(15) + bytes([extent + 100])) != whole, (
-            "another version"
-        )
+        assert sum_of(given_[1:], FIRSTS, contents_of) != whole
+        assert sum_of(given_, FIRSTS, lambda extents: contents_of(extents + 100)) != whole, "other bytes"
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2), (4, 0), (4, 2)])
 def test_parts_of_ranks_add_up_to_the_digest_of_one_rank(link: MemoryLink, world: int, workers: int) -> None:
     (one,) = ranks(link, 1)
     in_step([one])
-    both = sum_of(np.arange(COUNT), one.dataset.catalog.extent_first, one.dataset.catalog.extent_id)  # type: ignore[attr-defined]
+    both = sum_of(np.arange(COUNT), one.dataset.catalog.extent_first, contents_in(one.dataset))  # type: ignore[attr-defined]
     assert one.digest() == (both + both).digest
     loaders = ranks(link, world, workers)
     in_step(loaders)
@@ -92,7 +107,7 @@ def test_a_resumed_run_goes_on_with_the_digest_of_its_state(link: MemoryLink) ->
     expected = SampleSum()
     for step in range(2 * -(-COUNT // BATCH)):
         samples = np.array([each.index for each in whole.samples_of(step)], np.int64)
-        expected += sum_of(samples, whole.dataset.catalog.extent_first, whole.dataset.catalog.extent_id)  # type: ignore[attr-defined]
+        expected += sum_of(samples, whole.dataset.catalog.extent_first, contents_in(whole.dataset))  # type: ignore[attr-defined]
     assert whole.digest() == expected.digest
 
 
@@ -137,14 +152,16 @@ def test_mixtures_have_a_digest_and_packs_none(tmp_path: Path) -> None:
         where = mixed.dataset.locate(mixed.indices[: mixed.valid])  # type: ignore[attr-defined]
         for number in range(2):
             catalog = components[number].catalog
-            total += sum_of(where[2][where[0] == number], catalog.extent_first, catalog.extent_id)
+            total += sum_of(
+                where[2][where[0] == number], catalog.extent_first, contents_in(components[number])
+            )
             size += int((where[0] == number).sum())
     assert mixed.digest() == total.digest
     assert size == len(mixed.dataset)  # type: ignore[arg-type]
     packs = DataLoader(pack(text(tmp_path), 24), 4)
     next(iter(packs))
     assert packs.state_dict()["digest"] == ""
-    with pytest.raises(InvalidInput, match="made of several"):
+    with pytest.raises(InvalidInput, match="as they are stored"):
         packs.digest()
 
 

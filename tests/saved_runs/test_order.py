@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from cachesvc.__main__ import run
-from loader import DataLoader, Dataset, mix, open_dataset
+from cachesvc.client.control import Control
+from loader import DataLoader, Dataset, mix, open_dataset, pack
+from testbed.node import Daemon
+from tests.support.datasets import array_file
 
 FILES, BATCH = 90, 8
 GIVEN: dict[str, Any] = {"shuffle": True, "epochs": None, "seed": 7}
@@ -85,6 +88,61 @@ def test_the_samples_of_every_step_come_from_the_state_alone(
     assert [row["step"] for row in found] == [step for step, keys in enumerate(expected) if wanted in keys]
 
 
+COMPOSED = {
+    "mixture": lambda a, b: mix({a: 0.7, b.take(9): 0.3}, size=100),
+    "epochs": lambda a, b: mix({a: 0.5, b: 0.5}, size="last").reweighed({a: 0.9, b: 0.1}, epoch=1),
+    "schedule": lambda a, b: mix({a: 0.9, b: 0.1}, schedule=[(6, {a: 0.1, b: 0.9})], ramp="linear", size=64),
+    "once": lambda a, b: mix({a: 0.6, b: 0.4}, schedule=[(4, {a: 0.2, b: 0.8})], size="once"),
+    "packs": lambda a, b: pack(b, 24),
+    "whole packs": lambda a, b: pack(a, 24, fit="best", targets="shifted"),
+    "mixed packs": lambda a, b: mix({pack(b, 24): 0.5, pack(a, 24, fit="best"): 0.5}, schedule=[]),
+}
+
+
+@pytest.mark.parametrize("kind", COMPOSED)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_mixtures_and_packs_come_from_the_state_alone(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    shuffle: bool,
+) -> None:
+    """The samples are those that the loader names, in every step; a key leads back to its steps."""
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, count in (("a", 40), ("b", 25)):
+        array_file(tmp_path / f"{name}.bin", np.arange(count * 10, dtype="<u2").reshape(count, 10))
+    form: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 10, "out": "int64"}
+    parts = [open_dataset(tmp_path / f"{name}.bin", extent_bytes=4096, **form) for name in "ab"]
+    data = COMPOSED[kind](*parts)
+    given = GIVEN | {"shuffle": shuffle, "skip_steps": [range(3, 5)]}
+    loader = DataLoader(data, 4, **given)
+    steps = 2 * loader.state_dict()["steps"] + 1
+    loader.skip(steps)
+    state = saved(loader, tmp_path / "state.json")
+    last = loader.state_dict()["data_step"]
+    rows = ordered(capsys, "--state", state, "--steps", f"0:{last}")
+    found: dict[str, list[int]] = {}
+    for step in range(last):
+        named = loader.samples_of(step)
+        mine = [row for row in rows if row["step"] == step and "skipped" not in row]
+        expected = [[*map(tuple, each.places)] for each in named]
+        told = [[(p["object"], p["begin"], p["end"], -1) for p in row["places"]] for row in mine]
+        assert [row["slot"] for row in mine] == [each.slot for each in named]
+        assert told == expected
+        assert [row["key"] for row in mine] == [each.key for each in named]
+        for row in mine:
+            for place in row["places"]:
+                first, end = place["begin"] // 20, -(-place["end"] // 20)
+                for record in range(first, end):
+                    found.setdefault(f"{Path(place['object']).name}:{record}", []).append(step)
+    key, within = max(found.items(), key=lambda each: len(each[1]))
+    again = ordered(capsys, "--state", state, "--key", key)
+    assert [row["step"] for row in again] == sorted(within)
+
+
 def test_skipped_steps_excluded_samples_and_ranks_are_in_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,15 +186,54 @@ def test_the_digest_of_a_run_is_computed_without_training_it(
     file = tmp_path / "state.json"
     state = loader.state_dict()
     file.write_text(json.dumps(state))
-    (row,) = ordered(capsys, "--state", str(file), "--digest")
+    assert run(["order", "--state", str(file), "--digest"]) == 10
+    assert "--fetch" in capsys.readouterr().err
+    (row,) = ordered(capsys, "--state", str(file), "--digest", "--fetch")
     assert row == {"digest": loader.digest().hex(), "state": state["digest"]}
-    assert run(["order", "--state", str(file), "--digest"]) == 0
+    assert run(["order", "--state", str(file), "--digest", "--fetch"]) == 0
     assert "as the state has it" in capsys.readouterr().out
-    (part,) = ordered(capsys, "--state", str(file), "--digest", "--steps", "0:4")
+    (part,) = ordered(capsys, "--state", str(file), "--digest", "--fetch", "--steps", "0:4")
     assert part["digest"] not in (row["digest"], "")
     file.write_text(json.dumps(state | {"digest": part["digest"]}))
-    assert run(["order", "--state", str(file), "--digest"]) == 12
+    assert run(["order", "--state", str(file), "--digest", "--fetch"]) == 12
     assert "other samples" in capsys.readouterr().err
+
+
+def test_the_digest_of_a_run_is_of_bytes_whoever_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read in place, copied, through a daemon, and computed from the daemon's copies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    array_file(tmp_path / "r.bin", np.arange(64 * 512, dtype="<u4").reshape(64, 512))
+    form: dict[str, Any] = {"format": "records", "record_bytes": 2048, "extent_bytes": 16384}
+
+    def read(**more: Any) -> DataLoader:
+        loader = DataLoader(open_dataset(tmp_path / "r.bin", **form), BATCH, shuffle=True, **more)
+        assert len([*loader]) == 8
+        return loader
+
+    monkeypatch.setenv("CACHESVC", "off")
+    direct = read()
+    early = direct.state_dict()["digest"]
+    expected = direct.digest().hex()
+    assert early in ("", expected), "of files that are read in place, nobody has read all bytes"
+    assert direct.state_dict()["digest"] == expected
+    monkeypatch.setenv("CACHESVC", "require")
+    with Daemon(tmp_path / "node", ["--ram", "1MiB", "--extent-bytes", "16KiB"]) as daemon:
+        monkeypatch.setenv("CACHESVC_SOCKET", daemon.socket_dir)
+        through = read(num_workers=2)
+        assert through.dataset.via == "daemon"  # type: ignore[attr-defined]
+        assert through.state_dict()["digest"] == expected, "the daemon states digests with its grants"
+        file = tmp_path / "state.json"
+        file.write_text(json.dumps(through.state_dict()))
+        arguments = ["--state", str(file), "--digest", "--socket", daemon.socket_dir]
+        assert ordered(capsys, *arguments) == [{"digest": expected, "state": expected}]
+        with Control(daemon.socket_dir) as control:
+            through.dataset.close()  # type: ignore[attr-defined]
+            control.evict(through.dataset.version)  # type: ignore[attr-defined]
+        assert run(["order", *arguments]) == 4
+        assert "8 of 8 extents are not in the daemon's cache" in capsys.readouterr().err
+        assert ordered(capsys, *arguments, "--fetch") == [{"digest": expected, "state": expected}]
 
 
 def test_a_state_without_a_source_needs_the_catalog_or_the_data(
@@ -188,8 +285,8 @@ def test_files_without_a_usable_state_are_one_clear_line(
     assert "100 samples" in refused(state | {"samples": 100}, code=12)
     assert "no such part" in refused(state, "--rank", "7", "--world", "2")
     assert "Give --world" in refused(state, "--rank", "7")
-    mixed = DataLoader(mix({opened(folder): 1}), BATCH, **GIVEN)
-    assert "samples_of" in refused(mixed.state_dict(), code=12)
+    wrapped: DataLoader = DataLoader(torch.utils.data.ConcatDataset([opened(folder)] * 2), BATCH, **GIVEN)
+    assert "samples_of" in refused(wrapped.state_dict(), code=12)
     file.write_text(json.dumps({"train": state, "val": state | {"epoch": 1}}))
     assert run(["order", "--state", str(file), "--steps", "0:2", "--name", "val"]) == 0
     assert run(["order", "--state", str(tmp_path / "none"), "--steps", "0"]) == 4

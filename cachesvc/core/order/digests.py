@@ -2,15 +2,15 @@
 
 It is the hash of a multiset by addition: AdHash of Bellare and Micciancio ("A new paradigm for collision-free hashing",
 1997), with lanes that are added apart as in LtHash (Lewi et al., 2019). The digest of samples is the sum, modulo 2^64 in
-each of four lanes, of h(extent, sample) = finalise(key + sample * golden), where the lanes of `key` are BLAKE2b-256 of the
-extent's id. An id names the version and the bytes of each object in the extent. The sum finds lost, repeated and other
-samples, and other versions. It is no proof against somebody who forges it: 256 bits of a sum are too few for that.
+each of four lanes, of h(extent, sample) = finalise(key + sample * golden), where the lanes of `key` are BLAKE2b-256 of a
+digest of the extent's bytes. The sum finds lost, repeated and other samples, and other bytes. It is no proof against
+somebody who forges it: 256 bits of a sum are too few for that.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -59,16 +59,14 @@ def parse_sum(text: str) -> SampleSum:
     return SampleSum(np.frombuffer(raw, "<u8").astype(np.uint64))
 
 
-def sum_of(samples: I64, extent_first: I64, id_of: Callable[[int], bytes]) -> SampleSum:
-    """The sum over samples of one dataset, int64[n], which may repeat. `extent_first` as of `EpochOrder`; `id_of` gives the
-    id of an extent."""
+def sum_of(samples: I64, extent_first: I64, contents_of: Callable[[I64], Iterable[bytes]]) -> SampleSum:
+    """The sum over samples of one dataset, int64[n], which may repeat. `extent_first` as of `EpochOrder`. `contents_of`
+    gives digests of the bytes of extents, int64[m], ascending."""
     ascending = np.sort(samples)  # a search for each sample would take most of the time
     counts = np.diff(np.searchsorted(ascending, extent_first))
     held = counts > 0
-    raw = (
-        hashlib.blake2b(id_of(each), digest_size=DIGEST_BYTES).digest()
-        for each in np.flatnonzero(held).tolist()
-    )
+    contents = contents_of(np.flatnonzero(held))
+    raw = (hashlib.blake2b(each, digest_size=DIGEST_BYTES).digest() for each in contents)
     keys = np.frombuffer(b"".join(raw), "<u8").astype(np.uint64).reshape(-1, LANES).T.copy()
     row = np.repeat(np.arange(len(keys[0])), counts[held])
     total = np.zeros(LANES, np.uint64)

@@ -44,15 +44,22 @@ class ExtentRun:
     def __init__(
         self, extent_first: I64, seed: int, epoch: int, shuffle: bool, borders: I64 | None = None
     ) -> None:
-        extents, offset = np.flatnonzero(np.diff(extent_first)), 0
+        sizes, offset = np.diff(extent_first), 0
+        extents = np.flatnonzero(sizes)
         if shuffle and extents.size:
             key = mix(Use.EXTENTS, seed, epoch)
             extents = extents[permute(np.arange(extents.size), extents.size, key).astype(np.int64)]
+        sizes = sizes[extents]
         if borders is not None and extents.size:
-            extents, offset = _opened(extents, extent_first, mix(Use.OFFSET, seed, epoch))
-        ends = np.cumsum(extent_first[extents + 1] - extent_first[extents])
+            begins, offset = _opened(np.cumsum(sizes), mix(Use.OFFSET, seed, epoch))
+            extents, sizes = (
+                np.concatenate((each[begins:], each[: begins + 1])) for each in (extents, sizes)
+            )
         self.extents = extents
-        self.first = np.concatenate(([0], ends)).astype(np.int64) - offset
+        self.first = np.empty(sizes.size + 1, np.int64)
+        self.first[0] = -offset
+        np.cumsum(sizes, out=self.first[1:])
+        self.first[1:] -= offset
         self.shift = extent_first[extents] - self.first[:-1]
         self._extent_first, self._key = extent_first, mix(Use.INSIDE, seed, epoch)
         self.cut = self._cut_by(np.empty(0, np.int64) if borders is None else borders)
@@ -123,11 +130,9 @@ def _permuted(first: I64, network: Network, samples: I64, row: I64) -> I64:
     return images
 
 
-def _opened(extents: I64, extent_first: I64, number: int) -> tuple[I64, int]:
-    """The ring of `extents`, opened at a sample that a random `number` of 64 bits chooses: the entries of the run, and how
-    many samples of the first one lie before position 0."""
-    ends = np.cumsum(extent_first[extents + 1] - extent_first[extents])
+def _opened(ends: I64, number: int) -> tuple[int, int]:
+    """Open a ring of extents, which end at `ends`, at a sample that a random `number` of 64 bits chooses. Returns the first
+    entry of the run, and how many of its samples lie before position 0."""
     sample = number % int(ends[-1])
     begins = int(np.searchsorted(ends, sample, side="right"))
-    offset = sample - (int(ends[begins - 1]) if begins else 0)
-    return np.append(np.roll(extents, -begins), extents[begins]), offset
+    return begins, sample - (int(ends[begins - 1]) if begins else 0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple, Protocol
@@ -24,8 +25,8 @@ import numpy as np
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.assignment import I64
-from cachesvc.core.order.epoch_order import Touches
-from cachesvc.core.order.permute import MAX_SIZE
+from cachesvc.core.order.epoch_order import OrderSpec, Touches
+from cachesvc.core.order.permute import MAX_SIZE, mix
 from cachesvc.core.order.recent import Latest
 from cachesvc.core.order.run import Run
 
@@ -275,6 +276,34 @@ class MixtureRun:
 
     def _run_of(self, index: int, own_epoch: int) -> Run:
         return self._runs.get((index, own_epoch), lambda key: self._make_run(*key))
+
+
+def seeded(spec: OrderSpec, component: int) -> OrderSpec:
+    """The spec with a seed for one component. With a common seed, equal datasets would run in step."""
+    return replace(spec, seed=mix(spec.seed, component))
+
+
+class SpotGroup(NamedTuple):
+    """The spots of a component from one of its own epochs: their rows, and the samples `inner` of the component, in the
+    order of `spec`."""
+
+    rows: I64
+    component: int
+    spec: OrderSpec
+    own_epoch: int
+    inner: I64
+
+
+def groups_of(sizes: Sequence[int], spots: I64, spec: OrderSpec) -> list[SpotGroup]:
+    """Group spots by component and epoch of the component."""
+    component, own_epoch, inner = split_spots(sizes, spots)
+    found = []
+    for index in np.unique(component).tolist():
+        mine = component == index
+        for epoch in np.unique(own_epoch[mine]).tolist():
+            rows = np.flatnonzero(mine & (own_epoch == epoch))
+            found.append(SpotGroup(rows, index, seeded(spec, index), epoch, inner[rows]))
+    return found
 
 
 def spots_of(sizes: Sequence[int], component: int, own_epoch: I64, inner: I64) -> I64:

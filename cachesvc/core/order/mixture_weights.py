@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +35,7 @@ By = Literal["proportion", "repeat", "choose"]
 MAX_STAGES = 128
 """A linear change is a staircase of at most so many stages: each is off by less than 1/256 of the change."""
 _NEVER = 1 << 62
+Row = dict[str, Any]
 
 
 class EpochDraws(NamedTuple):
@@ -59,6 +60,10 @@ class Weights(Protocol):
     @property
     def texts(self) -> list[str]:
         """The changes, each as a text that begins with its place. The first one is the first weights."""
+
+    @property
+    def row(self) -> Row:
+        """The weights as plain values; `weights_of` is the inverse."""
 
     def epoch(self, spec: OrderSpec, number: int) -> EpochDraws:
         """One epoch of a run. Of `spec`, the global batch and `last` count."""
@@ -101,6 +106,11 @@ class EpochWeights:
         """The changes: `5:1,1` are equal weights from epoch 5 on. Where weights determine the length of an epoch, they are
         numbers of samples."""
         return [self._text(phase) for phase in self._phases]
+
+    @property
+    def row(self) -> Row:
+        """See `Weights`."""
+        return {"by": self.by, "size": self.size, "epochs": self.schedule}
 
     def epoch(self, spec: OrderSpec, number: int) -> EpochDraws:
         """See `Weights`."""
@@ -227,6 +237,12 @@ class StepWeights:
             for mark, change in zip(marks, self.changes, strict=True)
         ]
 
+    @property
+    def row(self) -> Row:
+        """See `Weights`."""
+        names = ("size", "changes", "by_sample", "from_start")
+        return {name: getattr(self, name) for name in names}
+
     def epoch(self, spec: OrderSpec, number: int) -> EpochDraws:
         """See `Weights`."""
         slots = self._epoch_slots(spec)
@@ -320,6 +336,18 @@ class StepWeights:
             _add(taken, self._draws(stages, epoch, slots), slots, alike)
             epoch += alike
         return taken
+
+
+def weights_of(sizes: tuple[int, ...], row: Row) -> EpochWeights | StepWeights:
+    """The weights of a `Weights.row`, of components of these sizes. Raises InvalidInput, and KeyError, TypeError or
+    ValueError for a row of other values."""
+    if "epochs" in row:
+        schedule = tuple((int(first), tuple(weights)) for first, weights in row["epochs"])
+        return EpochWeights(sizes, row["by"], row["size"], schedule)
+    changes = tuple(
+        Change(int(first), tuple(weights), bool(linear)) for first, weights, linear in row["changes"]
+    )
+    return StepWeights(sizes, row["size"], changes, bool(row["by_sample"]), bool(row["from_start"]))
 
 
 def _add(taken: list[int], draws: Draws, slots: int, epochs: int) -> None:

@@ -7,10 +7,22 @@ A mixture and packs differ from a plain dataset only in which sample is at a pos
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from cachesvc.core.order.assignment import I64, Assignment
-from cachesvc.core.order.epoch_order import OrderSpec, Plan, Tail, Touches, plan_of, tail_of
+from cachesvc.core.order.epoch_order import (
+    NEVER_ROTATED,
+    EpochOrder,
+    OrderSpec,
+    Plan,
+    Tail,
+    Touches,
+    plan_of,
+    tail_of,
+)
 from cachesvc.core.order.skipped import NONE_SKIPPED, Skipped
 
 
@@ -25,6 +37,38 @@ class Run(Protocol):
 
     def touches(self) -> Sequence[Touches]:
         """The run positions of the extents of each underlying dataset."""
+
+
+def component_spec(spec: OrderSpec) -> OrderSpec:
+    """Return the spec of a component's own run, which is not divided among ranks: no border cuts it."""
+    return replace(spec, global_batch=1, canonical_nodes=1, last="drop", rotated_from=NEVER_ROTATED)
+
+
+class DatasetRun:
+    """One epoch of a plain dataset as a component. Its samples are indices: `index_of` gives that of each ordinal, None
+    where they are equal. `planned`: its extents are known."""
+
+    def __init__(
+        self, spec: OrderSpec, extent_first: I64, epoch: int, index_of: I64 | None, planned: bool = True
+    ) -> None:
+        self._order = EpochOrder(component_spec(spec), extent_first, epoch)
+        self._index_of, self._planned = index_of, planned
+
+    @property
+    def size(self) -> int:
+        """The samples of the epoch."""
+        return self._order.samples
+
+    def at(self, positions: I64) -> I64:
+        """See `Run`."""
+        found = self._order.at(positions)
+        return found if self._index_of is None else self._index_of[found]
+
+    def touches(self) -> list[Touches]:
+        """See `Run`."""
+        if self._planned:
+            return [self._order.touches()]
+        return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
 
 
 class RunOrder:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
 from cachesvc.core.model import RAM, TierName
+from cachesvc.core.wire import NO_DATASET
 from cachesvc.daemon.fills.checks import CheckResult, Checks, is_own_limit
 from cachesvc.daemon.fills.holes import HoleRecords
 from cachesvc.daemon.grants.server import GrantsServer
@@ -44,11 +45,11 @@ class Granting:
             self._grant_file(command)
             return
         try:  # without verification: sealed memory cannot change
-            fd, _ = self._tiers[RAM].open(command.extent)
+            fd, checksums = self._tiers[RAM].open(command.extent)
         except CacheError as error:
             self._not_opened(command, error)
         else:
-            self._send(command, fd)
+            self._send(command, fd, checksums)
 
     def tier_lost(self, name: TierName) -> None:
         """Answer the readers that wait for files of a lost tier: they read elsewhere."""
@@ -81,9 +82,10 @@ class Granting:
         if command is None:
             return  # refused meanwhile: its tier was lost
 
-        def opened(fd: int, _: Checksums | None) -> None:
+        def opened(fd: int, checksums: Checksums | None) -> None:
             if self._opening.pop(number, None):
-                self._send(command, fd)
+                checksums = checksums or self._checks.committing.get((command.extent, command.tier))
+                self._send(command, fd, checksums)
             else:
                 os.close(fd)
 
@@ -93,9 +95,11 @@ class Granting:
 
         self._checks.open(command.extent, command.tier, opened, failed)
 
-    def _send(self, command: commands.Grant, fd: int) -> None:
-        """Send the descriptor to the reader and close it."""
-        sent = self._server.grant(command, fd, self._hole_records.of(command.extent, command.tier).ranges)
+    def _send(self, command: commands.Grant, fd: int, checksums: Checksums | None) -> None:
+        """Send the descriptor to the reader and close it. `checksums`: None where a commit ended meanwhile."""
+        content = checksums.content if checksums is not None else NO_DATASET
+        holes = self._hole_records.of(command.extent, command.tier).ranges
+        sent = self._server.grant(command, fd, holes, content)
         os.close(fd)
         if not sent:
             self._not_granted(command)

@@ -168,6 +168,10 @@ class ReaderEvents:
                 extra={"peer_uid": user, "most_bytes": limit_bytes},
             )
 
+    def is_resident(self, extent: ExtentId) -> bool:
+        """Tell whether a copy of an extent would be granted now."""
+        return self._node.where(extent) is not None
+
     def read(self, reader: ConnectedReader, request: int, version: ObjectVersion, offset: int) -> None:
         """Handle READ. Raises NotAllowed, and InvalidInput for a local file, or for a byte that is not there."""
         if local_path(version.uri) is not None:

@@ -99,14 +99,16 @@ class GrantsServer:
         readers = (each for each in self._readers.values() if not each.features & wire.PREPARES)
         return [reader for reader in readers if reader.dataset is not None]
 
-    def grant(self, command: commands.Grant, fd: int, holes: str) -> bool:
-        """Send a descriptor, which stays the caller's to close. False, and nothing is sent, where the kernel carries no
-        more descriptors."""
+    def grant(self, command: commands.Grant, fd: int, holes: str, content: bytes) -> bool:
+        """Send a descriptor, which stays the caller's to close, and the digest of the copy's bytes. False, and nothing is
+        sent, where the kernel carries no more descriptors, or a part of an object would come from an extent with holes."""
         reader = self._readers.get(command.reader)
         if reader is None:
             return True
         extent, text = command.extent, f"{command.tier} {command.stay}"
         if (part := reader.parts.get(command.request)) is not None:
+            if holes:
+                return False
             text = f"{text} {part.begin} {part.end} {part.at}"
             message = wire.encode(Op.GRANT, command.request, 0, part.extent_bytes, extent, text)
             if sent := self._reply(reader, message, fd):
@@ -116,7 +118,8 @@ class GrantsServer:
             return True
         index = dataset.index_of[extent]
         more = " peer" * command.from_peer + (f" {wire.HOLES}{holes}" if holes else "")
-        message = wire.encode(Op.GRANT, command.request, index, dataset.sizes[index], extent, text + more)
+        size_bytes = dataset.sizes[index]
+        message = wire.encode(Op.GRANT, command.request, index, size_bytes, content, text + more)
         sent = self._reply(reader, message, fd)
         if sent:
             self._answered(reader, command.request, "granted")
@@ -211,6 +214,9 @@ class GrantsServer:
             raise InvalidInput(f"{op.name} before HELLO")
         elif op is Op.GET:
             extent, unclaimed = dataset.extent_ids[message.value], reader.features & wire.CLAIMS_NOTHING
+            if reader.features & wire.RESIDENT_ONLY and not self._requests.is_resident(extent):
+                self._about(reader.id, Op.REFUSED, message.number, extent)
+                return
             size_bytes = dataset.sizes[message.value] if unclaimed else 0
             demand = events.Demanded(reader.id, message.number, extent, size_bytes=size_bytes, job=reader.job)
             reader.asked_at.setdefault(message.number, time.monotonic())

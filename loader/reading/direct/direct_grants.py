@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cachesvc.client.protocol import CLOSED, Granted, Refused
 from cachesvc.core.errors import (
@@ -27,12 +28,20 @@ from cachesvc.sources.files import etag_of
 from cachesvc.sources.uri import local_path
 from cachesvc.system.fork_hooks import abandon_in_children
 from cachesvc.system.huge_pages import SIZE_SEALS
+from cachesvc.tiers.checksum import checksums_of
 from cachesvc.tiers.tier import translated
 
 DIRECT_BYTES = 2 << 30
 """Private memory of one process: eight windows of 256 MiB. A daemon shares memory; this does not."""
 READ_AHEAD = 4
 """Extents filled ahead of the plan's cursor: enough to hide a source's latency behind the reading of one."""
+
+
+class _Filled(NamedTuple):
+    """The end of a fill: the holes of the extent, and the digest of its bytes."""
+
+    holes: str
+    content: bytes
 
 
 @dataclass(slots=True)
@@ -43,8 +52,7 @@ class _Copy:
     size_bytes: int
     of_file: bool
     """A local file has the same bytes, and is granted in place until they are copied."""
-    filled: Future[str]
-    """Ends with the fill; its result names the holes."""
+    filled: Future[_Filled]
     leases: int = 0
 
     @property
@@ -103,7 +111,9 @@ class DirectGrants:
                 answers.append(self._grant_in_place(index, *files[index], undo))
             self._read_ahead(extents)  # now that all needed extents have their descriptors
             self._await([copy.filled for _, copy in copies.values()], timeout_s)
-            answers += [granted._replace(holes=copy.filled.result()) for granted, copy in copies.values()]
+            answers += [
+                granted._replace(**copy.filled.result()._asdict()) for granted, copy in copies.values()
+            ]
             undo.pop_all()
             return answers
 
@@ -182,7 +192,7 @@ class DirectGrants:
         """Whether a local file's extent is to be read from a copy."""
         return self._budgets[True] > 0 and index in self._position
 
-    def _await(self, fills: Sequence[Future[str]], timeout_s: float) -> None:
+    def _await(self, fills: Sequence[Future[_Filled]], timeout_s: float) -> None:
         late = wait(fills, timeout_s).not_done
         self._check_open()
         failure = next((fill.exception() for fill in fills if fill.done() and fill.exception()), None)
@@ -214,12 +224,13 @@ class DirectGrants:
         self._used[of_file] += extent.size_bytes
         return copy
 
-    def _run(self, extent: Extent, fd: int, of_file: bool) -> str:
+    def _run(self, extent: Extent, fd: int, of_file: bool) -> _Filled:
         self._check_open()
         if not of_file:
             self._closing.wait(self._take(extent.stored_bytes))
             self._check_open()
-        return self._fill(extent, fd)
+        holes = self._fill(extent, fd)
+        return _Filled(holes, checksums_of(fd, 0, extent.size_bytes).content)
 
     def _check_open(self) -> None:
         if self._closing.is_set():

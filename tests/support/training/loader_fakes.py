@@ -25,6 +25,7 @@ from cachesvc.core.model import DatasetId, Extent
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.uri import canonical
+from cachesvc.tiers.checksum import checksums_of
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.reading.direct.direct_access import Access
@@ -91,7 +92,8 @@ class MemoryGrants:
             fd = os.memfd_create("test", os.MFD_CLOEXEC)
             os.write(fd, extent_bytes(extent))
             self.leases[index] = self.leases.get(index, 0) + 1
-            answers.append(Granted(index, fd, 0, extent.size_bytes, self._origin))
+            content = checksums_of(fd, 0, extent.size_bytes).content
+            answers.append(Granted(index, fd, 0, extent.size_bytes, self._origin, content=content))
         return answers
 
     def release(self, extents: Sequence[int]) -> None:

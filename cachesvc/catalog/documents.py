@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
 from cachesvc.catalog.parsing.token_indices import ENDINGS
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import subset_first
-from loader.datasets.dataset import Dataset
-from loader.datasets.dtypes import dtype_named
-from loader.reading.reader import Ints
+from cachesvc.core.order.pack_order import Documents
 
 
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """One-dimensional integer arrays in the order of their addresses. `extent_first[i]` is the first document of
-    extent i, `extent_tokens[i]` the number of tokens in it. `place_of` gives addresses of stored tokens, and the
-    numbers of rows that are yet to be tokenised."""
-
-    dtype: np.dtype[Any]
-    extent_first: Ints
-    extent_tokens: Ints
-    place_of: Callable[[Ints], Ints]
-    length_of: Callable[[Ints], Ints]
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all documents."""
-        return int(self.extent_tokens.sum())
-
-    def reordered(self, order: Ints) -> Documents:
-        """Return the documents in another order, as one extent."""
-        bounds, tokens = np.asarray([0, len(order)], np.int64), np.asarray([self.tokens], np.int64)
-        return Documents(
-            self.dtype,
-            bounds,
-            tokens,
-            lambda documents: self.place_of(order[documents]),
-            lambda documents: self.length_of(order[documents]),
-        )
-
-
-def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
-    """Return the documents of a dataset: Megatron's documents, or records of integers, or one field of each sample
-    as raw `dtype`. Raises InvalidInput when lengths are unknown without reading, or samples are not integers."""
-    catalog, wanted_dtype = dataset.catalog, None if dtype is None else dtype_named(dtype)
+def documents_of(
+    catalog: Catalog, ids: Ints | None, fields: Sequence[str], wanted_dtype: np.dtype[Any] | None
+) -> Documents:
+    """Return the documents of a catalog's samples `ids` (None for all): Megatron's documents, or records of integers, or
+    one of `fields` of each sample as raw `wanted_dtype`. Raises InvalidInput when lengths are unknown without reading, or
+    samples are not integers."""
     rows_of_text = isinstance(catalog.layout, Rows) and bool(catalog.layout.syntax)
     if rows_of_text or isinstance(catalog.layout, (Indirect, Columns)):
         raise InvalidInput(
@@ -58,7 +29,7 @@ def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
             "returns the tokens of a row, or pack token files"
         )
     if not isinstance(catalog.layout, Fixed):
-        return _of_fields(dataset, wanted_dtype)
+        return _of_fields(catalog, ids, fields, wanted_dtype)
     stored_dtype = np.dtype(catalog.layout.dtype)
     if (
         stored_dtype.kind not in "iu"
@@ -70,8 +41,8 @@ def documents_of(dataset: Dataset, dtype: str | None) -> Documents:
             f"{catalog.uri} holds {stored_dtype} of shape {shape}, not documents of {wanted_dtype or 'integers'}"
         )
     if catalog.documents is not None:
-        return _of_megatron(dataset, catalog.documents, stored_dtype)
-    return _of_records(dataset, catalog.layout, stored_dtype)
+        return _of_megatron(catalog, ids, catalog.documents, stored_dtype)
+    return _of_records(catalog, ids, catalog.layout, stored_dtype)
 
 
 def documents_of_rows(dtype: np.dtype[Any], first: Ints, counts: Ints) -> Documents:
@@ -79,30 +50,27 @@ def documents_of_rows(dtype: np.dtype[Any], first: Ints, counts: Ints) -> Docume
     return _documents_at(dtype, first, np.arange(len(counts)), counts)
 
 
-def documents_ending_at(dataset: Dataset, places: Ints) -> Documents:
+def documents_ending_at(catalog: Catalog, ids: Ints | None, places: Ints) -> Documents:
     """Return the documents of token files that end at these addresses, and at the ends of files. Raises InvalidInput for a
     subset of the dataset."""
-    catalog = dataset.catalog
     assert isinstance(catalog.layout, Fixed)
     dtype = np.dtype(catalog.layout.dtype)
     token, address, _ = _files(catalog, dtype.itemsize)
     file = np.searchsorted(address, places, "left") - 1
-    return _of_megatron(dataset, token[file] + (places - address[file]) // dtype.itemsize, dtype)
+    return _of_megatron(catalog, ids, token[file] + (places - address[file]) // dtype.itemsize, dtype)
 
 
-def rows_of(dataset: Dataset) -> tuple[Ints, Ints]:
-    """Return the samples of a dataset in the order of their addresses, and the first of them in each extent."""
-    ids = _ascending(dataset)
-    return np.arange(dataset.catalog.samples) if ids is None else ids, _first(dataset.catalog, ids)
+def rows_of(catalog: Catalog, ids: Ints | None) -> tuple[Ints, Ints]:
+    """Return samples in the order of their addresses, and the first of them in each extent."""
+    ids = _ascending(ids)
+    return np.arange(catalog.samples) if ids is None else ids, _first(catalog, ids)
 
 
-def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Documents:
+def _of_records(catalog: Catalog, ids: Ints | None, layout: Fixed, dtype: np.dtype[Any]) -> Documents:
     if layout.stride_bytes < layout.record_bytes:
-        raise InvalidInput(
-            f"{dataset.catalog.uri}: overlapping sequences would be packed twice; open with overlap=0"
-        )
-    ids, length = _ascending(dataset), layout.record_bytes // dtype.itemsize
-    first = _first(dataset.catalog, ids)
+        raise InvalidInput(f"{catalog.uri}: overlapping sequences would be packed twice; open with overlap=0")
+    ids, length = _ascending(ids), layout.record_bytes // dtype.itemsize
+    first = _first(catalog, ids)
 
     def place_of(documents: Ints) -> Ints:
         return layout.slots(documents if ids is None else ids[documents]) * layout.stride_bytes
@@ -112,16 +80,17 @@ def _of_records(dataset: Dataset, layout: Fixed, dtype: np.dtype[Any]) -> Docume
     )
 
 
-def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
-    catalog = dataset.catalog
+def _of_fields(
+    catalog: Catalog, ids: Ints | None, fields: Sequence[str], dtype: np.dtype[Any] | None
+) -> Documents:
     names = [field.name for field in catalog.fields]
-    wanted = [name for name in dataset.sample_spec.fields or names if name in names]
+    wanted = [name for name in fields or names if name in names]
     if len(wanted) != 1 or dtype is None or dtype.kind not in "iu":
         raise InvalidInput(
             f"{catalog.uri} has fields {', '.join(names)}: to pack one of them as raw integers, open it with "
             "fields=(NAME,) and give pack(..., dtype='uint16'), for example"
         )
-    column, width, ids = names.index(wanted[0]), dtype.itemsize, _ascending(dataset)
+    column, width, ids = names.index(wanted[0]), dtype.itemsize, _ascending(ids)
     addresses, lengths = (
         array[:, column] for array in catalog.locate(np.arange(catalog.samples) if ids is None else ids)
     )
@@ -134,9 +103,8 @@ def _of_fields(dataset: Dataset, dtype: np.dtype[Any] | None) -> Documents:
     return _documents_at(dtype, _first(catalog, ids), addresses, lengths // width)
 
 
-def _of_megatron(dataset: Dataset, bounds: Ints, dtype: np.dtype[Any]) -> Documents:
-    catalog = dataset.catalog
-    if dataset.ids is not None:
+def _of_megatron(catalog: Catalog, ids: Ints | None, bounds: Ints, dtype: np.dtype[Any]) -> Documents:
+    if ids is not None:
         raise InvalidInput(
             f"{catalog.uri}: a subset of sequences is not a subset of documents; pack the whole dataset"
         )
@@ -187,8 +155,8 @@ def _documents_at(dtype: np.dtype[Any], first: Ints, addresses: Ints, lengths: I
     )
 
 
-def _ascending(dataset: Dataset) -> Ints | None:
-    return None if dataset.ids is None else np.sort(dataset.ids)
+def _ascending(ids: Ints | None) -> Ints | None:
+    return None if ids is None else np.sort(ids)
 
 
 def _first(catalog: Catalog, ids: Ints | None) -> Ints:

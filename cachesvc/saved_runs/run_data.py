@@ -1,0 +1,314 @@
+"""The data of a run over its catalogs: a dataset (`Leaf`), packs of one, or a mixture of these.
+
+All have the methods of `Leaf`. An index names a sample, in a mixture a spot, among packs a pack. The spec and the epoch
+of a call are those of the order that the indices are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.columns import Ints
+from cachesvc.catalog.documents import documents_of
+from cachesvc.catalog.layout import Columns, Indirect
+from cachesvc.catalog.sample_places import SamplePlace, pack_places, places_of, samples_with_key
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.core.order.best_fit import whole_packs
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, subset_first
+from cachesvc.core.order.mixture import MixtureRun, groups_of, seeded, split_spots
+from cachesvc.core.order.mixture_weights import EpochDraws, EpochWeights, StepWeights
+from cachesvc.core.order.pack_order import PackOrder
+from cachesvc.core.order.recent import Latest
+from cachesvc.core.order.run import DatasetRun, Run, RunOrder
+from cachesvc.saved_runs.data import (
+    DataSource,
+    PackSource,
+    digest_of_mixture,
+    identity_of,
+    identity_of_packs,
+)
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Matching = Callable[[Ints, OrderSpec, int], Mask]
+"""Tells which of some indices, in the order of a spec and an epoch, have bytes of a sample that a user named."""
+_EPOCHS_KEPT = 8
+PACKS_HAVE_NONE = "packs have no digest: their samples are made of several"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSample:
+    """A sample's name in the source, and the bytes that hold it. Packs have no name."""
+
+    key: str
+    places: tuple[SamplePlace, ...]
+
+
+class Chosen(NamedTuple):
+    """Samples or extents of a catalog, by their numbers. `leaf`: the number of the dataset among those of the run."""
+
+    leaf: int
+    numbers: Ints
+
+
+class Leaf:
+    """A dataset, or the part `ids` of it: the catalog's samples in the order of their indices; None for all."""
+
+    def __init__(self, source: DataSource, catalog: Catalog, ids: Ints | None) -> None:
+        self.source, self.catalog, self.ids = source, catalog, ids
+        self.leaves: tuple[Leaf, ...] = (self,)
+        self._layouts: dict[bool, tuple[Ints, Ints | None]] = {}
+
+    @property
+    def identity(self) -> str:
+        """The state's name of the data."""
+        return identity_of(self.source.version, self.ids)
+
+    def layout(self, shuffle: bool) -> tuple[Ints, Ints | None]:
+        """The first ordinal of each extent, and the index of each ordinal, None where they are equal. Without shuffle,
+        indices that do not ascend count as one extent."""
+        if shuffle not in self._layouts:
+            self._layouts[shuffle] = self._layout(shuffle)
+        return self._layouts[shuffle]
+
+    def _layout(self, shuffle: bool) -> tuple[Ints, Ints | None]:
+        ids, index_of = self.ids, None
+        if ids is None:
+            return self.catalog.extent_first, None
+        if (ids[1:] < ids[:-1]).any():
+            if not shuffle:
+                return np.array([0, ids.size], np.int64), None
+            index_of = np.argsort(ids, kind="stable")
+            ids = ids[index_of]
+        return subset_first(self.catalog.extent_first, ids), index_of
+
+    def order(self, spec: OrderSpec, epoch: int) -> EpochOrder:
+        """The order of an epoch of the run, by ordinals; of packs and mixtures by indices."""
+        return EpochOrder(spec, self.layout(spec.shuffle)[0], epoch)
+
+    def run(self, spec: OrderSpec, epoch: int) -> DatasetRun:
+        """The order of an epoch of a component."""
+        first, index_of = self.layout(spec.shuffle)
+        return DatasetRun(spec, first, epoch, index_of)
+
+    def size(self, spec: OrderSpec, epoch: int) -> int:
+        """The samples of an epoch."""
+        return self.catalog.samples if self.ids is None else self.ids.size
+
+    def base_of(self, indices: Ints) -> Ints:
+        """The numbers by which a state's `excluded` knows samples."""
+        return indices
+
+    def ids_of(self, indices: Ints) -> Ints:
+        """The catalog's samples of indices."""
+        return indices if self.ids is None else self.ids[indices]
+
+    def named(self, indices: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
+        """The names and places of samples."""
+        samples = self.ids_of(indices)
+        places = places_of(self.catalog, samples) if samples.size else []
+        pairs = zip(samples.tolist(), places, strict=True)
+        return [NamedSample(self.catalog.key(sample), where) for sample, where in pairs]
+
+    def samples(self, indices: Ints) -> Iterator[Chosen]:
+        """The samples of each catalog."""
+        yield Chosen(0, self.ids_of(indices))
+
+    def extents(self, indices: Ints, spec: OrderSpec, epoch: int) -> Iterator[Chosen]:
+        """The extents of each catalog, ascending, with those into which samples continue."""
+        yield Chosen(0, extents_of(self.catalog, self.ids_of(indices)))
+
+    def with_key(self, key: str) -> Ints:
+        """The indices of the samples of a key."""
+        samples = np.array(samples_with_key(self.catalog, key), np.int64)
+        return samples if self.ids is None else np.flatnonzero(np.isin(self.ids, samples))
+
+    def matching(self, key: str) -> Matching | None:
+        """Tell samples that have bytes of the sample of a key. None where no sample has the key."""
+        wanted = self.with_key(key)
+        return (lambda indices, spec, epoch: np.isin(indices, wanted)) if wanted.size else None
+
+
+class Packs:
+    """Packs of a dataset's documents. Raises StateMismatch where documents are known from reading the data alone, and what
+    finding documents raises."""
+
+    def __init__(self, source: PackSource, leaf: Leaf) -> None:
+        if source.counted:
+            raise StateMismatch(
+                "the run's packs depend on what reading the data gave (eos= or tokenize=): only its loader knows them; "
+                "load the state, and call batches.samples_of(step)"
+            )
+        dtype = np.dtype(source.dtype) if source.dtype else None
+        documents = documents_of(leaf.catalog, leaf.ids, source.fields, dtype)
+        whole = None
+        if source.overflow:
+            lengths = documents.length_of(np.arange(int(documents.extent_first[-1])))
+            whole = whole_packs(documents.extent_first, lengths, source.length, source.overflow)  # type: ignore[arg-type]
+        self._source, self._leaf, self.leaves = source, leaf, (leaf,)
+        self._order = PackOrder(documents, leaf.ids, source.length, whole)
+
+    @property
+    def identity(self) -> str:
+        """See `Leaf`."""
+        given, dtype = self._source, self._order.documents.dtype
+        return identity_of_packs(self._leaf.identity, given.length, dtype, None, given.overflow)
+
+    def order(self, spec: OrderSpec, epoch: int) -> RunOrder:
+        """See `Leaf`."""
+        return RunOrder(spec, self.run(spec, epoch), epoch)
+
+    def run(self, spec: OrderSpec, epoch: int) -> Run:
+        """See `Leaf`."""
+        return self._order.run(spec, epoch)
+
+    def size(self, spec: OrderSpec, epoch: int) -> int:
+        """See `Leaf`."""
+        return self._order.size
+
+    def base_of(self, indices: Ints) -> Ints:
+        """See `Leaf`."""
+        return indices
+
+    def named(self, indices: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
+        """See `Leaf`."""
+        stored = self._order.stored(indices, spec, epoch)
+        return [NamedSample("", where) for where in pack_places(self._leaf.catalog, stored, indices.size)]
+
+    def samples(self, indices: Ints) -> Iterator[Chosen]:
+        """Raise InvalidInput."""
+        raise InvalidInput(PACKS_HAVE_NONE)
+
+    def extents(self, indices: Ints, spec: OrderSpec, epoch: int) -> Iterator[Chosen]:
+        """See `Leaf`."""
+        _, begin, end = self._order.stored(indices, spec, epoch)
+        yield Chosen(0, _extents_between(self._leaf.catalog, begin, end))
+
+    def matching(self, key: str) -> Matching | None:
+        """See `Leaf`. A pack matches that has a token of the sample."""
+        catalog, wanted = self._leaf.catalog, self._leaf.ids_of(self._leaf.with_key(key))
+        if not wanted.size:
+            return None
+        addresses, lengths = (each.reshape(-1) for each in catalog.locate(wanted))
+
+        def found(indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
+            mask = np.zeros(indices.size, np.bool_)
+            stored = self._order.stored(indices, spec, epoch)
+            for low, high in zip(addresses.tolist(), (addresses + lengths).tolist(), strict=True):
+                mask[stored.row[(stored.begin < high) & (stored.end > low)]] = True
+            return mask
+
+        return found
+
+
+class Mixed:
+    """A mixture of datasets and packs."""
+
+    def __init__(self, parts: Sequence[Leaf | Packs], weights: EpochWeights | StepWeights) -> None:
+        self._parts, self._weights = parts, weights
+        self.leaves = tuple(leaf for part in parts for leaf in part.leaves)
+        self._sizes = sizes_of(parts)
+        self._epochs: Latest[tuple[OrderSpec, int], EpochDraws] = Latest(_EPOCHS_KEPT)
+
+    @property
+    def identity(self) -> str:
+        """See `Leaf`: up to the weights."""
+        return digest_of_mixture(self._weights, [part.identity for part in self._parts])
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The epochs from which epochs may have another length."""
+        return self._weights.length_changes
+
+    def order(self, spec: OrderSpec, epoch: int) -> RunOrder:
+        """See `Leaf`."""
+        in_time_order = isinstance(self._weights, StepWeights)
+        return RunOrder(spec, self.run(spec, epoch), epoch, in_time_order=in_time_order)
+
+    def run(self, spec: OrderSpec, epoch: int) -> MixtureRun:
+        """See `Leaf`."""
+        draws, slots, taken = self._epoch(spec, epoch)
+
+        def run_of(index: int, own_epoch: int) -> Run:
+            return self._parts[index].run(seeded(spec, index), own_epoch)
+
+        return MixtureRun(draws, slots, self._sizes, taken, run_of)
+
+    def size(self, spec: OrderSpec, epoch: int) -> int:
+        """See `Leaf`."""
+        return self._epoch(spec, epoch).slots
+
+    def base_of(self, indices: Ints) -> Ints:
+        """See `Leaf`: spots of each component's first own epoch."""
+        component, _, inner = split_spots(self._sizes, indices)
+        return inner * len(self._sizes) + component
+
+    def named(self, indices: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
+        """See `Leaf`."""
+        found: dict[int, NamedSample] = {}
+        for rows, index, own, own_epoch, inner in groups_of(self._sizes, indices, spec):
+            found.update(zip(rows.tolist(), self._parts[index].named(inner, own, own_epoch), strict=True))
+        return [found[row] for row in range(indices.size)]
+
+    def samples(self, indices: Ints) -> Iterator[Chosen]:
+        """See `Leaf`."""
+        component, _, inner = split_spots(self._sizes, indices)
+        for index, part in enumerate(self._parts):
+            for _, samples in part.samples(inner[component == index]):
+                yield Chosen(index, samples)
+
+    def extents(self, indices: Ints, spec: OrderSpec, epoch: int) -> Iterator[Chosen]:
+        """See `Leaf`."""
+        for _, index, own, own_epoch, inner in groups_of(self._sizes, indices, spec):
+            for _, extents in self._parts[index].extents(inner, own, own_epoch):
+                yield Chosen(index, extents)
+
+    def matching(self, key: str) -> Matching | None:
+        """See `Leaf`."""
+        parts = [part.matching(key) for part in self._parts]
+
+        def found(indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
+            mask = np.zeros(indices.size, np.bool_)
+            for rows, index, own, own_epoch, inner in groups_of(self._sizes, indices, spec):
+                match = parts[index]
+                if match is not None:
+                    mask[rows] = match(inner, own, own_epoch)
+            return mask
+
+        return found if any(parts) else None
+
+    def _epoch(self, spec: OrderSpec, epoch: int) -> EpochDraws:
+        return self._epochs.get((spec, epoch), lambda key: self._weights.epoch(*key))
+
+
+RunData = Leaf | Packs | Mixed
+
+
+def sizes_of(parts: Sequence[Leaf | Packs]) -> tuple[int, ...]:
+    """The samples of each component in an epoch of its own."""
+    any_order = OrderSpec(seed=0, global_batch=1)
+    return tuple(part.size(any_order, 0) for part in parts)
+
+
+def extents_of(catalog: Catalog, samples: Ints) -> Ints:
+    """The extents of samples, ascending, with those into which samples continue."""
+    begin = np.searchsorted(catalog.extent_first, samples, side="right") - 1
+    if isinstance(catalog.layout, (Columns, Indirect)) or not samples.size:
+        return np.unique(begin)
+    addresses, lengths = catalog.locate(samples)
+    held = lengths > 0
+    low, high = addresses[held], addresses[held] + lengths[held]
+    return np.unique(np.concatenate([begin, _extents_between(catalog, low, high)]))
+
+
+def _extents_between(catalog: Catalog, begin: Ints, end: Ints) -> Ints:
+    """The extents with bytes of the ranges [begin[i], end[i]), none of them empty, of the address space, ascending."""
+    first, last = (
+        np.searchsorted(catalog.extent_starts, each, side="right") - 1 for each in (begin, end - 1)
+    )
+    spans = [np.arange(*pair) for pair in np.unique(np.stack((first, last + 1)), axis=1).T.tolist()]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *spans]))
