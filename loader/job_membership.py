@@ -65,7 +65,7 @@ class JobMembership:
         """
         topology, store = self.topology(given), self._store(given)
         if not self._is_agreed():
-            facts = facts_of(identity, feed, place, given.epochs) | {KEPT: " ".join(data.kept_versions)}
+            facts = facts_of(identity, feed, place, given.epochs) | {KEPT: " ".join(data.opened.link.kept)}
             if store is not None:
                 own = store.below(f"peers/{agree(topology, facts, store)}").connected_anew()
                 accumulate = feed.share.accumulate

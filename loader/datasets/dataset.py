@@ -36,8 +36,6 @@ NOTES_LOGGED = 8
 current_rng_key: ContextVar[tuple[int, int]] = ContextVar("current_rng_key")
 """The (seed, epoch) for transforms, set by the loader that reads in this thread. It takes precedence over
 `Dataset.rng_key`, which other loaders share."""
-_REMADE = ("catalog", "sample_reader")
-"""Attributes that are not pickled, but made anew."""
 _log = logging.getLogger("cachesvc")
 
 
@@ -196,7 +194,7 @@ class Dataset(TorchDataset[Any]):
         return self._take(places_of(indices, len(self), "sample"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in _REMADE}
+        return {name: value for name, value in vars(self).items() if name not in ("catalog", "sample_reader")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -225,9 +223,8 @@ class Dataset(TorchDataset[Any]):
     def source(self) -> DataSource:
         """Where the data lies, and which part of it this is: for saved states."""
         link = self.opened.link
-        options = replace(
-            link.options, extent_bytes=self.catalog.extent_bytes
-        )  # a daemon's default may change
+        # a daemon's default may change
+        options = replace(link.options, extent_bytes=self.catalog.extent_bytes)
         return DataSource(self.version, link.uris, options, self._picks)
 
     @property
@@ -241,11 +238,6 @@ class Dataset(TorchDataset[Any]):
         if not self.opened.link.daemon:
             return "direct reads" + ", prepared here" * (self.sample_spec.prepare is not None)
         return "daemon" + ", prepared" * (self.preparing is not None)
-
-    @property
-    def kept_versions(self) -> tuple[str, ...]:
-        """The versions that open on this node without the source, where it was down at the opening."""
-        return self.opened.link.kept
 
     @property
     def rng_key(self) -> RngKey:
@@ -332,9 +324,7 @@ class Dataset(TorchDataset[Any]):
             name: self._subset(self.ids_of(part), {"split": str(name), "of": named, "seed": seed})
             for name, part in places
         }
-        empty = [
-            repr(name) for name, share in zip(fractions, given, strict=True) if share and not parts[name]
-        ]
+        empty = [repr(name) for name, share in zip(parts, given, strict=True) if share and not parts[name]]
         if empty and len(self):
             warnings.warn(
                 f"{len(self)} samples are too few for {', '.join(empty)} of {dict(fractions)}: give larger fractions",
