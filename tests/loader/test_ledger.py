@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import EpochOrder, Last, OrderSpec
 from loader import DataLoader
 from loader.workers.engines import WORKER_TYPES
 from tests.support import datasets
@@ -22,57 +18,6 @@ WORLDS, WORKERS, ENDS = (1, 2, 3, 8), (0, 1, 4), ("drop", "pad", "error", "short
 SHARDS = (1, 10_000, 2, 77, 1, 1000, 3)
 TOTAL = sum(SHARDS)
 BATCH = 32
-
-
-@given(
-    shards=st.lists(st.integers(1, 10_000), min_size=1, max_size=12),
-    world=st.sampled_from(WORLDS),
-    workers=st.sampled_from(WORKERS),
-    last=st.sampled_from(get_args(Last)),
-    batch=st.integers(1, 64),
-    window=st.integers(0, 4),
-    shuffle=st.booleans(),
-    draw=st.data(),
-)
-def test_the_order_names_every_sample_once(
-    shards: list[int],
-    world: int,
-    workers: int,
-    last: Last,
-    batch: int,
-    window: int,
-    shuffle: bool,
-    draw: st.DataObject,
-) -> None:
-    accumulate = draw.draw(st.integers(1, 3))
-    total, parts = sum(shards), world * accumulate
-    size = batch * parts
-    nodes = draw.draw(st.integers(1, min(world, size)))
-    spec = OrderSpec(3, size, window, nodes, shuffle, last)
-    firsts = np.concatenate(([0], np.cumsum(shards)))
-    if last == "error" and total % size:
-        with pytest.raises(InvalidInput, match=str(total)):
-            EpochOrder(spec, firsts, 0)
-        return
-    order = EpochOrder(spec, firsts, draw.draw(st.integers(0, 3)))
-    seen: Counter[int] = Counter()
-    repeats = 0
-    for rank in range(world):
-        low, high = rank * batch * accumulate, (rank + 1) * batch * accumulate
-        steps = order.slots(0, order.full_steps, low, high)
-        for worker in range(max(1, workers)):  # a worker takes whole batches in turn
-            seen.update(steps[worker :: max(1, workers)].reshape(-1).tolist())
-        if order.has_tail:
-            for samples, valid in zip(*order.tail(low, high, accumulate), strict=True):
-                assert last == "short" or len(samples) == batch
-                seen.update(samples[:valid].tolist())
-                repeats += len(samples) - valid
-    assert set(seen.values()) <= {1}
-    kept = total - total % size if last == "drop" else total
-    assert len(seen) == kept
-    assert order.steps == (total // size if last in ("drop", "error") else -(-total // size))
-    rows = {"pad": order.steps * size, "short": -(-total // parts) * parts}
-    assert repeats == rows.get(last, total) - total
 
 
 @pytest.fixture(scope="module")

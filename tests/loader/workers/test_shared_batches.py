@@ -315,28 +315,8 @@ def test_a_worker_that_dies_during_a_request_is_replaced(
     assert [first, *found] == in_process(link)
 
 
-def press_ctrl_c() -> None:
-    raise KeyboardInterrupt
-
-
 def raise_timeout() -> None:
     raise TimeoutError("too late")
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_loader_works_after_ctrl_c_during_a_request(
-    link: MemoryLink, persistent: bool, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = loader(link, persistent_workers=persistent)
-    reading = iter(batches)
-    next(reading)
-    with monkeypatch.context() as patch:
-        call_at_next_send(patch, press_ctrl_c, "fetch", late)
-        with pytest.raises(KeyboardInterrupt):
-            list(reading)
-    batches.set_epoch(0)
-    assert [rows(batch) for batch in batches] == in_process(link)
 
 
 @pytest.mark.parametrize("late", [False, True])

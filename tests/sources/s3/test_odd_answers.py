@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cachesvc.core.errors import CorruptData, NotAllowed, SourceChanged, SourceUnavailable
+from cachesvc.core.errors import NotAllowed, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
@@ -65,39 +65,6 @@ def test_a_bit_that_flips_on_the_way_differs_from_the_stated_checksum(
         read(source, version)
     put(fake, DATA, etag="no-md5", **headers)
     assert read(source, version) == DATA
-
-
-def test_bytes_that_are_wrong_each_time_are_wrong_at_the_source(fake: FakeS3, source: S3Source) -> None:
-    version = put(fake, DATA, FLIPPED, etag="no-md5", x_amz_checksum_crc32=crc32(DATA))
-    patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
-    with pytest.raises(CorruptData, match="its own crc32"):
-        read(patient, version)
-    assert patient.counters.requests == 2
-
-
-def test_composite_checksums_are_not_compared(fake: FakeS3, source: S3Source) -> None:
-    version = put(fake, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==-2")
-    assert read(source, version) == DATA
-    version = put(fake, DATA, etag="a-2", x_amz_checksum_crc32="AAAAAA==", x_amz_checksum_type="COMPOSITE")
-    assert read(source, version) == DATA
-
-
-def test_a_single_part_tag_is_compared_once_a_tag_of_the_server_was_an_md5(
-    fake: FakeS3, source: S3Source
-) -> None:
-    assert read(source, put(fake, DATA)) == DATA
-    version = put(fake, DATA, FLIPPED)
-    with pytest.raises(SourceUnavailable, match="MD5 differs"):
-        read(source, version)
-    with pytest.raises(CorruptData, match="its own MD5"):
-        read(source, version)
-
-
-def test_tags_that_look_like_md5_and_are_not_kill_no_job(fake: FakeS3, source: S3Source) -> None:
-    version = put(fake, DATA, etag="0" * 32)
-    patient = Resilient(source, Resilience(), clock := Clock(), sleep=clock.sleep)
-    assert [read(patient, version), read(patient, version)] == [DATA, DATA]
-    assert patient.counters.retries == 1
 
 
 def _accept(fake: FakeS3, key: str) -> None:
