@@ -295,26 +295,6 @@ def test_more_batches_may_be_requested_than_fit_into_a_pipe(start: str, tmp_path
     assert [batch.numpy().view("<u4")[0, 0] // 2 for batch in batches] == list(range(3_000))
 
 
-def test_a_worker_that_dies_during_a_request_is_replaced(
-    link: MemoryLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = loader(link)
-    reading = iter(batches)
-    first = rows(next(reading))
-    victim = batches._source._engine.processes[0]  # type: ignore[union-attr]
-
-    def kill() -> None:
-        os.kill(victim.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
-        time.sleep(0.01)  # Python then handles the signal that has come
-
-    with monkeypatch.context() as patch:
-        killed = call_at_next_send(patch, kill, "fetch", late=False)
-        found = [rows(batch) for batch in reading]
-    assert killed.is_set()
-    assert [first, *found] == in_process(link)
-
-
 def raise_timeout() -> None:
     raise TimeoutError("too late")
 

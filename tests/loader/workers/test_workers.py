@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
-import signal
 from itertools import islice
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
@@ -72,16 +70,6 @@ def test_a_skip_may_reach_into_the_next_epoch(link: MemoryLink, given: dict[str,
     loader.skip(COUNT // EACH + 500)
     assert list(batches) == expected[COUNT // EACH + 501 :]
     assert counted.made.value <= 520
-
-
-def test_workers_that_die_before_a_skip_are_replaced(link: MemoryLink) -> None:
-    loader = DataLoader(in_memory(link), EACH, shuffle=True, num_workers=2, collate_fn=plain)
-    batches = iter(loader)
-    next(batches)
-    for worker in multiprocessing.active_children():
-        os.kill(worker.pid or 0, signal.SIGKILL)
-    loader.skip(900)
-    assert list(batches) == in_process(link)[901:]
 
 
 def draw_from_global_generators(sample: torch.Tensor) -> list[float]:

@@ -218,15 +218,6 @@ def test_an_empty_object_is_an_object_and_a_folder_marker_is_none(
     assert proxy.counts.requests == 0
 
 
-def test_an_object_deleted_in_mid_epoch_is_not_found(
-    source: S3Source, s3_server: SeaweedFS, version: ObjectVersion
-) -> None:
-    assert read(source, version, 0, 1000) == DATA[:1000]
-    s3_server.client().delete_object(Bucket=version.uri.split("/")[2], Key="x")
-    with pytest.raises(NotFound, match="no such object"):
-        read(source, version, 0, 1000)
-
-
 def test_a_name_that_does_not_resolve_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
     found = open_s3(S3Settings(endpoint="http://nowhere.invalid:80"))
     with pytest.raises(SourceUnavailable, match=r"nowhere\.invalid"):

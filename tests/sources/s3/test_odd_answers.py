@@ -19,16 +19,15 @@ from typing import Any
 
 import pytest
 
-from cachesvc.core.errors import NotAllowed, SourceChanged, SourceUnavailable
-from cachesvc.core.model import ObjectVersion, Piece, extent_of
-from cachesvc.sources.fetch import Fetcher
+from cachesvc.core.errors import NotAllowed, SourceUnavailable
+from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.http import HttpConnection, Timeouts, retry_after_s
 from cachesvc.sources.s3.responses import verify
 from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
 from testbed import WAIT_S
 from tests.support.clock import Clock
-from tests.support.faults.fake_s3 import FakeS3, Object, pattern
+from tests.support.faults.fake_s3 import FakeS3, Object
 from tests.support.faults.s3_answers import DATA, put
 from tests.support.reads import read
 
@@ -338,21 +337,6 @@ def test_a_refresh_that_fails_for_a_while_kills_no_job(
     source.close()
 
 
-def test_a_listing_of_many_pages_is_whole_and_in_order(fake: FakeS3, source: S3Source) -> None:
-    count = 3_000
-    fake.objects = {f"p/{number:06}": Object(number, f"e{number}") for number in range(count)}
-    found = list(source.list("s3://bucket/p/"))
-    assert [(v.uri, v.size_bytes) for v in found] == [(f"s3://bucket/p/{n:06}", n) for n in range(count)]
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_keys_take_a_hundred_requests(fake: FakeS3, source: S3Source) -> None:
-    count = 100_000
-    fake.objects = {f"p/{number:06}": Object(1, f"e{number}") for number in range(count)}
-    assert sum(1 for _ in source.list("s3://bucket/p/")) == count
-    assert fake.requests == count / 1000
-
-
 def test_a_listing_that_changes_between_pages_holds_each_key_once(fake: FakeS3, source: S3Source) -> None:
     fake.objects = {f"p/{number:06}": Object(1, "e") for number in range(2_500)}
 
@@ -393,30 +377,6 @@ def test_keys_that_look_like_paths_are_no_paths(fake: FakeS3, source: S3Source, 
         assert [found.uri for found in source.list("s3://bucket/p/")] == [f"s3://bucket/{key}"]
     version = ObjectVersion(f"s3://bucket/{key}", len(DATA), hashlib.md5(DATA).hexdigest())
     assert read(source, version) == DATA
-
-
-def test_fifty_gigabytes_are_read_where_asked(fake: FakeS3, source: S3Source, tmp_path: Path) -> None:
-    size, mib = 50 * 10**9, 1 << 20
-    fake.objects["big"] = Object(size, "e-9000")
-    version = ObjectVersion("s3://bucket/big", size, "e-9000")
-    offsets = (0, (4 << 30) - mib - 5, (4 << 30) - 1, 49 * 10**9 + 3, size - mib)
-    pieces = tuple(Piece(version, offset, mib, "") for offset in offsets)
-    fetcher = Fetcher(lambda _: source, threads=4, part_bytes=mib // 2)
-    with open(tmp_path / "extent", "w+b") as into:
-        fetcher.fetch(extent_of(pieces), into.fileno())
-        got = into.read()
-    fetcher.close()
-    assert got == b"".join(pattern(offset, mib) for offset in offsets)
-    halves = [offset + half for offset in offsets for half in (0, mib // 2)]
-    assert sorted(fake.ranges) == sorted(f"bytes={at}-{at + mib // 2 - 1}" for at in halves)
-
-
-def test_an_object_overwritten_with_the_same_length_is_never_mixed(fake: FakeS3, source: S3Source) -> None:
-    version = put(fake, DATA)
-    assert read(source, version) == DATA
-    put(fake, DATA[::-1])
-    with pytest.raises(SourceChanged, match="overwritten"):
-        read(source, version)
 
 
 @pytest.mark.parametrize("digits", ["\xb2", "9" * 5000, "-1", "+8", "1_0"])

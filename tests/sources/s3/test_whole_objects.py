@@ -90,16 +90,6 @@ def test_the_checksum_that_a_head_states_is_compared_first(
     assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
 
 
-def test_an_object_uploaded_in_parts_is_compared_with_its_full_object_checksum(
-    fake: FakeS3, source: S3Source, target: int
-) -> None:
-    crc = base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
-    said = {"x_amz_checksum_crc32": crc, "x_amz_checksum_type": "FULL_OBJECT"}
-    with pytest.raises(CorruptData, match="its own crc32"):
-        fetched(source, Piece(put(fake, FLIPPED, f"{MD5}-4", **said), 0, len(DATA)), target)
-    assert fetched(source, Piece(put(fake, DATA, f"{MD5}-4", **said), 0, len(DATA)), target) == DATA
-
-
 def test_an_object_uploaded_in_parts_without_such_a_checksum_costs_one_head(
     fake: FakeS3, source: S3Source, target: int
 ) -> None:
@@ -133,13 +123,6 @@ def test_a_partial_object_costs_no_head(
     offset, length = piece
     assert fetched(source, Piece(put(fake, DATA), *piece), target) == DATA[offset : offset + length]
     assert fake.requests == len(fake.ranges) == 4
-
-
-def test_the_tag_of_an_encrypted_object_is_not_compared(fake: FakeS3, source: S3Source, target: int) -> None:
-    assert fetched(source, Piece(put(fake, DATA), 0, len(DATA)), target) == DATA
-    version = put(fake, DATA, "1" * 32, x_amz_server_side_encryption="aws:kms")
-    assert fetched(source, Piece(version, 0, len(DATA)), target) == DATA
-    assert len(fake.ranges) == 8
 
 
 def test_an_object_overwritten_before_its_head_has_changed(
