@@ -39,8 +39,7 @@ from cachesvc.daemon.parent.messages import LEAVE, Given
 from cachesvc.daemon.parent.parent_link import ParentLink, die_with_parent
 from cachesvc.daemon.ports import FREE_S, REPLACES_S, wait_for_addresses
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.system.memory import allowed_bytes, check_memfd
-from cachesvc.system.open_files import raise_open_files
+from cachesvc.system.memory import allowed_bytes, check_memfd, raise_open_files
 
 log = logging.getLogger(__name__)
 FEW_READERS = 256

@@ -1,8 +1,9 @@
-"""Memory of the machine, and the limits and use of the cgroups of this process."""
+"""Memory of the machine, the limits and use of the cgroups of this process, and its limit of open files."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -114,3 +115,12 @@ def _memory_of(folder: Path, names: _Names) -> Memory | None:
 def _fields(path: Path) -> dict[str, int]:
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1}
+
+
+def raise_open_files(wanted: int) -> int:
+    """Raise the limit of open files to `wanted`, as far as the hard limit allows; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(soft, wanted)

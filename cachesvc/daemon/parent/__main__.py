@@ -16,7 +16,7 @@ from cachesvc.daemon.parent.held_copies import left_state
 from cachesvc.daemon.parent.parent import Parent
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.system.open_files import raise_open_files
+from cachesvc.system.memory import raise_open_files
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from cachesvc.daemon.parent.parent import Parent
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
 from cachesvc.daemon.processes.logs import configure_logging
-from cachesvc.system.open_files import raise_open_files
+from cachesvc.system.memory import raise_open_files
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from cachesvc.gateway.s3.service import Service
 from cachesvc.gateway.s3.upstream import Upstream
 from cachesvc.sources.s3.s3 import S3Settings, open_s3
 from cachesvc.sources.uri import allowlist
-from cachesvc.system.open_files import raise_open_files
+from cachesvc.system.memory import raise_open_files
 
 log = logging.getLogger(__name__)
 BIND_PAUSE_S = 0.2

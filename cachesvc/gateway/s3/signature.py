@@ -41,8 +41,6 @@ class Claimed:
     signature: str
     payload: str
     """The SHA-256 of the body, or a word that stands for it."""
-    expires_s: int = 0
-    """The lifetime of a presigned URL; 0 for a request signed in its header."""
 
 
 Query = Sequence[tuple[str, str]]
@@ -100,7 +98,7 @@ def _presigned(given: Mapping[str, str], now: float) -> Claimed:
     if "host" not in headers:
         raise S3Error(wrong, "the header host is not signed")
     token = given.get("X-Amz-Security-Token", "")
-    return Claimed(key, token, scope, time, headers, given[_SIGNATURE], "UNSIGNED-PAYLOAD", int(expires))
+    return Claimed(key, token, scope, time, headers, given[_SIGNATURE], "UNSIGNED-PAYLOAD")
 
 
 def _credential(text: str, wrong: str) -> tuple[str, tuple[str, ...]]:
