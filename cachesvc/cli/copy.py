@@ -129,19 +129,15 @@ def _opened(files: CachedFileSystem, uri: str) -> Iterator[Any]:
 
 
 def _named(root: str, found: Iterable[str]) -> dict[str, str]:
-    """Return the path below the target of each file. Raises InvalidInput where two would be one, or a file would lie in
-    another or outside of the target."""
+    """Return the path below the target of each file. Raises InvalidInput as `check_copies`, and where a file would lie
+    outside of the target."""
+    from cachesvc.gateway.filesystem import check_copies
+
     named = {name: name[len(root) :].strip("/") or os.path.basename(root) for name in found}
-    paths = set(named.values())
     for name, path in named.items():
-        parts = path.split("/")
-        folders = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
-        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
+        if not {"", ".", ".."}.isdisjoint(path.split("/")) or "\0" in path:
             raise InvalidInput(f"{name} has no place in a local folder: write it with cachesvc cat")
-        if folders & paths:
-            raise InvalidInput(f"{name} would be a file and a folder: write it with cachesvc cat")
-    if len(paths) < len(named):
-        raise InvalidInput(f"some objects below {root} would be one local file: write them with cachesvc cat")
+    check_copies(list(named))
     return named
 
 

@@ -231,7 +231,7 @@ class CachedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Copy files to a local folder. Raises InvalidInput for objects whose local paths would be one file, or a file and
         a folder."""
         if recursive and isinstance(rpath, str):
-            _check_copies(self.find(rpath))
+            check_copies(self.find(rpath))
         super().get(rpath, lpath, recursive, *more, **options)
 
     def modified(self, path: str) -> datetime:
@@ -305,7 +305,7 @@ def _folder(name: str) -> dict[str, Any]:
     return {"name": name, "size": 0, "type": "directory"}
 
 
-def _check_copies(names: list[str]) -> None:
+def check_copies(names: list[str]) -> None:
     """Raise InvalidInput for names that would be one local path, or a file in the place of a folder."""
     local: dict[str, str] = {}
     for name in names:
