@@ -8,7 +8,6 @@ import socket
 import time
 from contextlib import ExitStack
 
-from cachesvc.cluster.addresses import split_address
 from cachesvc.config import Settings
 from cachesvc.core.errors import InvalidInput, NotReady
 
@@ -47,11 +46,16 @@ def next_port(address: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _bound(option: str, address: str, deadline: float) -> socket.socket:
     logged = False
     while True:
         try:
-            family, _, _, _, where = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)[0]
+            family, _, _, _, where = socket.getaddrinfo(*_split(address), type=socket.SOCK_STREAM)[0]
             return socket.create_server(where[:2], family=family)
         except (OSError, UnicodeError) as error:
             reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from cachesvc.cluster.addresses import split_address
 from cachesvc.config import Tls
 from cachesvc.core.errors import CorruptData, OutOfSpace
 from cachesvc.core.limits import PEER_LEAST_RATE
@@ -32,6 +31,7 @@ from cachesvc.daemon.blocks.wire import (
     Range,
     Request,
     TooSlow,
+    host_and_port,
     receive,
     receive_frame,
     receive_into,
@@ -237,7 +237,7 @@ class BlockClient:
                 made.connection.close()
 
     def _connect(self, address: str) -> socket.socket:
-        host, port = split_address(address)
+        host, port = host_and_port(address)
         connection = socket.create_connection((host, port), self._silent_s)
         try:
             set_timeout(connection, self._silent_s, self._tls is not None)

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, suppress
 from math import inf
 from typing import Generic, TypeVar
 
-from cachesvc.cluster.addresses import split_address
 from cachesvc.config import Tls
 from cachesvc.core.errors import Busy, CacheError, NotFound
 from cachesvc.core.model import ExtentId
@@ -32,6 +31,7 @@ from cachesvc.daemon.blocks.wire import (
     Frame,
     Kind,
     RequestRefused,
+    host_and_port,
     receive_request,
     set_timeout,
 )
@@ -113,7 +113,7 @@ class BlockServer:
 
     def listen(self, address: str) -> int:
         """Listen at HOST:PORT as soon as it is free; return the port. Raises OSError where it can never be bound."""
-        host, port = split_address(address)
+        host, port = host_and_port(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         logged = False
         while True:

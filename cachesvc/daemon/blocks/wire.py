@@ -183,6 +183,12 @@ def set_timeout(connection: socket.socket, timeout_s: float, tls: bool) -> None:
             connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, part))
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split HOST:PORT; an IPv6 host may stand in brackets. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def within(ranges: Sequence[Range], blocks: int) -> bool:
     """Tell whether all ranges lie within an extent of so many blocks, in ascending order and apart from each other."""
     at = 0

@@ -23,7 +23,6 @@ import grpc
 import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cachesvc.cluster.addresses import split_address
 from cachesvc.cluster.open import open_membership
 from cachesvc.cluster.polled import Registration
 from cachesvc.config import ClusterSettings, Tls
@@ -36,6 +35,7 @@ from cachesvc.core.placement.view import View
 from cachesvc.daemon.access.tls import Certificates, server_credentials
 from cachesvc.daemon.blocks.client import BlockClient
 from cachesvc.daemon.blocks.server import HANDSHAKE_S, BlockServer
+from cachesvc.daemon.blocks.wire import host_and_port
 from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.announcements import Announcements
 from cachesvc.daemon.peers.block_ports import BlockPorts
@@ -323,7 +323,7 @@ def hidden_from(address: str, others: Iterable[str]) -> str:
 
 def _is_loopback(address: str) -> bool:
     """Return whether an address resolves to loopback. One that cannot be resolved counts as that: nothing is known."""
-    host, port = split_address(address)
+    host, port = host_and_port(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
