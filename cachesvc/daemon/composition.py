@@ -163,14 +163,14 @@ class Composition:
         self._cluster: ClusterLink | None = None
         self._sent: SentBytes | None = None
         if self._settings.cluster is not None:
-            lending = Lending(node, self._checks, shared, self._holes)
             parts.sent = self._sent = SentBytes(
                 self._settings.cluster.compared_share,
                 node,
                 runner.handle,
-                lambda: len(self._cluster.report.members) - 1 if self._cluster else 0,
+                lambda: [each.name for each in self._cluster.report.members] if self._cluster else [],
                 lambda: self._fillers.source_requests.throttled,
             )
+            lending = Lending(node, self._checks, shared, self._holes, self._sent.maker_of)
             self._cluster = ClusterLink(
                 self._settings,
                 self._weight_bytes(),

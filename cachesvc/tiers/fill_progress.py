@@ -1,8 +1,8 @@
 """The progress of one fill in shared memory: which blocks of 64 KiB are complete, and their digests.
 
 The daemon makes it, the filler writes it, and the process that serves peers reads it, so that peers are sent the blocks
-of an extent while it is filled. The memory holds, in this order: the state, the digest of digests, one byte for each
-block, and the digests of all blocks.
+of an extent while it is filled. The memory holds, in this order: the state, the digest of digests, the maker, one byte for
+each block, and the digests of all blocks.
 
 A filler that dies changes nothing here. The daemon calls `abort` for it, and readers have timeouts of their own.
 """
@@ -21,7 +21,8 @@ from cachesvc.tiers.checksum import DIGEST_BYTES, block_count
 
 ROOT_BYTES = 16
 """The size of a digest of digests."""
-_STATE, _ROOT, _FLAGS = 0, 16, 64
+_STATE, _ROOT, _MAKER, _FLAGS = 0, 16, 32, 64
+_MAKER_BYTES = 8
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MISSING, _COMPLETE = b"\0", b"\1"
 
@@ -167,6 +168,18 @@ class FillProgress:
         """The digest of digests of a fill that is DONE."""
         with self._lock:
             return self._memory[_ROOT : _ROOT + ROOT_BYTES]
+
+    @property
+    def maker(self) -> int:
+        """The node that fetched the bytes from the source (`core/placement/comparisons.py`); 0 for the one that has this
+        fill, or that sent the bytes. Set before the fill is DONE."""
+        with self._lock:
+            return int.from_bytes(self._memory[_MAKER : _MAKER + _MAKER_BYTES], "little")
+
+    @maker.setter
+    def maker(self, maker: int) -> None:
+        with self._lock:
+            self._memory[_MAKER : _MAKER + _MAKER_BYTES] = maker.to_bytes(_MAKER_BYTES, "little")
 
     def close(self) -> None:
         """Unmap the memory."""

@@ -2,9 +2,14 @@
 
 The digests of an extent are made by the node that fetched it. They show what changed on the way, and not what that node's
 memory or program had changed before. So some extents are fetched a second time, and compared before they are granted.
+
+Bytes go from node to node, so the name of that node, their *maker*, goes with them: it is to blame and not the sender, and
+what it made is doubted wherever it comes from.
 """
 
 from __future__ import annotations
+
+import hashlib
 
 from cachesvc.core.model import ExtentId
 
@@ -14,6 +19,11 @@ PAUSE_S = 60.0
 """Nothing is compared for this time after the source has throttled a request, or did not give an extent in time."""
 MAX_DOUBTED = 1024
 """Extents of which another node said that they are wrong here; of older ones nothing is remembered."""
+
+
+def maker_id(node: str) -> int:
+    """Return the number, 64 bits and not 0, that stands for a node as a maker."""
+    return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=8).digest(), "little") or 1
 
 
 class Comparisons:

@@ -307,6 +307,7 @@ class _Reading:
             if frame.kind is Kind.BLOCKS:
                 self._receive_blocks(connection, frame)
             elif frame.kind is Kind.END:
+                self._progress.maker = frame.maker
                 return receive(connection, ROOT_BYTES)
             elif frame.kind is not Kind.WAIT:
                 raise _failure(self.address, frame)

@@ -37,6 +37,8 @@ class Lent:
     size_bytes: int
     digests: bytes | None = None
     progress: FillProgress | None = None
+    maker: int = 0
+    """Of a resident extent; see `FillProgress.maker`."""
 
 
 class SendRate:
@@ -97,10 +99,11 @@ class BlockReplies:
             raise RequestRefused(Kind.INVALID)
         if lent.digests is not None:
             self._send_runs(lent, ranges, lent.digests)
-            self.say(Frame(Kind.END), digest_of_digests(lent.digests))
+            self.say(Frame.end(lent.maker), digest_of_digests(lent.digests))
         else:
             assert lent.progress is not None, "neither resident nor being filled"
-            self.say(Frame(Kind.END), self._follow(lent, list(ranges), lent.progress))
+            root = self._follow(lent, list(ranges), lent.progress)
+            self.say(Frame.end(lent.progress.maker), root)
 
     def _send_runs(self, lent: Lent, ranges: Sequence[Range], digests: bytes) -> None:
         for first, count in _frames(ranges):

@@ -6,7 +6,8 @@ request     magic, version, number of ranges, extent id; then (first block, coun
 frame       kind, version, first block, count; then, by kind:
   BLOCKS      the digests of `count` blocks from `first`, then their bytes
   WAIT        nothing: the node is alive, and no wanted block is complete at the moment
-  END         the digest of digests: all wanted blocks were sent, and the extent is committed
+  END         the digest of digests: all wanted blocks were sent, and the extent is committed. `first block` and `count` are
+              the maker, 0 for the node itself
   other kinds nothing: the request failed
 
 A request without ranges asks for the END frame alone. After END and NOT_FOUND the connection takes the next request; after
@@ -110,6 +111,16 @@ class Frame:
     first: int = 0
     count: int = 0
     version: int = VERSION
+
+    @staticmethod
+    def end(maker: int) -> Frame:
+        """The END frame of an extent with this maker."""
+        return Frame(Kind.END, maker & 0xFFFFFFFF, maker >> 32)
+
+    @property
+    def maker(self) -> int:
+        """The maker in an END frame."""
+        return self.first | self.count << 32
 
     def pack(self) -> bytes:
         """Return the bytes to send."""

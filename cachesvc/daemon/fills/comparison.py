@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from cachesvc.core.errors import CorruptData, SourceUnavailable
-from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.comparisons import maker_id
 from cachesvc.core.placement.place_search import Patience, ReadEnd, Verdict
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.fills.fill_parts import FillParts
-from cachesvc.daemon.fills.shared_fills import Located
+from cachesvc.daemon.fills.shared_fills import Located, SharedFill
 from cachesvc.daemon.loop.steps import Steps
 from cachesvc.daemon.processes import jobs
 
@@ -30,6 +30,7 @@ class _WrongBytes:
     """A node sent `digests`, and the source has others: `source_digests`, or b"" where it only states a hash."""
 
     node: str
+    maker: int
     digests: bytes
     source_digests: bytes
 
@@ -37,28 +38,32 @@ class _WrongBytes:
 class Comparison:
     """Of one fill of a cluster."""
 
-    def __init__(self, extent: ExtentId, parts: FillParts, from_source: FromSource) -> None:
+    def __init__(self, shared: SharedFill, parts: FillParts, from_source: FromSource) -> None:
         assert parts.sent is not None, "no cluster"
-        self._extent, self._parts, self._sent = extent, parts, parts.sent
+        self._shared, self._extent, self._parts, self._sent = shared, shared.extent, parts, parts.sent
         self._from_source = from_source
         self._givers: set[str] = set()
         """The nodes that gave bytes."""
+        self._maker = 0
+        """Of what the last node sent."""
         self._wrong: _WrongBytes | None = None
         self.same = False
         """What the last node sent equals the source's bytes."""
 
     def check(
-        self, dataset: ServedDataset, index: int, found: Located, began: float, came: jobs.JobDone
+        self, dataset: ServedDataset, index: int, found: Located, came: jobs.JobDone
     ) -> Steps[jobs.JobDone]:
-        """Return the result of a read from a node, which began at `began`: as it came, or as failed."""
+        """Return the result of a read from a node: as it came, or as failed."""
         if came.peer_bytes:
             self._givers.add(found.node)
-        if not came.code and (self._sent.due(self._extent, came.peer_bytes) or found.compare):
+        progress = self._shared.progress
+        maker = self._maker = progress.maker = progress.maker or maker_id(found.node)
+        if not came.code and (self._sent.due(self._extent, came.peer_bytes, maker) or found.compare):
             came = yield from self._compare(dataset, index, found, came)
-        if not came.code and self._sent.doubtful(found.node, began):
-            return _failed(came, "it sent wrong bytes of another extent meanwhile", ReadEnd.LACKS)
+        if not came.code and self._sent.doubtful(maker) and not self.same:
+            return _failed(came, "its maker made wrong bytes of another extent", ReadEnd.LACKS)
         if came.end is ReadEnd.WRONG and self._wrong is None:
-            self._wrong = _WrongBytes(found.node, came.digests, b"")
+            self._wrong = _WrongBytes(found.node, maker, came.digests, b"")
         elif came.code == CorruptData.code and came.end is not ReadEnd.WRONG:
             self._parts.wrong_copy(found.node, self._extent, False)
         return came
@@ -76,19 +81,23 @@ class Comparison:
             read = jobs.JobDone(SourceUnavailable.code, str(error))
         if read.code or read.holes:
             self._sent.not_compared()
-            unsure = "it sent wrong bytes before, and the source gives nothing to compare with"
-            return _failed(came, unsure, ReadEnd.LACKS) if found.compare else came
+            unsure = "its maker made wrong bytes before, and the source gives nothing to compare with"
+            doubtful = found.compare or self._sent.doubtful(self._maker)
+            return _failed(came, unsure, ReadEnd.LACKS) if doubtful else came
         self.same = read.digests == came.digests
         self._sent.results["same" if self.same else "wrong"] += 1
         if self.same:
+            if found.compare and self._maker == maker_id(found.node):
+                self._sent.right(found.node)
             return came
-        self._wrong = _WrongBytes(found.node, came.digests, read.digests)
+        self._wrong = _WrongBytes(found.node, self._maker, came.digests, read.digests)
         return _failed(came, f"{found.node} sent other bytes than the source has", ReadEnd.WRONG)
 
     def conclude(self, dataset: ServedDataset, digests: bytes, from_node: bool) -> None:
         """Note where the bytes came from. A node is blamed for wrong ones, unless this node's own two reads of the source
         differ, or several nodes gave parts."""
-        self._sent.came(self._extent, frozenset(self._givers) if from_node else frozenset())
+        self._shared.progress.maker = self._maker if from_node else 0
+        self._sent.came(self._extent, self._shared.progress.maker)
         wrong = self._wrong
         if wrong is None or from_node:
             return
@@ -98,10 +107,12 @@ class Comparison:
         elif len(self._givers) > 1:
             log.error("one of several nodes sent wrong bytes", extra=about)
         else:
-            why = f"it sent other bytes of extent {self._extent.hex()} than the source has"
-            self._parts.judged([Verdict(wrong.node, failure=why, wrong=True)])
-            self._parts.wrong_copy(wrong.node, self._extent, True)
-            self._sent.wrong(wrong.node, self._extent, dataset)
+            maker = self._sent.name_of(wrong.maker, wrong.node)
+            why = f"it made other bytes of extent {self._extent.hex()} than the source has"
+            self._parts.judged([Verdict(maker, failure=why, wrong=True)])
+            for node in {maker, wrong.node}:
+                self._parts.wrong_copy(node, self._extent, True)
+            self._sent.wrong(maker, self._extent, dataset)
 
 
 def _failed(came: jobs.JobDone, why: str, end: ReadEnd) -> jobs.JobDone:

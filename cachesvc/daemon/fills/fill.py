@@ -212,7 +212,7 @@ class Fill:
         size_bytes, fills = dataset.sizes[index], self._parts.shared
         search = fills.search(self._extent, size_bytes)
         comparison = Comparison(
-            self._extent,
+            shared,
             self._parts,
             lambda job, target, more_bytes: self._fetch_source(dataset, job, target, None, more_bytes),
         )
@@ -235,7 +235,7 @@ class Fill:
             else:
                 done = yield from self._from_node(dataset, job, target, shared, found.node)
                 now = time.monotonic()
-                done = yield from comparison.check(dataset, index, found, began, done)
+                done = yield from comparison.check(dataset, index, found, done)
             if done.code in (0, OutOfSpace.code, TierFailed.code):
                 self._from_peer = found.node != SOURCE
                 if not done.code:

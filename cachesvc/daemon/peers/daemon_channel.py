@@ -60,7 +60,7 @@ class DaemonChannel:
             if not descriptors:
                 raise NotFound(f"extent {extent.hex()} is not resident here")
             if len(descriptors) == 1:
-                yield Lent(descriptors[0], message.size_bytes, digests=message.digests)
+                yield Lent(descriptors[0], message.size_bytes, message.digests, maker=message.maker)
                 return
             progress = FillProgress(descriptors[1], message.size_bytes)
             try:

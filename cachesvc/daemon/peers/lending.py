@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 from cachesvc.core.errors import CacheError
@@ -26,8 +27,15 @@ class Lending:
     """Runs on the loop's thread. Answers each request once, on the channel that it came from."""
 
     def __init__(
-        self, node: Node, checks: Checks, shared_fills: SharedFills, hole_records: HoleRecords
+        self,
+        node: Node,
+        checks: Checks,
+        shared_fills: SharedFills,
+        hole_records: HoleRecords,
+        maker_of: Callable[[ExtentId], int],
     ) -> None:
+        """`maker_of` returns the maker of an extent here, 0 for this node."""
+        self._maker_of = maker_of
         self._node, self._checks = node, checks
         self._shared_fills, self._hole_records = shared_fills, hole_records
         self._pending = 0
@@ -56,7 +64,9 @@ class Lending:
             if checksums is None:  # its commit is pending
                 absent()
             else:
-                lent = messages.LentExtent(request.number, checksums.size_bytes, checksums.digests)
+                lent = messages.LentExtent(
+                    request.number, checksums.size_bytes, checksums.digests, self._maker_of(extent)
+                )
                 self._reply(channel, lent, fd)
             os.close(fd)
 

@@ -95,11 +95,12 @@ class BorrowExtent(msgspec.Struct, frozen=True, tag=True):
 
 class LentExtent(msgspec.Struct, frozen=True, tag=True):
     """Answer `BorrowExtent`. Descriptors: the extent, and, while it is being filled, the progress of the fill; none where
-    this node does not have it."""
+    this node does not have it. `maker`: of a resident extent."""
 
     number: int
     size_bytes: int = 0
     digests: bytes = b""
+    maker: int = 0
 
 
 class NodeChanged(msgspec.Struct, frozen=True, tag=True):

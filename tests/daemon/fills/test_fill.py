@@ -84,7 +84,7 @@ class Bench:
         self.fills = Fills(
             FillParts(
                 self.tiers, lanes, commits, self.datasets, fillers, checks, holes, handle, self.memory, shared, preparers,
-                locate, SentBytes(share, node, handle, lambda: 1, lambda: 0), self._told, self.verdicts.extend,
+                locate, SentBytes(share, node, handle, lambda: ["a", "b"], lambda: 0), self._told, self.verdicts.extend,
             )
         )  # fmt: skip
 

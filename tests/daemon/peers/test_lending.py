@@ -31,7 +31,7 @@ class Lender:
         anything: Any = None
         self.datasets = Datasets(str(folder), anything, anything, anything)
         self.holes, self.fills = HoleRecords(lambda: 0.0), SharedFills()
-        self.lending = Lending(self.node, anything, self.fills, self.holes)
+        self.lending = Lending(self.node, anything, self.fills, self.holes, lambda _: 0)
         self.channel, self.agent = channel_pair()
         self.agent.setblocking(False)
         known = self.datasets.admit(dataset(1))
