@@ -7,7 +7,6 @@ It prints JSON, one object a line: what the data is and what a sample costs, the
 from __future__ import annotations
 
 import importlib
-import json
 import multiprocessing
 import os
 import signal
@@ -20,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachesvc.core.errors import INTERRUPTED, CacheError, InvalidInput, is_bad_sample
+from cachesvc.core.errors import InvalidInput, is_bad_sample
 from loader.datasets.dataset import Dataset, open_dataset
 from loader.datasets.preparing import PreparingSource
+from loader.process.command_job import run_job, say
 
 TIMED = 100
 """The samples whose cost is measured."""
@@ -64,7 +64,7 @@ def run(job: Job) -> None:
     source = dataset.preparing
     if source is None:
         raise InvalidInput("no daemon keeps what is prepared; start one: cachesvc serve")
-    _say(
+    say(
         dataset=dataset.opened.link.id,
         samples=len(dataset),
         size_bytes=len(dataset) * source.form.stride_bytes,
@@ -81,7 +81,7 @@ def run(job: Job) -> None:
     for _ in processes:
         ready.acquire()
     if processes:
-        _say(ready=len(processes))
+        say(ready=len(processes))
         for process in processes:
             process.join()
 
@@ -105,23 +105,5 @@ def _serve(dataset: Dataset, source: PreparingSource, parent: int, ready: Callab
     source.serve(dataset.opened, ready, lambda: os.getppid() != parent)
 
 
-def _say(**row: object) -> None:
-    print(json.dumps(row), flush=True)
-
-
-def main() -> int:
-    """Run the job of the command line. Returns the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # multiprocessing then ends its processes
-    sys.path.insert(0, os.getcwd())
-    try:
-        run(Job(**json.loads(sys.argv[1])))
-    except CacheError as error:
-        _say(error=str(error), code=error.code)
-        return error.code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job(lambda given: run(Job(**given))))

@@ -5,9 +5,7 @@ It prints JSON, one object a line: what the data is, then the figures of each pa
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,11 +18,11 @@ import torch
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.sample_places import places_of
-from cachesvc.core.errors import INTERRUPTED, CacheError
 from cachesvc.sources.uri import local_path
 from loader.dataloader import DataLoader
 from loader.datasets.dataset import Dataset, open_dataset
 from loader.prepare_ahead import function_of
+from loader.process.command_job import run_job, say
 from loader.reading.direct.shared_rate import VARIABLE
 from loader.reading.reader import Ints
 
@@ -96,7 +94,7 @@ def run(job: Job) -> None:
     catalog, groups = ours.catalog, tried(ours.catalog, job.kept_bytes)
     ids = np.concatenate(groups)
     single = FORMATS[catalog.format].file_is_sample
-    _say(
+    say(
         dataset=catalog.id,
         format=catalog.format,
         samples=len(ours),
@@ -117,16 +115,16 @@ def run(job: Job) -> None:
         batches = torch.utils.data.DataLoader(
             PlainSamples(plain, groups), batch_size=None, num_workers=job.workers
         )
-        _say(**asdict(_pass(batches, "plain", warm, job.seconds)))
+        say(**asdict(_pass(batches, "plain", warm, job.seconds)))
     _forget(catalog, ids)
     first = DataLoader(ours.select(ids), BATCH, shuffle=True, num_workers=job.workers, collate_fn=list)
     seen: list[Ints] = []
     found = _pass(_noting(first, seen), "cachesvc", False, job.seconds)
-    _say(**asdict(replace(found, waits=first.stats().wait_by_cause_s)))
+    say(**asdict(replace(found, waits=first.stats().wait_by_cause_s)))
     resident = ours.select(np.unique(ids[np.concatenate(seen)]))
     second = DataLoader(resident, BATCH, shuffle=True, num_workers=job.workers, collate_fn=list, epochs=None)
     found = _pass(second, "cachesvc", True, job.seconds)
-    _say(**asdict(replace(found, waits=second.stats().wait_by_cause_s)))
+    say(**asdict(replace(found, waits=second.stats().wait_by_cause_s)))
 
 
 def _noting(batches: DataLoader[Any], seen: list[Ints]) -> Iterator[list[Any]]:
@@ -160,23 +158,5 @@ def _forget(catalog: Catalog, ids: Ints) -> None:
             os.close(file)
 
 
-def _say(**row: object) -> None:
-    print(json.dumps(row), flush=True)
-
-
-def main() -> int:
-    """Run the job of the command line. Returns the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    sys.path.insert(0, os.getcwd())
-    try:
-        run(Job(**json.loads(sys.argv[1])))
-    except CacheError as error:
-        _say(error=str(error), code=error.code)
-        return error.code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job(lambda given: run(Job(**given))))

@@ -287,7 +287,7 @@ def _decode(found: Situation, _: str) -> _Found:
         "decoding",
         "waits for samples to be decoded, with all cores in use",
         [busy],
-        "do the work once, before training: smaller images, decoded or tokenised samples (cachesvc tokenize for text)",
+        "do the work once for all epochs and jobs: prepare= in open_dataset (cachesvc prepare), cachesvc tokenize for text",
     )
 
 
