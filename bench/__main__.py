@@ -47,7 +47,7 @@ def main() -> int:
     if sys.argv[1:2] == ["restart"]:
         from bench import restart
 
-        print(restart.grid().markdown())
+        print(restart.grid(*sys.argv[2:3]).markdown())
         return 0
     if sys.argv[1:2] == ["shares"]:
         from bench import shares

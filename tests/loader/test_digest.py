@@ -19,7 +19,14 @@ from cachesvc.tiers.checksum import block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 from loader import DataLoader, mix, pack
 from loader.batches.digest import fold
-from tests.support.training.loader_fakes import MemoryLink, extent_bytes, in_memory, in_step, wide_records
+from tests.support.training.loader_fakes import (
+    MemoryLink,
+    extent_bytes,
+    in_memory,
+    in_step,
+    loaders_of_ranks,
+    wide_records,
+)
 from tests.support.training.mixtures import mixture_data, numbers, text
 
 COUNT, BATCH = 203, 24
@@ -33,11 +40,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def ranks(link: MemoryLink, world: int, workers: int = 0, **more: Any) -> list[DataLoader]:
-    given = GIVEN | {"num_workers": workers, "worker_type": "thread"} | more
-    return [
-        DataLoader(in_memory(link), BATCH // world, rank=rank, world_size=world, **given)
-        for rank in range(world)
-    ]
+    return loaders_of_ranks(link, BATCH, world, workers, **{"window": 16384, "epochs": 2} | more)
 
 
 def parts(loaders: list[DataLoader]) -> SampleSum:
@@ -79,7 +82,7 @@ def test_a_sum_depends_on_its_samples_and_not_on_their_order(samples: list[int],
         assert sum_of(given_, FIRSTS, lambda extents: contents_of(extents + 100)) != whole, "other bytes"
 
 
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2), (4, 0), (4, 2)])
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (4, 0)])
 def test_parts_of_ranks_add_up_to_the_digest_of_one_rank(link: MemoryLink, world: int, workers: int) -> None:
     (one,) = ranks(link, 1)
     in_step([one])

@@ -12,12 +12,18 @@ import pytest
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from loader import DataLoader, mix, pack
-from tests.support.training.loader_fakes import MemoryLink, in_memory, in_step, numbers_in, wide_records
+from tests.support.training.loader_fakes import (
+    MemoryLink,
+    in_memory,
+    in_step,
+    loaders_of_ranks,
+    numbers_in,
+    wide_records,
+)
 from tests.support.training.mixtures import mixture_data, numbers, text
 
 COUNT, BATCH = 203, 24
 STEPS = -(-COUNT // BATCH)
-GIVEN: dict[str, Any] = {"shuffle": True, "window": 16384, "epochs": 3, "global_batch_size": BATCH}
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +32,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> MemoryLink:
 
 
 def ranks(link: MemoryLink, world: int, workers: int = 0, **more: Any) -> list[DataLoader]:
-    given = GIVEN | {"num_workers": workers, "worker_type": "thread"} | more
-    return [
-        DataLoader(in_memory(link), BATCH // world, rank=rank, world_size=world, **given)
-        for rank in range(world)
-    ]
+    return loaders_of_ranks(link, BATCH, world, workers, **{"window": 16384, "epochs": 3} | more)
 
 
 def real(steps: list[Any]) -> list[list[int]]:
@@ -42,7 +44,7 @@ def key(number: int) -> str:
     return f"r.bin:{number}"
 
 
-@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2), (4, 0), (4, 2)])
+@pytest.mark.parametrize(("world", "workers"), [(1, 2), (4, 0)])
 def test_all_steps_but_the_skipped_ones_come_as_without_skipping_at_any_scale(
     link: MemoryLink, world: int, workers: int
 ) -> None:

@@ -24,9 +24,13 @@ COMMIT_S = 0.05
 
 class Files:
     """Grants of an NVMe tier: the extent, then its footer. The first `wrong` of each extent have a bit flipped; the
-    footer of all is written `COMMIT_S` after the grant when `late`."""
+    footer of all is written `COMMIT_S` after the grant when `late`. `content`: the digest that grants state, if not that
+    of the bytes."""
 
-    def __init__(self, extent_of: Callable[[int], Extent], wrong: int = 0, late: bool = False) -> None:
+    def __init__(
+        self, extent_of: Callable[[int], Extent], wrong: int = 0, late: bool = False, content: bytes = b""
+    ) -> None:
+        self._content = content
         self._extent_of, self._wrong, self._late = extent_of, wrong, late
         self.granted: dict[int, int] = {}
         self.suspected: list[int] = []
@@ -43,7 +47,8 @@ class Files:
         fd = os.memfd_create("test", os.MFD_CLOEXEC)
         passing = StreamedChecksums(len(body))
         passing.add(0, memoryview(body))
-        tail = footer.encode(extent.id, passing.checksums(fd))
+        checksums = passing.checksums(fd)
+        tail = footer.encode(extent.id, checksums)
         self.granted[index] = self.granted.get(index, 0) + 1
         if self.granted[index] <= self._wrong:
             body[-1] ^= 1
@@ -53,7 +58,8 @@ class Files:
             threading.Timer(COMMIT_S, lambda: (os.pwrite(own, tail, len(body)), os.close(own))).start()
         else:
             os.pwrite(fd, tail, len(body))
-        return Granted(index, fd, 0, len(body), "nvme")
+        content = self._content or checksums.content
+        return Granted(index, fd, 0, len(body), "nvme", content=content)
 
     def suspect(self, extents: Sequence[int]) -> None:
         assert self.leases.issuperset(extents), "suspected after the release"
@@ -104,6 +110,15 @@ def test_an_extent_that_is_always_corrupt_is_a_typed_error(
     link, files = blobs
     with pytest.raises(CorruptData, match=f"in {VERIFY_TRIES} reads"):
         read_all(link, files, Files(link.catalog().extent, VERIFY_TRIES))
+
+
+def test_a_file_of_other_bytes_than_those_that_were_granted_is_wrong(
+    blobs: tuple[MemoryLink, dict[str, bytes]],
+) -> None:
+    """So the digest of a run is of the bytes that were read, under `verify`."""
+    link, files = blobs
+    with pytest.raises(CorruptData, match=f"in {VERIFY_TRIES} reads"):
+        read_all(link, files, Files(link.catalog().extent, content=bytes(16)))
 
 
 def test_threads_that_share_a_wrong_extent_each_get_it_right(

@@ -26,6 +26,7 @@ from cachesvc.core.order.epoch_order import Plan
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.uri import canonical
 from cachesvc.tiers.checksum import checksums_of
+from loader.dataloader import DataLoader
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.reading.direct.direct_access import Access
@@ -202,6 +203,19 @@ class Holding(TorchDataset[Any]):
 
 Step = list[tuple[Any, int]]
 """One batch of each rank, with the number of its real samples."""
+
+
+def loaders_of_ranks(
+    link: MemoryLink, batch: int, world: int, workers: int = 0, **given: Any
+) -> list[DataLoader[Any]]:
+    """The loaders of all ranks of a run over a link, shuffled, whose global batches have `batch` samples."""
+    settings: dict[str, Any] = {"shuffle": True, "num_workers": workers, "worker_type": "thread"} | given
+    return [
+        DataLoader(
+            in_memory(link), batch // world, global_batch_size=batch, rank=rank, world_size=world, **settings
+        )
+        for rank in range(world)
+    ]
 
 
 def in_step(loaders: Sequence[Any], state: object = None, stop: int = 1 << 30) -> tuple[list[Step], Any]:
