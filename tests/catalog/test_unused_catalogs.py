@@ -19,6 +19,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.core.errors import OutOfSpace
 from cachesvc.core.model import DatasetId
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.waiting import wait_until
 
@@ -183,7 +184,7 @@ def test_a_daemon_removes_catalogs_unused_for_a_month(tmp_path: Path) -> None:
             aged(catalogs / f"{each}.lmdb")
         daemon.start()
         reader = DaemonGrants(daemon.socket_dir, read)
-        reader.acquire([0], 20.0)
+        reader.acquire([0], WAIT_S)
         aged(catalogs / f"{read}.lmdb")
         assert opened(64) == again
         wait_until(lambda: not stays(old))

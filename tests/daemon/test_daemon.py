@@ -26,6 +26,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.keepalive import EVERY_S, stop_polling
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import CacheError, DaemonUnavailable, OutOfSpace
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.processes import held_memory
@@ -104,7 +105,7 @@ def test_extents_are_granted_with_the_bytes_of_the_source(daemon: Daemon, uri: s
     info = opened(daemon, uri)
     assert (info.extents, info.samples, info.stored_bytes) == (EXTENTS, EXTENTS * EXTENT // 4096, len(data))
     grants = DaemonGrants(daemon.socket_dir, info.id)
-    answers = grants.acquire(range(EXTENTS), 30.0)
+    answers = grants.acquire(range(EXTENTS), WAIT_S)
     assert b"".join(map(contents, answers)) == data
     grants.close()
 
@@ -171,7 +172,7 @@ def test_an_object_overwritten_after_opening_is_never_served(
     put(s3_server, uri)
     grants = DaemonGrants(daemon.socket_dir, info.id)
     with pytest.raises(CacheError, match=r"0\.bin") as caught:
-        grants.acquire([0], 30.0)
+        grants.acquire([0], WAIT_S)
     assert caught.value.code == 6
     grants.close()
 
@@ -190,7 +191,7 @@ import sys, time
 from cachesvc.core.model import DatasetId
 from cachesvc.client.grants import DaemonGrants
 grants = DaemonGrants(sys.argv[1], DatasetId(sys.argv[2]))
-kept = grants.acquire(range(4), 30.0)
+kept = grants.acquire(range(4), WAIT_S)
 print("leased", flush=True)
 time.sleep(60)
 """
@@ -225,7 +226,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
     with Daemon(tmp_path / "node", options, s3_server.env(proxy.endpoint)) as daemon:
         info = opened(daemon, uri)
         grants = DaemonGrants(daemon.socket_dir, info.id)
-        answers = grants.acquire(range(EXTENTS), 30.0)
+        answers = grants.acquire(range(EXTENTS), WAIT_S)
         in_ram = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "ram"]
         on_nvme = [a.extent for a in answers if isinstance(a, Granted) and a.origin == "nvme"]
         assert in_ram
@@ -238,7 +239,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
         assert b"".join(map(contents, answers)) == data  # granted descriptors stay valid
         daemon.start()
         proxy.reset()
-        again = grants.acquire(on_nvme, 30.0)
+        again = grants.acquire(on_nvme, WAIT_S)
         assert proxy.counts.bytes == 0
         for answer in again:
             assert contents(answer) == data[answer.extent * EXTENT : (answer.extent + 1) * EXTENT]
@@ -251,7 +252,7 @@ def test_after_a_kill_nvme_is_warm_and_held_memory_counts(
 
 def test_a_restarted_daemon_learns_what_an_idle_reader_holds(daemon: Daemon, uri: str, data: bytes) -> None:
     grants = DaemonGrants(daemon.socket_dir, opened(daemon, uri).id)
-    for answer in grants.acquire(range(EXTENTS), 30.0):
+    for answer in grants.acquire(range(EXTENTS), WAIT_S):
         contents(answer)
     daemon.kill()
     daemon.start()

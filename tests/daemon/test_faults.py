@@ -71,7 +71,7 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
 
 def reads_right(daemon: Daemon, dataset: DatasetId, data: bytes) -> None:
     grants = DaemonGrants(daemon.socket_dir, dataset)
-    assert b"".join(map(contents, grants.acquire(range(EXTENTS), 20.0))) == data
+    assert b"".join(map(contents, grants.acquire(range(EXTENTS), WAIT_S))) == data
     grants.close()
 
 
@@ -239,7 +239,7 @@ def test_fills_that_a_filler_at_its_limit_refuses_are_read_elsewhere(tmp_path: P
         read_extent(grants, 1)  # the filler has opened the files that it needs
         for pid in children(daemon.pid):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 4096))
-        assert grants.acquire([0], 20.0) == [Refused(0)]
+        assert grants.acquire([0], WAIT_S) == [Refused(0)]
         grants.close()
         assert "a filler process is at its limit (Too many open files)" in daemon.log
         assert "Traceback" not in daemon.log

@@ -41,7 +41,7 @@ def until_killed(work: Callable[[], None]) -> None:
 def read_some(directory: str, dataset: DatasetId, data: bytes, wanted: list[int]) -> None:
     """Extents that the daemon grants; checks every byte."""
     with contextlib.closing(DaemonGrants(directory, dataset)) as grants:
-        for answer in grants.acquire(wanted, 20.0):
+        for answer in grants.acquire(wanted, WAIT_S):
             if isinstance(answer, Granted):
                 found = os.pread(answer.fd, EXTENT, 0)
                 os.close(answer.fd)

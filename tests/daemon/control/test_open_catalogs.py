@@ -11,6 +11,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.datasets import MAX_UNUSED
+from testbed import WAIT_S
 from testbed.node import Daemon, open_files
 from tests.support.reading import read_extent
 from tests.support.waiting import wait_until
@@ -41,7 +42,7 @@ def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
 
         first = opened(0)
         kept = DaemonGrants(daemon.socket_dir, first)
-        (answer,) = kept.acquire([1], 20.0)
+        (answer,) = kept.acquire([1], WAIT_S)
         second = opened(1)
         control.pin(second, True)
         reads(opened(2))  # one of its extents stays resident
@@ -53,7 +54,7 @@ def test_openings_of_other_options_keep_few_files_open(tmp_path: Path) -> None:
         wait_until(lambda: len(open_files(pid)) <= before + 2)  # an answered call closes its socket later
         assert sum("lmdb" in name for name in open_files(pid)) <= 2 * (MAX_UNUSED + 8)
         reads(ids[0])  # its catalog was closed
-        (answer,) = kept.acquire([2], 20.0)
+        (answer,) = kept.acquire([2], WAIT_S)
         assert isinstance(answer, Granted), "a reader's dataset stays"
         kept.close()
         *_, last = control.prefetch(second)

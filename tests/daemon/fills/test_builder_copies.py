@@ -14,6 +14,7 @@ from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
 from cachesvc.core.limits import HUNG_S
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support import datasets
 from tests.support.faults.faulty_disk import FaultyDisk
@@ -37,7 +38,7 @@ def test_extents_without_room_in_any_tier_are_indexed_from_the_source(tmp_path: 
     ):
         other = control.open_dataset([f"{tmp_path}/other/"], Options(format="records", record_bytes=4096)).id
         grants = DaemonGrants(daemon.socket_dir, other)
-        (answer,) = grants.acquire([0], 30.0)
+        (answer,) = grants.acquire([0], WAIT_S)
         assert isinstance(answer, Granted)
         assert control.open_dataset([f"{tmp_path}/tar/"], Options()).samples == 16
         os.close(answer.fd)

@@ -259,7 +259,7 @@ def test_a_bit_that_flips_before_its_copy_moves_to_memory_is_found_on_the_way(tm
             reader.submit(Plan(steps, steps, steps))
             for step in range(extents):
                 wait_until(lambda: control.status().tiers[1].corrupt_extents >= min(step, 6))  # noqa: B023
-                (answer,) = reader.acquire([step], 20.0)
+                (answer,) = reader.acquire([step], WAIT_S)
                 assert isinstance(answer, Granted)
                 assert answer.origin == "ram"
                 assert os.pread(answer.fd, extent, 0) == body[step * extent :][:extent]

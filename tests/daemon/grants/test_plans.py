@@ -30,6 +30,7 @@ from cachesvc.core.wire import Op
 from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.daemon.grants.server import GrantsServer
+from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.greetings import greeted
 from tests.support.users import BOB, as_root
@@ -231,7 +232,7 @@ def test_jobs_one_after_the_other_on_a_pinned_dataset_have_epochs_of_their_own(t
         for number in range(3):  # one job number, as of one script
             with contextlib.closing(DaemonGrants(node.socket_dir, wanted, job=7)) as grants:
                 grants.submit(Plan(steps, steps, steps))
-                grants.acquire(range(EXTENTS), 20.0)
+                grants.acquire(range(EXTENTS), WAIT_S)
                 grants.passed(EXTENTS)
                 expected = [(EXTENTS, EXTENTS if each else 0) for each in range(number + 1)]
                 wait_until(lambda expected=expected: told() == expected)
@@ -261,7 +262,7 @@ def test_a_plan_is_sent_again_to_a_restarted_daemon(tmp_path: Path) -> None:
             grants.acquire([0], 5.0)
         node.start()
         grants.passed(0)  # stays disconnected until an extent is acquired
-        assert all(isinstance(each, Granted) for each in grants.acquire([0], 20.0))
+        assert all(isinstance(each, Granted) for each in grants.acquire([0], WAIT_S))
         with Control(node.socket_dir) as control:
             wait_until(lambda: control.list()[0].resident_extents == EXTENTS)  # the plan fetches all of it
         grants.close()

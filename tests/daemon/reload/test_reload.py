@@ -25,6 +25,7 @@ from cachesvc.core.errors import InvalidInput, NotAllowed, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.daemon.reload.reloader import compare
 from cachesvc.v1 import cachesvc_pb2 as pb
+from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports
 from tests.support.reading import contents
@@ -98,7 +99,7 @@ def daemon(tmp_path: Path) -> Iterator[Configured]:
 
 def reads(daemon: Daemon, dataset: DatasetId) -> bytes:
     with closing(DaemonGrants(daemon.socket_dir, dataset)) as grants:
-        return b"".join(map(contents, grants.acquire(range(EXTENTS), 20.0)))
+        return b"".join(map(contents, grants.acquire(range(EXTENTS), WAIT_S)))
 
 
 def test_a_changed_file_changes_allowlist_quota_and_budget_under_readers(daemon: Configured) -> None:
@@ -108,7 +109,7 @@ def test_a_changed_file_changes_allowlist_quota_and_budget_under_readers(daemon:
     with Control(daemon.socket_dir) as control:
         list(control.prefetch(dataset))
     with closing(DaemonGrants(daemon.socket_dir, dataset)) as grants:
-        (first,) = grants.acquire([0], 20.0)
+        (first,) = grants.acquire([0], WAIT_S)
         wait_until(lambda: daemon.dataset(dataset).kept_bytes == SIZE)
         daemon.write(f'quota = ["{daemon.data[0]}/={2 * EXTENT}"]', folders=2, ram="24MiB")
         assert daemon.reloaded() == "allow, quota, ram changed"
@@ -129,14 +130,14 @@ def test_a_dataset_that_is_not_allowed_any_more_has_no_new_readers(daemon: Confi
     dataset = daemon.open(1)
     with closing(DaemonGrants(daemon.socket_dir, dataset)) as grants, Control(daemon.socket_dir) as control:
         list(control.prefetch(dataset))
-        (first,) = grants.acquire([0], 20.0)
+        (first,) = grants.acquire([0], WAIT_S)
         daemon.write(folders=1)
         daemon.reloaded()
         with pytest.raises(NotAllowed):
             daemon.open(1)
         with pytest.raises(NotFound):
             reads(daemon, dataset)
-        (second,) = grants.acquire([1], 20.0)
+        (second,) = grants.acquire([1], WAIT_S)
         assert contents(first) + contents(second) == daemon.bodies[1][: 2 * EXTENT]
     daemon.write(folders=2)
     daemon.reloaded()
