@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from cachesvc.daemon.blocks.client import (
     PeerSilent,
 )
 from cachesvc.daemon.blocks.idle_connections import IDLE_S
+from cachesvc.daemon.blocks.replies import Lent
 from cachesvc.daemon.blocks.wire import Frame, Kind, receive_request
 from cachesvc.tiers.fill_progress import FillState, digest_of_digests
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES as BLOCK
@@ -187,6 +189,28 @@ def test_blocks_go_over_two_nodes_while_the_first_fills_them() -> None:
         assert reading.result(WAIT_S) == DIGESTS
         relaying.result(WAIT_S)
         assert second.bytes() == third.bytes() == DATA
+
+
+def test_the_maker_of_an_extent_goes_on_with_it() -> None:
+    made = 0xFEDCBA9876543210
+
+    @contextmanager
+    def lend(extent: ExtentId) -> Iterator[Lent]:
+        with resident() as own, own(extent) as lent:
+            yield replace(lent, maker=made)
+
+    with (
+        serving(lend) as first,
+        Copy() as middle,
+        serving(middle.lend) as second,
+        Copy() as copy,
+        client() as reader,
+    ):
+        middle.read_from(reader, first)
+        assert middle.progress.maker == made
+        middle.progress.finish()
+        copy.read_from(reader, second)
+        assert copy.progress.maker == made
 
 
 def test_an_abort_is_passed_on_and_another_peer_gives_the_rest() -> None:

@@ -75,3 +75,23 @@ def test_what_came_from_a_member_before_it_is_found_is_dropped(tmp_path: Path) -
         wait_until(lambda: recorded(healthy, "wrong_bytes", SICK))
         assert read(healthy) == CONTENTS
         assert bytes_from_source(healthy) <= len(CONTENTS) * 1.02
+
+
+@pytest.mark.slow
+def test_the_maker_is_to_blame_and_not_a_member_that_passed_its_bytes_on(tmp_path: Path) -> None:
+    with fake_s3() as server, ExitStack() as stack:
+        sick_bucket(server)
+        cluster = Cluster(tmp_path, server, "abc")
+        healthy = stack.enter_context(cluster.node("a", "--compare-peers", "1"))
+        between, sick = (stack.enter_context(cluster.node(name)) for name in "bc")
+        nodes = (healthy, between, sick)
+        wait_until(lambda: all([*states(each).values()] == ["present"] * 3 for each in nodes))
+        prefetch(sick)
+        assert read(between) != CONTENTS
+        sick.kill()
+        wait_until(lambda: states(healthy)[SICK] == "away")
+        assert read(healthy) == CONTENTS
+        wait_until(lambda: recorded(healthy, "wrong_bytes", SICK))
+        assert not recorded(healthy, "wrong_bytes", "b")
+        assert states(healthy)["b"] == "present"
+        wait_until(lambda: recorded(between, "wrong_bytes_here", "a"))
