@@ -13,7 +13,8 @@ from cachesvc.client.control import Control
 def reload(socket: str | None, json: bool) -> int:
     """Have the daemon read its configuration files again.
 
-    It takes allowed prefixes, quotas, budgets of tiers and the level of the log; other settings wait for the next start.
+    It takes allowed prefixes, sources, quotas, budgets of tiers and the level of the log; other settings wait for the next
+    start.
     Wrong settings change nothing, and end with the code that `serve` would end with.
     """
     with Control(socket) as control:
