@@ -19,7 +19,7 @@ from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.catalog.sample_places import SamplePlace, pack_places, places_of, samples_with_key
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.best_fit import whole_packs
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, subset_first
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, PartLayout, part_layout
 from cachesvc.core.order.mixture import MixtureRun, groups_of, seeded, split_spots
 from cachesvc.core.order.mixture_weights import EpochDraws, EpochWeights, StepWeights
 from cachesvc.core.order.pack_order import PackOrder
@@ -61,39 +61,26 @@ class Leaf:
     def __init__(self, source: DataSource, catalog: Catalog, ids: Ints | None) -> None:
         self.source, self.catalog, self.ids = source, catalog, ids
         self.leaves: tuple[Leaf, ...] = (self,)
-        self._layouts: dict[bool, tuple[Ints, Ints | None]] = {}
+        self._layouts: dict[bool, PartLayout] = {}
 
     @property
     def identity(self) -> str:
         """The state's name of the data."""
         return identity_of(self.source.version, self.ids)
 
-    def layout(self, shuffle: bool) -> tuple[Ints, Ints | None]:
-        """The first ordinal of each extent, and the index of each ordinal, None where they are equal. Without shuffle,
-        indices that do not ascend count as one extent."""
+    def layout(self, shuffle: bool) -> PartLayout:
+        """The layout of an order of this data."""
         if shuffle not in self._layouts:
-            self._layouts[shuffle] = self._layout(shuffle)
+            self._layouts[shuffle] = part_layout(self.catalog.extent_first, self.ids, shuffle)
         return self._layouts[shuffle]
-
-    def _layout(self, shuffle: bool) -> tuple[Ints, Ints | None]:
-        ids, index_of = self.ids, None
-        if ids is None:
-            return self.catalog.extent_first, None
-        if (ids[1:] < ids[:-1]).any():
-            if not shuffle:
-                return np.array([0, ids.size], np.int64), None
-            index_of = np.argsort(ids, kind="stable")
-            ids = ids[index_of]
-        return subset_first(self.catalog.extent_first, ids), index_of
 
     def order(self, spec: OrderSpec, epoch: int) -> EpochOrder:
         """The order of an epoch of the run, by ordinals; of packs and mixtures by indices."""
-        return EpochOrder(spec, self.layout(spec.shuffle)[0], epoch)
+        return EpochOrder(spec, self.layout(spec.shuffle).extent_first, epoch)
 
     def run(self, spec: OrderSpec, epoch: int) -> DatasetRun:
         """The order of an epoch of a component."""
-        first, index_of = self.layout(spec.shuffle)
-        return DatasetRun(spec, first, epoch, index_of)
+        return DatasetRun(spec, self.layout(spec.shuffle), epoch)
 
     def size(self, spec: OrderSpec, epoch: int) -> int:
         """The samples of an epoch."""

@@ -62,7 +62,7 @@ class SavedRun:
         self.state, self.data = state, data
         self._spec = spec = state.spec
         self._skipped, self._excluded = parse_skipped(spec.skipped), parse_excluded(spec.excluded)
-        self._index_of = data.layout(spec.shuffle)[1] if isinstance(data, Leaf) else None
+        self._index_of = data.layout(spec.shuffle).index_of if isinstance(data, Leaf) else None
         samples = data.size(spec, state.epoch)
         if not isinstance(data, Mixed) and samples != state.samples:
             raise StateMismatch(f"the state's run has {state.samples:,} samples, and this data {samples:,}")

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import OrderSpec
+from cachesvc.core.order.epoch_order import OrderSpec, PartLayout, part_layout
 from cachesvc.core.order.run import DatasetRun, Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset
-from loader.datasets.extent_layout import ExtentLayout, view_layout
 from loader.datasets.shape_mismatch import SampleName, name_by_place
 from loader.reading.reader import Ints
 
@@ -52,7 +51,7 @@ class DatasetComponent:
 
     def __init__(self, dataset: Dataset) -> None:
         self.leaf = dataset
-        self._layouts: dict[bool, ExtentLayout] = {}
+        self._layouts: dict[bool, PartLayout] = {}
 
     def __len__(self) -> int:
         return len(self.leaf)
@@ -60,9 +59,9 @@ class DatasetComponent:
     def run(self, spec: OrderSpec, epoch: int) -> Run:
         """Return the order of one epoch of the dataset."""
         if spec.shuffle not in self._layouts:
-            self._layouts[spec.shuffle] = view_layout(self.leaf, spec.shuffle)
-        layout = self._layouts[spec.shuffle]
-        return DatasetRun(spec, layout.extent_first, epoch, layout.index_of, bool(layout.parts))
+            first, ids = self.leaf.catalog.extent_first, self.leaf.ids
+            self._layouts[spec.shuffle] = part_layout(first, ids, spec.shuffle)
+        return DatasetRun(spec, self._layouts[spec.shuffle], epoch)
 
     def read(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[Any]:
         """Return samples. Their generators are keyed by (seed, epoch of the component, sample)."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.order.epoch_order import EpochOrder, Plan, subset_first
+from cachesvc.core.order.epoch_order import EpochOrder, Plan, part_layout
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.samples.records import RecordForm
@@ -40,18 +40,12 @@ class ExtentLayout(NamedTuple):
 
 def view_layout(dataset: Dataset, shuffle: bool) -> ExtentLayout:
     """Return where the samples of a view lie. Without shuffle, indices that do not ascend count as one extent."""
-    ids, index_of = dataset.ids, None
-    if ids is not None and (ids[1:] < ids[:-1]).any():
-        if not shuffle:
-            return ExtentLayout(np.asarray([0, len(ids)], np.int64), None, ())
-        index_of = np.argsort(ids, kind="stable")
-        ids = ids[index_of]
-    first = read_first = dataset.catalog.extent_first
-    if ids is not None:
-        first = read_first = subset_first(first, ids)
+    first, index_of, extents_known = part_layout(dataset.catalog.extent_first, dataset.ids, shuffle)
+    if not extents_known:
+        return ExtentLayout(first, None, ())
+    read_first = first
     if dataset.preparing is not None:  # the order is the source's, and other extents are read
-        read_first = dataset.opened.catalog.extent_first
-        read_first = read_first if ids is None else subset_first(read_first, ids)
+        read_first = part_layout(dataset.opened.catalog.extent_first, dataset.ids, shuffle).extent_first
     return ExtentLayout(first, index_of, (LayoutPart(dataset.opened, read_first),))
 
 

@@ -17,6 +17,7 @@ from cachesvc.core.order.epoch_order import (
     NEVER_ROTATED,
     EpochOrder,
     OrderSpec,
+    PartLayout,
     Plan,
     Tail,
     Touches,
@@ -45,14 +46,10 @@ def component_spec(spec: OrderSpec) -> OrderSpec:
 
 
 class DatasetRun:
-    """One epoch of a plain dataset as a component. Its samples are indices: `index_of` gives that of each ordinal, None
-    where they are equal. `planned`: its extents are known."""
+    """One epoch of a plain dataset as a component. Its samples are indices."""
 
-    def __init__(
-        self, spec: OrderSpec, extent_first: I64, epoch: int, index_of: I64 | None, planned: bool = True
-    ) -> None:
-        self._order = EpochOrder(component_spec(spec), extent_first, epoch)
-        self._index_of, self._planned = index_of, planned
+    def __init__(self, spec: OrderSpec, layout: PartLayout, epoch: int) -> None:
+        self._order, self._layout = EpochOrder(component_spec(spec), layout.extent_first, epoch), layout
 
     @property
     def size(self) -> int:
@@ -61,12 +58,12 @@ class DatasetRun:
 
     def at(self, positions: I64) -> I64:
         """See `Run`."""
-        found = self._order.at(positions)
-        return found if self._index_of is None else self._index_of[found]
+        found, index_of = self._order.at(positions), self._layout.index_of
+        return found if index_of is None else index_of[found]
 
     def touches(self) -> list[Touches]:
         """See `Run`."""
-        if self._planned:
+        if self._layout.extents_known:
             return [self._order.touches()]
         return [Touches(*(np.empty(0, np.int64) for _ in range(3)))]
 
