@@ -13,6 +13,7 @@ import torch
 
 from cachesvc.__main__ import run
 from cachesvc.client.control import Control
+from cachesvc.saved_runs.open import opened_run
 from loader import DataLoader, Dataset, mix, open_dataset, pack
 from testbed.node import Daemon
 from tests.support.datasets import array_file
@@ -141,6 +142,20 @@ def test_mixtures_and_packs_come_from_the_state_alone(
     key, within = max(found.items(), key=lambda each: len(each[1]))
     again = ordered(capsys, "--state", state, "--key", key)
     assert [row["step"] for row in again] == sorted(within)
+    wanted = {part.catalog.id: set[int]() for part in parts}
+    for place in (
+        each for step in (last, last + 1) for named in loader.samples_of(step) for each in named.places
+    ):
+        catalog = next(part.catalog for part in parts if place.object.endswith(part.catalog.uri[-5:]))
+        first, end = np.searchsorted(catalog.extent_starts, [place.begin, place.end - 1], "right") - 1
+        wanted[catalog.id].update(range(first, end + 1))
+    opened_again = opened_run(state)
+    ahead = {
+        leaf.catalog.id: {*extents.tolist()}
+        for leaf, extents in opened_again.extents_ahead(2, [opened_again.slots_of(None, None)])
+    }
+    assert ahead == {name: extents for name, extents in wanted.items() if name in ahead}
+    assert any(ahead.values())
 
 
 def test_skipped_steps_excluded_samples_and_ranks_are_in_it(
