@@ -22,10 +22,11 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -46,6 +47,8 @@ from loader.workers.worker_process import HEAD, REQUEST, WorkerJob, failed_to_cr
 FORK_SERVER_PRELOAD = "cachesvc.system.fork_server_preload"
 END_S = 5.0
 """How long workers may take to end, all together, as torch waits for one."""
+DIES_S = 0.5
+"""How long a worker whose sockets are closed may take to die."""
 REAP_S = 2.0
 """How long to wait for the exit status of a dead worker."""
 TICK_S = 0.25
@@ -164,15 +167,38 @@ class WorkerPool:
         self.busy = True
         self._next = max(self._next, turn)
         for skipped in [each for each in self._made if each < turn]:
-            _opened(self._made.pop(skipped))  # its slot becomes free
+            _drop(self._made.pop(skipped))
+        while True:
+            made = self._received(turn)
+            try:
+                opened = _open(made)
+                break
+            except Exception as error:  # noqa: BLE001  values of any class unpickle themselves
+                assert isinstance(made, MadeBatch), "an error opens"
+                if not self._replace_dead(turn, error):
+                    opened = failed_to_cross(made, "a batch does not unpickle in the trainer", error)
+                    break
+        self._request_until(turn + 1 + self._ahead)
+        self.busy = False
+        return opened
+
+    def _received(self, turn: int) -> MadeBatch | CaughtError:
         began = time.monotonic()
         while turn not in self._made:
             self._request_until(turn + self._ahead)
             if not self._receive(turn, began):
                 began = time.monotonic()
-        self._request_until(turn + 1 + self._ahead)
-        self.busy = False
-        return _opened(self._made.pop(turn))
+        return self._made.pop(turn)
+
+    def _replace_dead(self, turn: int, error: Exception) -> bool:
+        """Replace workers that died before what they sent was opened: torch fetches shared memory from the worker. Returns
+        False if none did. Raises as `_replace`."""
+        if not isinstance(error, (OSError, EOFError)):
+            return False
+        dead = [self._by_sentinel[fd] for fd in wait(list(self._by_sentinel), DIES_S) if isinstance(fd, int)]
+        if dead:
+            self._replace(sorted(dead), turn)
+        return bool(dead)
 
     def _request_until(self, end: int) -> None:
         """Request turns until the pipe of the next one is full: its worker then has hundreds of batches to make."""
@@ -212,7 +238,7 @@ class WorkerPool:
         if run != self._run:
             return
         if answered < turn:
-            _opened(made)
+            _drop(made)
             return
         self._made[answered] = made
         if self._shared:
@@ -299,14 +325,17 @@ def seeds_by_batch(given: WorkerSettings) -> bool:
     return given.worker_init_fn is None and given.generator is None
 
 
-def _opened(made: MadeBatch | CaughtError) -> MadeBatch | CaughtError:
-    """Return a worker's batch, or a failure if it does not unpickle."""
+def _open(made: MadeBatch | CaughtError) -> MadeBatch | CaughtError:
+    """Return a worker's batch. Raises what unpickling it raises."""
     if isinstance(made, CaughtError) or not isinstance(made.batch, SentBatch):
         return made
-    try:
-        return made._replace(batch=made.batch.open())
-    except Exception as error:  # noqa: BLE001  values of any class unpickle themselves
-        return failed_to_cross(made, "a batch does not unpickle in the trainer", error)
+    return made._replace(batch=made.batch.open())
+
+
+def _drop(made: MadeBatch | CaughtError) -> None:
+    """Free the slot of a worker's batch."""
+    with suppress(Exception):  # values of any class unpickle themselves
+        _open(made)
 
 
 def _exit_message(dead: Sequence[Any]) -> str:

@@ -343,6 +343,18 @@ def test_workers_that_die_within_a_message_are_replaced(link: MemoryLink, timeou
     assert all(len(batch["text"]) == 8 for batch in kept)
 
 
+def test_a_batch_whose_worker_dies_before_it_is_opened_is_made_again(link: MemoryLink) -> None:
+    batches = DataLoader(in_memory(link), 8, num_workers=2)
+    reading = iter(batches)
+    kept = list(islice(reading, 2 * (2 + EXTRA_SLOTS)))
+    time.sleep(0.5)  # no slot is free, so both workers send tensors by descriptors that only they have
+    kept.append(next(reading))
+    for worker in batches._source._engine.processes:  # type: ignore[union-attr]
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+    assert [rows(batch) for batch in (*kept, *reading)] == [rows(b) for b in DataLoader(in_memory(link), 8)]
+
+
 @pytest.mark.slow
 def test_a_loader_works_after_persistent_workers_time_out(link: MemoryLink, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
