@@ -1,4 +1,4 @@
-"""Pages of an S3 listing, by version 2 of the request."""
+"""Pages of an S3 listing, by version 2 of the request, or by version 1 for servers that know only that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Rows = list[dict[str, Any]]
 
 
 def rows(call: Call, send: Send, prefix: str, bucket: str, key: str) -> Iterator[dict[str, Any]]:
-    """Yield every object whose key begins with `key`. Raises SourceUnavailable for a listing that does not advance."""
+    """Yield every object whose key begins with `key`. A page without a continuation token comes from a server that knows
+    version 1 only. Raises SourceUnavailable for a listing that does not advance."""
     token = ""
     while True:
         start = {"ContinuationToken": token} if token else {}
@@ -27,8 +28,25 @@ def rows(call: Call, send: Send, prefix: str, bucket: str, key: str) -> Iterator
         if not page.get("IsTruncated"):
             return
         before, token = token, page.get("NextContinuationToken", "")
-        if token in ("", before):
-            raise SourceUnavailable(f"{prefix}: the server broke off its listing (ListObjectsV2); list again")
+        if not token:
+            yield from _rows_v1(call, send, prefix, bucket, key, _marker(prefix, page, found, ""))
+            return
+        if token == before:
+            raise _broken(prefix)
+
+
+def _rows_v1(
+    call: Call, send: Send, prefix: str, bucket: str, key: str, marker: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the objects whose keys follow `marker`, by version 1."""
+    while True:
+        page, found = send(
+            partial(ask, call, prefix, "list_objects", Bucket=bucket, Prefix=key, Marker=marker)
+        )
+        yield from found
+        if not page.get("IsTruncated"):
+            return
+        marker = _marker(prefix, page, found, marker)
 
 
 def ask(call: Call, prefix: str, operation: str, **arguments: str | int) -> tuple[dict[str, Any], Rows]:
@@ -36,6 +54,14 @@ def ask(call: Call, prefix: str, operation: str, **arguments: str | int) -> tupl
     listing."""
     page = call(prefix, operation, **arguments)
     return page, _contents(prefix, page)
+
+
+def _marker(prefix: str, page: dict[str, Any], found: Rows, before: str) -> str:
+    """Return the marker of the next page; the last key, if the server states none."""
+    marker: str = page.get("NextMarker") or (found[-1]["Key"] if found else "")
+    if marker in ("", before):
+        raise _broken(prefix)
+    return marker
 
 
 def _contents(prefix: str, page: dict[str, Any]) -> Rows:
@@ -51,3 +77,7 @@ def _contents(prefix: str, page: dict[str, Any]) -> Rows:
     if any("Key" not in row or not 0 <= row.get("Size", -1) < _MAX_OBJECT_BYTES for row in found):
         raise SourceUnavailable(f"{prefix}: the server lists objects without their names or sizes")
     return found
+
+
+def _broken(prefix: str) -> SourceUnavailable:
+    return SourceUnavailable(f"{prefix}: the server broke off its listing; list again")

@@ -206,6 +206,17 @@ def test_a_server_that_ignores_ranges_is_no_outage(fake: FakeS3, source: S3Sourc
     assert read(source, version) == DATA
 
 
+@pytest.mark.parametrize("count", [1_000, 2_500, 3_000])
+def test_a_server_that_lists_by_version_1_is_listed_by_version_1(
+    fake: FakeS3, source: S3Source, count: int
+) -> None:
+    fake.version_1 = True
+    fake.objects = {f"p/{number:06} &": Object(1, "e") for number in range(count)}
+    found = [version.uri for version in source.list("s3://bucket/p/")]
+    assert found == [f"s3://bucket/p/{number:06} &" for number in range(count)]
+    assert len(fake.asked) == -(-count // 1000)
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind", "says"),
     [
@@ -305,6 +316,8 @@ def habit(fake: FakeS3, name: str) -> None:
         fake.decodes, fake.names_encoding = lambda handler: True, True
     elif name == "weak tags of objects":
         fake.tag = lambda where, etag: f'"{etag}"' if where == "LIST" else f'W/"{etag}"'
+    elif name == "lists by version 1":
+        fake.version_1 = True
     elif name == "refuses":
         fake.refuse = lambda handler: (403, "AccessDenied") if fake.asked[-1] == "GET" else None
     elif name == "ignores ranges":
@@ -316,6 +329,7 @@ def habit(fake: FakeS3, name: str) -> None:
     [
         ("decodes unless told", ""),
         pytest.param("weak tags of objects", "", marks=pytest.mark.slow),
+        pytest.param("lists by version 1", "", marks=pytest.mark.slow),
         pytest.param("always decodes", "Content-Encoding: gzip", marks=pytest.mark.slow),
         ("refuses", "check the credentials"),
         ("ignores ranges", "ignored the byte range"),
@@ -327,7 +341,7 @@ def test_a_loader_with_a_daemon_reads_on_or_gets_the_error_at_once(
     datum = gzip.compress(os.urandom(10_000), mtime=0)
     ranges = name == "ignores ranges"  # whole objects are requested without a range
     datum += bytes(PART_BYTES) if ranges else b""
-    count = {"ignores ranges": 2}.get(name, 20)
+    count = {"lists by version 1": 1_500, "ignores ranges": 2}.get(name, 20)
     etag = hashlib.md5(datum).hexdigest()
     fake.objects = {f"d/{number:04}.gz": Object(len(datum), etag, datum) for number in range(count)}
     habit(fake, name)

@@ -62,6 +62,8 @@ class FakeS3:
     """Whether all responses name the stored encoding in a header of its own, like Google's."""
     listing: str = ""
     """The response to every LIST, in place of a listing."""
+    version_1: bool = False
+    """Whether all listings are of version 1."""
     more_rows: str = ""
     stuck: bool = False
     in_chunks: bool = False
@@ -159,6 +161,8 @@ def fake_s3() -> Iterator[FakeS3]:
 
 def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
     prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+    if fake.version_1:
+        after = f"|{query['marker'][0]}" if "marker" in query else ""
     number, _, last = after.partition("|")
     fake.before_page(int(number) if number.isdigit() else 0)
     size = int(query.get("max-keys", [str(PAGE)])[0])
@@ -172,6 +176,12 @@ def _listing(fake: FakeS3, query: dict[str, list[str]]) -> bytes:
     )
     more = len(keys) > size or fake.stuck
     following = "stuck|" if fake.stuck else f"{int(number or 0) + 1}|{escape(page[-1]) if page else ''}"
-    token = f"<NextContinuationToken>{following}</NextContinuationToken>" if more else ""
+    token = (
+        ""
+        if fake.version_1
+        else f"<NextContinuationToken>{following}</NextContinuationToken>"
+        if more
+        else ""
+    )
     body = f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}{fake.more_rows}"
     return f"<ListBucketResult>{body}</ListBucketResult>".encode()
