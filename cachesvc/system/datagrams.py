@@ -23,7 +23,11 @@ def receive(channel: socket.socket, size_bytes: int) -> tuple[bytes, int | None]
 
     The kernel closes further descriptors. Raises OSError.
     """
-    data, rights, _, _ = channel.recvmsg(size_bytes, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC)
+    given = size_bytes, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC
+    try:
+        data, rights, _, _ = channel.recvmsg(*given)
+    except ConnectionResetError:  # the other side had not read all; what it sent comes after the error
+        data, rights, _, _ = channel.recvmsg(*given)
     return data, _DESCRIPTOR.unpack(rights[0][2])[0] if rights else None
 
 

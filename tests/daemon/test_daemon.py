@@ -191,7 +191,7 @@ import sys, time
 from cachesvc.core.model import DatasetId
 from cachesvc.client.grants import DaemonGrants
 grants = DaemonGrants(sys.argv[1], DatasetId(sys.argv[2]))
-kept = grants.acquire(range(4), WAIT_S)
+kept = grants.acquire(range(4), 30.0)
 print("leased", flush=True)
 time.sleep(60)
 """
