@@ -27,6 +27,7 @@ def drill(kills: int, seed: int, limit_s: float, *more: int) -> None:
     assert done.returncode in (0, *more), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_few_kills_lose_and_duplicate_nothing_and_leave_nothing_behind() -> None:
     drill(6, 1, 280.0, LATE)  # starts may be late beside other tests
 

@@ -82,7 +82,7 @@ def epoch(batches: DataLoader, rows: np.ndarray[Any, Any]) -> None:
     assert sorted(seen) == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_trainer_with_credentials_continues_without_the_daemon(
     tmp_path: Path, node: Node, records: Records, workers: int
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_trainer_without_credentials_waits_for_the_daemon_to_come_back(
         assert trainer.said()["by_origin"]["direct"] == 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_daemon_that_stays_away_is_a_typed_error_within_the_deadline(
     node: Node, records: Records, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -66,8 +66,15 @@ def seen(loader: DataLoader, daemon: Daemon) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
-@pytest.mark.parametrize("mode", ["auto", "require"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"num_workers": 1},
+        pytest.param({"num_workers": 1, "worker_type": "thread"}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", pytest.param("require", marks=pytest.mark.slow)])
 def test_a_job_continues_with_a_daemon_that_lost_its_datasets(
     daemon: Daemon, data: Path, monkeypatch: pytest.MonkeyPatch, mode: str, workers: dict[str, Any]
 ) -> None:

@@ -303,7 +303,7 @@ MOST = COUNT + 6 * len(BAD) + 1
 """Requests of one fill: each object once, a few retries of the bad ones, and one probe of the source."""
 
 
-@pytest.mark.parametrize("tier", ["ram", "nvme"])
+@pytest.mark.parametrize("tier", ["ram", pytest.param("nvme", marks=pytest.mark.slow)])
 def test_only_unreadable_objects_are_bad_samples_through_a_daemon(
     store: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:

@@ -84,8 +84,8 @@ def daemon(shared: Daemon) -> Iterator[Daemon]:
     ("extents", "given", "warnings"),
     [
         (EXTENTS, {}, 1),
-        (EXTENTS, {"window": 4 * EXTENT}, 0),
-        (EXTENTS, {"shuffle": False}, 0),
+        pytest.param(EXTENTS, {"window": 4 * EXTENT}, 0, marks=pytest.mark.slow),
+        pytest.param(EXTENTS, {"shuffle": False}, 0, marks=pytest.mark.slow),
         (EXTENTS // 4, {"window": "all"}, 0),
     ],
 )

@@ -97,8 +97,8 @@ def interrupted(link: MemoryLink, line: int, workers: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("workers", "step"),
     [
-        ({}, 83),
-        ({"num_workers": 2, "worker_type": "thread"}, 61),
+        pytest.param({}, 83, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "worker_type": "thread"}, 61, marks=pytest.mark.slow),
         ({"num_workers": 1}, 397),
         pytest.param({}, 7, marks=pytest.mark.slow),
         pytest.param({"num_workers": 2, "worker_type": "thread"}, 17, marks=pytest.mark.slow),
