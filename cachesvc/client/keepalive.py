@@ -52,10 +52,12 @@ class _Poller:
 
     def _poll_all(self) -> None:
         with self._lock:
-            polled = list(self._polled)
-        for each in polled:
-            with suppress(CacheError, OSError):
-                each.poll()
+            polled = [weakref.ref(each) for each in self._polled]
+        while polled:
+            each = polled.pop()()  # one at a time: a poll that takes long keeps no other reader alive
+            if each is not None:
+                with suppress(CacheError, OSError):
+                    each.poll()
 
 
 _poller: _Poller | None = None

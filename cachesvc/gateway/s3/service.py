@@ -262,4 +262,7 @@ def _refused(request: web.BaseRequest, refusal: S3Error, number: str) -> web.Str
     if refusal.status == 304 or request.method == "HEAD":
         return web.Response(status=refusal.status, headers=headers)
     body = refusal.body(request.path, number)
-    return web.Response(status=refusal.status, headers=headers, body=body, content_type=XML)
+    response = web.Response(status=refusal.status, headers=headers, body=body, content_type=XML)
+    if request.can_read_body:  # it is not read, so the connection ends, and the client is told so
+        response.force_close()
+    return response

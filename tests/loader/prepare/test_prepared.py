@@ -297,8 +297,9 @@ def test_a_reader_prepares_for_itself_while_the_daemon_is_gone_and_says_so(
 
 
 def test_evicted_samples_are_prepared_again(daemon: Daemon, data: str, called: Path) -> None:
-    first = [*DataLoader(open_dataset(data, prepare=half), 9)]
-    dataset = open_dataset(data, prepare=half).opened.link.id
+    prepared = open_dataset(data, prepare=half)
+    first, dataset = [*DataLoader(prepared, 9)], prepared.opened.link.id
+    prepared.close()
     wait_until(lambda: evicted(daemon, dataset))
     called.write_text("")
     again = [*DataLoader(open_dataset(data, prepare=half), 9)]
