@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,9 @@ def find_range(catalog: Catalog, version: ObjectVersion, offset: int) -> ObjectR
     prefix, columns = catalog.uri_prefix, catalog.columns
     if not version.uri.startswith(prefix) or not catalog.in_object_order:
         return None
-    index = _index_of(MappedTexts(columns, "object.uri"), version.uri[len(prefix) :], catalog.objects)
-    if index is None or catalog.object(index) != version:
+    uris, name = MappedTexts(columns, "object.uri"), version.uri[len(prefix) :]
+    index = bisect_left(uris, name)
+    if index == len(uris) or uris[index] != name or catalog.object(index) != version:
         return None
     offsets, lengths, starts = columns["piece.offset"], columns["piece.length"], columns["extent.piece"]
     first, last = np.searchsorted(columns["piece.object"], [index, index + 1]).tolist()
@@ -36,14 +38,3 @@ def find_range(catalog: Catalog, version: ObjectVersion, offset: int) -> ObjectR
         return None
     extent = int(np.searchsorted(starts, piece, "right")) - 1
     return ObjectRange(extent, int(offsets[piece]), end, int(lengths[int(starts[extent]) : piece].sum()))
-
-
-def _index_of(texts: MappedTexts, wanted: str, count: int) -> int | None:
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if texts[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < count and texts[low] == wanted else None

@@ -221,7 +221,7 @@ class Dataset(TorchDataset[Any]):
 
     @property
     def source(self) -> DataSource:
-        """Where the data lies, and which part of it this is: for saved states."""
+        """The place of the data, and the part of it that this is: for saved states."""
         link = self.opened.link
         # a daemon's default may change
         options = replace(link.options, extent_bytes=self.catalog.extent_bytes)

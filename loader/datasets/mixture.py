@@ -133,7 +133,7 @@ class Mixture(TorchDataset[Any]):
 
     @property
     def source(self) -> MixSource:
-        """Where the data of all components lies, and the weights: for saved states."""
+        """The places of the data of all components, and the weights: for saved states."""
         return MixSource(tuple(one.source for one in self.components), self._weights.row)
 
     def reweighed(

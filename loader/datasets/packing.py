@@ -216,7 +216,7 @@ class Packed(TorchDataset[Any]):
 
     @property
     def source(self) -> PackSource:
-        """Where the data lies, and how it is packed: for saved states."""
+        """The place of the data, and how it is packed: for saved states."""
         counted = self._counts is not None
         fields, dtype = tuple(self.leaf.sample_spec.fields or ()), self._source.dtype or ""
         return PackSource(self.leaf.source, self.form.length, dtype, fields, self._overflow or "", counted)

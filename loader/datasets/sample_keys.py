@@ -35,7 +35,7 @@ def indices_of_keys(dataset: object, keys: Sequence[str]) -> tuple[int, ...]:
 
 
 def places_in(dataset: object, indices: Ints, spec: OrderSpec, epoch: int) -> list[tuple[SamplePlace, ...]]:
-    """Where the samples of indices are stored; () for each sample of a dataset that indexes in its own way."""
+    """Return where the samples of indices are stored; () for each sample of a dataset that indexes in its own way."""
     if isinstance(dataset, Packed):
         return dataset.places(indices, spec, epoch)
     if isinstance(dataset, Mixture):

@@ -25,7 +25,7 @@ MOST_IDS = 4096
 
 
 class Admission:
-    """What new extents displace, over all tiers of a node."""
+    """Decides what new extents displace. One decision holds for all tiers of a node."""
 
     def __init__(self, tiers: Mapping[TierName, TierState]) -> None:
         self._tiers = tiers

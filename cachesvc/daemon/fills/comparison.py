@@ -1,5 +1,4 @@
-"""What one fill learns of the bytes that other nodes sent it: it compares them with the source, and blames a node that sent
-wrong ones."""
+"""Compares the bytes that other nodes sent for one fill with the source, and blames a node that sent wrong ones."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class _WrongBytes:
 
 
 class Comparison:
-    """Of one fill of a cluster."""
+    """Compares what other nodes send for one fill."""
 
     def __init__(self, shared: SharedFill, parts: FillParts, from_source: FromSource) -> None:
         assert parts.sent is not None, "no cluster"

@@ -1,5 +1,5 @@
-"""What other nodes sent: which of it is compared with the source, which node made each copy, and what is dropped where a
-node made wrong bytes."""
+"""Decides which extents from other nodes are compared with the source. Notes which node made each copy, and drops the
+copies of a node that made wrong bytes."""
 
 from __future__ import annotations
 
