@@ -130,8 +130,8 @@ class DirectGrants:
         """See `Grants`. Has no effect: the cursor follows the acquired extents."""
 
     def close(self) -> None:
-        """See `Grants`. The memory of a fill in flight is freed when it ends. Nothing is awaited: a finalizer may run in the
-        thread of that fill, or while another thread starts."""
+        """See `Grants`. The memory of a fill in flight is freed when it ends. Nothing is awaited: a finalizer may run in
+        the thread of that fill, or while another thread starts."""
         with self._lock:
             self._closing.set()
             copies = list(self._copies.values())
