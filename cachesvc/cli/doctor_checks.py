@@ -34,6 +34,7 @@ from cachesvc.daemon.disks.budgets import checked_budget
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.system.footprint import largest_ram_bytes
+from cachesvc.system.kubelet import KUBELET, KUBELET_FREE
 from cachesvc.tiers.directory import NAME
 from cachesvc.tiers.mounts import Mount, check_own, misplaced, mount_of
 from cachesvc.tiers.probe import room
@@ -45,10 +46,6 @@ SKEW_FAIL_S = 840.0
 """S3 refuses signatures that are 15 minutes off; one minute is left for the request itself."""
 DISK_SPARE = 0.05
 LIST_S = 10.0
-KUBELET = ("/var/lib/kubelet", *(("/etc/hosts",) if "KUBERNETES_SERVICE_HOST" in os.environ else ()))
-"""Paths on the file system that the kubelet watches: its own folder, and in a pod a file that it mounts from there."""
-KUBELET_FREE = 0.15
-"""The kubelet's `imagefs.available`, by default; `nodefs.available` is 10 %."""
 _SHARED_OR_VOLATILE = {
     "tmpfs": "is RAM: bytes there count as memory and are gone after a reboot",
     "ramfs": "is RAM: bytes there count as memory and are gone after a reboot",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,12 @@ class Histogram:
         """Count one wait."""
         self.counts[bucket_of(seconds)] += 1
         self.sum_s += seconds
+
+    def __add__(self, more: Histogram) -> Histogram:
+        return Histogram(list(map(operator.add, self.counts, more.counts)), self.sum_s + more.sum_s)
+
+    def __sub__(self, before: Histogram) -> Histogram:
+        return Histogram(list(map(operator.sub, self.counts, before.counts)), self.sum_s - before.sum_s)
 
     def add(self, counts: Sequence[int], sum_s: float) -> None:
         """Count waits that were counted elsewhere."""

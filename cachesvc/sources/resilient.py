@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field, fields
 from typing import NoReturn, Protocol, TypeVar, runtime_checkable
 
 from cachesvc.core.errors import CacheError, SourceUnavailable
+from cachesvc.core.histogram import Histogram
 from cachesvc.core.limits import REQUEST_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.rates.backoff import LatencyTail, backoff_s, hedge_allowed
@@ -66,14 +67,17 @@ class SourceCounters:
     hedges: int = 0
     hedge_wins: int = 0
     hedge_bytes: int = 0
-    seconds: float = 0.0
-    """The time that the `requests` took, failed ones included."""
+    waits: Histogram = field(default_factory=Histogram)
+    """How long the `requests` took, failed ones included."""
 
     def __add__(self, more: SourceCounters) -> SourceCounters:
-        return SourceCounters(*map(operator.add, astuple(self), astuple(more)))
+        return SourceCounters(*map(operator.add, _counts(self), _counts(more)))
 
     def __sub__(self, before: SourceCounters) -> SourceCounters:
-        return SourceCounters(*map(operator.sub, astuple(self), astuple(before)))
+        return SourceCounters(*map(operator.sub, _counts(self), _counts(before)))
+
+
+_counts = operator.attrgetter(*(each.name for each in fields(SourceCounters)))
 
 
 @runtime_checkable
@@ -367,12 +371,12 @@ class Resilient:
         except CacheError as error:
             with self._lock:
                 self.counters.bytes += error.received_bytes
-                self.counters.seconds += self._clock() - started
+                self.counters.waits.observe(self._clock() - started)
             raise
         with self._lock:
             took_s = self._clock() - started
             self.counters.bytes += received_bytes
-            self.counters.seconds += took_s
+            self.counters.waits.observe(took_s)
             self._latencies.add(len(into), took_s)
 
     def _raced(

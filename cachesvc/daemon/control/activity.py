@@ -121,14 +121,15 @@ def _sum_up(job: pb.JobStatus) -> None:
     """Set what a job says of all its readers."""
     readers = job.readers
     job.batches_per_s = sum(each.batches_per_s for each in readers)
-    job.waiting = max(map(_waiting, readers), default=0.0)
+    job.waiting = max(map(waited_share, readers), default=0.0)
     worst = max(
         (each for each in readers if each.waits_for),
-        key=lambda each: (each.waiting_s, _waiting(each)),
+        key=lambda each: (each.waiting_s, waited_share(each)),
         default=None,
     )
     job.waits_for = worst.waits_for if worst else ""
 
 
-def _waiting(reader: pb.ReaderStatus) -> float:
+def waited_share(reader: pb.ReaderStatus) -> float:
+    """Return the part of its time, from 0 to 1, that a rank waited."""
     return min(1.0, sum(each.share for each in reader.waits))

@@ -31,10 +31,9 @@ class FillCounts:
     """Bytes that were filled into each tier."""
     received: Counter[str] = field(default_factory=Counter)
     """Bytes of extents that came from each other node, also for fills that failed."""
-    receive_s: float = 0.0
-    """The seconds that all reads from other nodes took. Some waited for blocks that those nodes did not have yet."""
-    peer_reads: int = 0
-    """Reads from other nodes that have ended, those that failed included."""
+    peer_waits: Histogram = field(default_factory=Histogram)
+    """How long each read from another node took, failed ones included. Some waited for blocks that the node did not have
+    yet."""
     peer_failures: int = 0
     """How often a node failed to give an extent, or was late."""
     hedged_bytes: int = 0
@@ -66,5 +65,4 @@ class FillCounts:
     def read_from(self, node: str, since: float, done: jobs.JobDone) -> None:
         """Count a read from another node, which began at `since` on the monotonic clock."""
         self.received[node] += done.peer_bytes
-        self.receive_s += time.monotonic() - since
-        self.peer_reads += 1
+        self.peer_waits.observe(time.monotonic() - since)

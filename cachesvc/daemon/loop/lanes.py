@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cachesvc.core.errors import CacheError, TierFailed
+from cachesvc.core.histogram import Histogram
 from cachesvc.tiers.tier import tier_error
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ class Lane:
         self._clock = clock
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._began_at: float | None = None
-        self.calls, self.calls_s = 0, 0.0
-        """The calls that have ended, and the seconds that they took."""
+        self.waits = Histogram()
+        """How long each call took that has ended."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -81,5 +82,5 @@ class Lane:
         while (call := self._calls.get()) is not None and not self._closed:
             self._began_at = self._clock()
             call()
-            self.calls, self.calls_s = self.calls + 1, self.calls_s + self._clock() - self._began_at
+            self.waits.observe(self._clock() - self._began_at)
             self._began_at = None

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
-from prometheus_client.utils import floatToGoString
 
 import cachesvc
 from cachesvc.core.errors import kinds
-from cachesvc.core.histogram import BOUNDS_S, Histogram
+from cachesvc.core.histogram import Histogram
 from cachesvc.core.model import DatasetId
 from cachesvc.core.node.node import Node
 from cachesvc.core.placement.traits import KINDS
 from cachesvc.core.safe_text import redacted
 from cachesvc.core.stalls import CAUSES, QUANTILES
 from cachesvc.daemon.access.tls import CertificateWatch
+from cachesvc.daemon.control.activity import job_messages, waited_share
 from cachesvc.daemon.datasets import Datasets
 from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.events.journal import Journal
@@ -34,11 +32,15 @@ from cachesvc.daemon.fills.sent_bytes import RESULTS
 from cachesvc.daemon.grants.reader_events import ReaderEvents
 from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
+from cachesvc.daemon.metrics.families import family, histogram, histograms
 from cachesvc.daemon.peers.cluster_link import ClusterLink
 from cachesvc.daemon.peers.messages import ANSWERING, ClusterReport
 from cachesvc.daemon.reload.reloader import Reloader
 from cachesvc.daemon.residency import resident
+from cachesvc.system.kubelet import kubelet_disk_free
 
+MAX_RANKS = 64
+"""Ranks with metrics of their own."""
 MAX_PEERS = 256
 """Other nodes with metrics of their own."""
 PRIVATE = "private"
@@ -70,7 +72,6 @@ _OF_SOURCES = {
     "hedges": "Late reads for which a second request was sent.",
     "hedge_bytes": "Bytes received by second requests.",
 }
-_SOURCE_SECONDS = "Time that read requests to sources took."
 _OF_DEMANDS = {
     "hits": "Demands of a resident extent.",
     "ahead": "Demands of an extent that a plan had fetched ahead.",
@@ -120,7 +121,9 @@ class MetricsCollector:
         bytes_of = {
             each.id: each.bytes_of(extent for extent, _ in resident(self._node, each)) for each in known
         }
-        return iter(self._loop.call(lambda: self._read(bytes_of)))
+        about = "Free part of the disk that the kubelet watches, from 0 to 1."
+        disk = GaugeMetricFamily("cachesvc_kubelet_disk_free_ratio", about, kubelet_disk_free())
+        return iter([disk, *self._loop.call(lambda: self._read(bytes_of))])
 
     def _read(self, resident_bytes: dict[DatasetId, int]) -> list[Metric]:
         info = GaugeMetricFamily("cachesvc_build_info", "1, of this release.", labels=["version"])
@@ -143,6 +146,7 @@ class MetricsCollector:
             GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
             GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
             *self._stall_metrics(),
+            *self._rank_metrics(),
             *self._histograms(),
             *self._quota_metrics(),
             *self._reload_metrics(),
@@ -150,10 +154,10 @@ class MetricsCollector:
 
     def _histograms(self) -> Iterator[Metric]:
         """Read the histograms, which have no label `dataset`, so that they add up over nodes."""
-        yield _histograms("fill_seconds", "Fills, until readers are granted.", "origin", self._counts.waits)
-        yield _histograms("grant_seconds", "Requests of readers for an extent.", "answer", self._grants.waits)
+        yield histograms("fill_seconds", "Fills, until readers are granted.", "origin", self._counts.waits)
+        yield histograms("grant_seconds", "Requests of readers for an extent.", "answer", self._grants.waits)
         about = "Waits of training steps for their batches."
-        yield _histogram("step_wait_seconds", about, self._requests.step_waits)
+        yield histogram("step_wait_seconds", about, self._requests.step_waits)
 
     def _quota_metrics(self) -> Iterator[Metric]:
         """Read how full quotas are, without names: these may be secret."""
@@ -170,11 +174,11 @@ class MetricsCollector:
             if quota_bytes is not None:
                 fullest[of] = max(fullest.get(of, 0.0), used / max(1, quota_bytes))
         about = "Use of the fullest quota, from 0 to 1, of datasets and of users."
-        yield _family(GaugeMetricFamily, "quota_use_ratio", about, "of", fullest.items())
+        yield family(GaugeMetricFamily, "quota_use_ratio", about, "of", fullest.items())
 
     def _reload_metrics(self) -> Iterator[Metric]:
         about = "Events since the start; see `cachesvc events`."
-        yield _family(CounterMetricFamily, "events", about, "kind", self._journal.counts.items())
+        yield family(CounterMetricFamily, "events", about, "kind", self._journal.counts.items())
         about = "1 unless the last reload of the settings failed."
         yield GaugeMetricFamily("cachesvc_config_last_reload_successful", about, self._reloader.succeeded)
         about = "Unix time of the last reload that succeeded, or of the start."
@@ -184,24 +188,21 @@ class MetricsCollector:
     def _tiers(self) -> Iterator[Metric]:
         tiers = self._node.status().tiers
         for kind, name, attribute, about in _OF_TIERS:
-            yield _family(
-                kind, name, about, "tier", [(each.tier, getattr(each, attribute)) for each in tiers]
-            )
+            yield family(kind, name, about, "tier", [(each.tier, getattr(each, attribute)) for each in tiers])
 
         calls = {each.tier: self._threads.of(each.tier) for each in tiers}
-        count = [(name, sum(lane.calls for lane in lanes)) for name, lanes in calls.items()]
-        took = [(name, sum(lane.calls_s for lane in lanes)) for name, lanes in calls.items()]
         filled = [(name, self._counts.filled_bytes[name]) for name in calls]
-        yield _family(_COUNTER, "tier_filled_bytes", "Bytes filled into a tier.", "tier", filled)
-        yield _family(_COUNTER, "tier_calls", "Calls on a tier: open, reserve, commit, evict.", "tier", count)
-        yield _family(_COUNTER, "tier_call_seconds", "Time that these calls took.", "tier", took)
+        yield family(_COUNTER, "tier_filled_bytes", "Bytes filled into a tier.", "tier", filled)
+        waits = {str(name): sum((lane.waits for lane in lanes), Histogram()) for name, lanes in calls.items()}
+        yield histograms("tier_call_seconds", "Calls on a tier: open, reserve, commit, evict.", "tier", waits)
 
     def _sources(self) -> Iterator[Metric]:
         """Read the counters of all sources together, since a source's name may belong to a tenant."""
         counters = self._fillers.source_requests
         for name, about in _OF_SOURCES.items():
             yield CounterMetricFamily(f"cachesvc_source_{name}", about, getattr(counters, name))
-        yield CounterMetricFamily("cachesvc_source_request_seconds", _SOURCE_SECONDS, counters.seconds)
+        about = "Read requests to sources, those that failed included."
+        yield histogram("source_request_seconds", about, counters.waits)
         about = "Bytes that sources sent, without hedges."
         yield CounterMetricFamily("cachesvc_source_read_bytes", about, counters.bytes)
 
@@ -218,12 +219,10 @@ class MetricsCollector:
         report, counts = self._cluster.report, self._counts
         states = Counter(row.state for row in report.rows)
         of_state = [(state, states[state]) for state in STATES]
-        nodes = _family(GaugeMetricFamily, "nodes", "Nodes of the cluster, by state.", "state", of_state)
+        nodes = family(GaugeMetricFamily, "nodes", "Nodes of the cluster, by state.", "state", of_state)
         received = "Bytes received from other nodes, for failed fills too."
         counters = {
             "received_bytes": (received, counts.received.total()),
-            "reads": ("Reads of extents from other nodes.", counts.peer_reads),
-            "read_seconds": ("Time that these reads took.", counts.receive_s),
             "sent_bytes": ("Bytes sent to other nodes.", report.sent_bytes),
             "lookups": ("Questions where an extent is that this node answered.", report.lookups),
             "redirects": ("Answers that named a node and not the source.", report.redirects),
@@ -238,13 +237,14 @@ class MetricsCollector:
         of_kind = [(kind, warned[kind]) for kind in KINDS]
         return [
             nodes,
-            _family(GaugeMetricFamily, "cluster_warnings", about, "kind", of_kind),
+            family(GaugeMetricFamily, "cluster_warnings", about, "kind", of_kind),
             GaugeMetricFamily(
                 "cachesvc_cluster_list_read", "1 once the list of members was read.", int(report.list_read)
             ),
             *self._peer_metrics(report),
+            histogram("peer_read_seconds", "Reads of extents from other nodes.", counts.peer_waits),
             *(CounterMetricFamily(f"cachesvc_peer_{name}", *each) for name, each in counters.items()),
-            _family(CounterMetricFamily, "peer_compared_extents", compared, "result", results),
+            family(CounterMetricFamily, "peer_compared_extents", compared, "result", results),
         ]
 
     def _peer_metrics(self, report: ClusterReport) -> list[Metric]:
@@ -256,10 +256,10 @@ class MetricsCollector:
         gave = [(row.name, self._counts.received[row.name]) for row in rows]
         ends = [(row.name, row.traits.certificate_ends) for row in rows if row.traits.certificate_ends]
         return [
-            _family(GaugeMetricFamily, "peer_present", "1 while a node answers.", "node", present),
-            _family(GaugeMetricFamily, "peer_round_trip_seconds", "Time of a greeting.", "node", times),
-            _family(_COUNTER, "peer_gave_bytes", "Bytes received from a node.", "node", gave),
-            _family(
+            family(GaugeMetricFamily, "peer_present", "1 while a node answers.", "node", present),
+            family(GaugeMetricFamily, "peer_round_trip_seconds", "Time of a greeting.", "node", times),
+            family(_COUNTER, "peer_gave_bytes", "Bytes received from a node.", "node", gave),
+            family(
                 GaugeMetricFamily,
                 "peer_certificate_not_after_timestamp_seconds",
                 "End of a node's certificate.",
@@ -284,31 +284,29 @@ class MetricsCollector:
                 info.add_metric([label, redacted(known.catalog.uri)], 1)
         yield info
         here = of_each(lambda dataset: resident_bytes.get(dataset, 0))
-        yield _family(
-            GaugeMetricFamily, "resident_bytes", "Bytes of a dataset on this node.", "dataset", here
-        )
+        yield family(GaugeMetricFamily, "resident_bytes", "Bytes of a dataset on this node.", "dataset", here)
         for name, about in _OF_DEMANDS.items():
             values = [(label, getattr(each, name)) for label, each in counters]
-            yield _family(CounterMetricFamily, name, about, "dataset", values)
+            yield family(CounterMetricFamily, name, about, "dataset", values)
         fetched = of_each(self._counts.source_bytes)
-        yield _family(CounterMetricFamily, "source_bytes", "Fetched from the source.", "dataset", fetched)
+        yield family(CounterMetricFamily, "source_bytes", "Fetched from the source.", "dataset", fetched)
         received = of_each(self._counts.peer_bytes)
         about = "Bytes received from other nodes."
-        yield _family(CounterMetricFamily, "peer_bytes", about, "dataset", received)
+        yield family(CounterMetricFamily, "peer_bytes", about, "dataset", received)
         public = [(label, each) for label, each in counters if label != PRIVATE]  # rates do not add up
         # 0: no job claims the dataset, so its bound is unknown
         bounds = [(label, each.bound) for label, each in public if each.bound]
-        yield _family(GaugeMetricFamily, "hit_bound", "The best possible hit rate.", "dataset", bounds)
+        yield family(GaugeMetricFamily, "hit_bound", "The best possible hit rate.", "dataset", bounds)
         of_bound = [(label, each.epochs[-1].of_bound) for label, each in public if each.epochs]
         about = "Hit rate of the latest epoch over its bound."
-        yield _family(GaugeMetricFamily, "epoch_hits_of_bound", about, "dataset", of_bound)
+        yield family(GaugeMetricFamily, "epoch_hits_of_bound", about, "dataset", of_bound)
 
     def _stall_metrics(self) -> list[Metric]:
         """Read the step statistics that the ranks of this node report."""
         labelled = [(self._label(dataset), stalls) for dataset, stalls in self._requests.stalls.items()]
         labelled = [(label, each) for label, each in labelled if label == PRIVATE or label in self._present]
         batches = [(label, each.steps) for label, each in labelled]
-        steps = _family(
+        steps = family(
             CounterMetricFamily, "loader_batches", "Batches handed to training steps.", "dataset", batches
         )
         waits: Counter[tuple[str, str]] = Counter()
@@ -327,6 +325,24 @@ class MetricsCollector:
                 for quantile, wait in zip(QUANTILES, each.quantiles_us, strict=True):
                     quantiles.add_sample(WAIT_QUANTILES, {"dataset": label, "quantile": quantile}, wait / 1e6)
         return [steps, waited, quantiles]
+
+    def _rank_metrics(self) -> Iterator[Metric]:
+        """Read what ranks reported last, of `MAX_RANKS` that wait longest."""
+        jobs = job_messages(self._node, self._grants.connected(), (), None)
+        ranks = [(waited_share(each), job.id, each) for job in jobs for each in job.readers]
+        ranks = sorted(
+            (each for each in ranks if each[0] or each[2].batches_per_s), key=lambda each: -each[0]
+        )
+        waits = GaugeMetricFamily(
+            "cachesvc_rank_waiting_ratio", "Part of the time that a rank waited.", labels=["job", "reader"]
+        )
+        rates = GaugeMetricFamily(
+            "cachesvc_rank_batches_per_second", "Batches that a rank took.", labels=["job", "reader"]
+        )
+        for share, job, reader in ranks[:MAX_RANKS]:
+            waits.add_metric([job, str(reader.number)], share)
+            rates.add_metric([job, str(reader.number)], reader.batches_per_s)
+        yield from (waits, rates)
 
     def _reported(self, resident_bytes: Mapping[DatasetId, int]) -> list[tuple[str, DatasetId]]:
         """Return the labels and ids of the datasets that are present (some of it is resident, or a job or a pin claims it),
@@ -348,40 +364,3 @@ class MetricsCollector:
         if known is None:
             return self._labels.get(dataset, PRIVATE)
         return PRIVATE if known.rules else dataset
-
-
-def _histogram(name: str, about: str, waits: Histogram) -> Metric:
-    family = HistogramMetricFamily(f"cachesvc_{name}", about)
-    family.add_metric([], _buckets(waits), waits.sum_s)
-    return family
-
-
-def _histograms(name: str, about: str, label: str, of: Mapping[str, Histogram]) -> Metric:
-    """Return a family with a histogram for each value of a label."""
-    family = HistogramMetricFamily(f"cachesvc_{name}", about, labels=[label])
-    for value, waits in of.items():
-        family.add_metric([value], _buckets(waits), waits.sum_s)
-    return family
-
-
-def _buckets(waits: Histogram) -> list[tuple[str, float]]:
-    """Return the bounds, and how many waits were no longer than each."""
-    bounds = [*map(floatToGoString, BOUNDS_S), "+Inf"]
-    return list(zip(bounds, accumulate(waits.counts), strict=True))
-
-
-def _family(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    about: str,
-    label: str,
-    values: Iterable[tuple[str, float]],
-) -> Metric:
-    """Return a family with the sum of the values of each label."""
-    sums: dict[str, float] = {}
-    for each, value in values:
-        sums[each] = sums.get(each, 0) + value
-    family = kind(f"cachesvc_{name}", about, labels=[label])
-    for each, value in sums.items():
-        family.add_metric([each], value)
-    return family

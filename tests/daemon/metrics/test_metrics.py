@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -14,6 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,7 +26,7 @@ from cachesvc.core.errors import NotAllowed
 from cachesvc.core.histogram import BOUNDS_S, BUCKETS, Histogram, bucket_of
 from cachesvc.core.model import DatasetId
 from cachesvc.core.stalls import CAUSES, QUANTILES, StallReport
-from testbed import WAIT_S
+from testbed import ROOT, WAIT_S
 from testbed.node import Daemon
 from testbed.servers import free_ports, two_ports
 from tests.support.reading import contents
@@ -32,6 +35,9 @@ from tests.support.waiting import wait_until
 
 EXTENT, EXTENTS, DATASETS = 64 << 10, 4, 20
 MOST_SERIES, MOST_BUCKETS = 1500, 12
+DEPLOY = ROOT / "deploy" / "monitoring"
+OF_TARGETS = {"job", "instance"}
+"""Labels that Prometheus gives all samples of a node."""
 REPORT = StallReport(
     5, (200_000,) + (0,) * (len(CAUSES) - 1), (5,) * len(QUANTILES), (3, 0, 2) + (0,) * (BUCKETS - 3)
 )
@@ -51,7 +57,8 @@ class Node:
         options += ["--allow", f"{self.data}/", "--allow", f"{self.data}/{DATASETS - 1}/=uid:64001"]
         options += ["--quota", f"{self.data}/1/={2 * EXTENT}", "--metrics", f"127.0.0.1:{self.port}"]
         options += ["--cluster", f"static:{member}", "--advertise", member]
-        self.daemon = Daemon(root / "node", options)
+        # In a pod /etc/hosts lies on the disk of the kubelet.
+        self.daemon = Daemon(root / "node", options, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 
     def text(self, path: str = "/metrics") -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=WAIT_S) as answer:
@@ -98,7 +105,12 @@ def test_twenty_datasets_are_few_series_of_a_valid_exposition(node: Node) -> Non
     families = node.families()
     for reader in readers:
         reader.close()
+    (free,) = families["cachesvc_kubelet_disk_free_ratio"].samples
+    assert 0 < free.value <= 1
     samples = [each for family in families.values() for each in family.samples]
+    ranks = [each.value for each in families["cachesvc_rank_waiting_ratio"].samples]
+    assert len(ranks) == DATASETS - 1, "one reported of a dataset that is not for scrapers"
+    assert all(0 < each <= 1 for each in ranks)
     assert len(samples) <= MOST_SERIES
     keys = Counter((each.name, tuple(sorted(each.labels.items()))) for each in samples)
     assert keys.most_common(1)[0][1] == 1, "no series twice"
@@ -116,6 +128,39 @@ def test_twenty_datasets_are_few_series_of_a_valid_exposition(node: Node) -> Non
     named = {each["dataset"] for each in public}
     for each in samples:
         assert each.labels.get("dataset", "private") in named | {"private"}, each
+
+
+def test_dashboard_and_alerts_ask_for_what_the_daemon_serves(node: Node) -> None:
+    with closing(DaemonGrants(node.daemon.socket_dir, node.filled(0))) as grants:
+        grants.connect()
+        grants.waited(REPORT)
+        ranks = "cachesvc_rank_waiting_ratio"
+        wait_until(lambda: node.families()[ranks].samples)
+        served = {name: set[str]() for name in re.findall(r"^# TYPE (\w+)", node.text(), re.MULTILINE)}
+        for each in (each for family in node.families().values() for each in family.samples):
+            served.setdefault(each.name, set()).update(each.labels)
+    served["up"] = set()
+    queries = queries_of(DEPLOY)
+    assert len(queries) > 50
+    for query, legend in queries:
+        names = set(re.findall(r"\b(?:cachesvc_\w+|up)\b", re.sub(r'"[^"]*"', "", query)))
+        assert names <= served.keys(), query
+        for name, matchers in re.findall(r"(\w+)\{(.*?)\}", query):
+            assert set(re.findall(r"(\w+)=", matchers)) <= served[name] | OF_TARGETS, query
+        known = set.union(OF_TARGETS, *(served[name] for name in names))
+        grouped = [re.findall(r"\w+", each) for each in re.findall(r"(?:by|on|group_left) \((.*?)\)", query)]
+        asked = {label for each in grouped for label in each} | set(
+            re.findall(r"{{ *(?:\$labels\.)?(\w+) *}}", legend)
+        )
+        assert asked <= known, query
+
+
+def queries_of(folder: Path) -> list[tuple[str, str]]:
+    """The queries of dashboard and alerts, and the text in which their labels stand."""
+    panels = json.loads((folder / "dashboard.json").read_text())["panels"]
+    found = [(each["expr"], each["legendFormat"]) for panel in panels for each in panel.get("targets", ())]
+    rules = yaml.safe_load((folder / "alerts.yaml").read_text())["groups"][0]["rules"]
+    return found + [(rule["expr"], rule["annotations"]["summary"]) for rule in rules]
 
 
 def test_series_of_an_evicted_dataset_go_away_and_come_back_with_it(node: Node) -> None:
@@ -153,11 +198,12 @@ def test_histograms_count_fills_grants_and_steps(node: Node) -> None:
 
         wait_until(lambda: grown() == after)
     assert node.value("cachesvc_fill_seconds_bucket", origin="source", le="+Inf") >= EXTENTS
-    assert node.value("cachesvc_source_request_seconds_total") > 0
+    assert node.value("cachesvc_source_request_seconds_count") >= 1
+    assert node.value("cachesvc_source_request_seconds_sum") > 0
     assert node.value("cachesvc_tier_filled_bytes_total", tier="ram") >= EXTENTS * EXTENT
     assert node.value("cachesvc_tier_granted_bytes_total", tier="ram") >= EXTENTS * EXTENT
-    assert node.value("cachesvc_tier_calls_total", tier="ram") > 0
-    assert node.value("cachesvc_tier_call_seconds_total", tier="ram") > 0
+    assert node.value("cachesvc_tier_call_seconds_count", tier="ram") > 0
+    assert node.value("cachesvc_tier_call_seconds_sum", tier="ram") > 0
 
 
 def test_quotas_pins_and_refusals_are_counted(node: Node) -> None:
