@@ -33,6 +33,7 @@ from cachesvc.cli import (
     tokenize,
     trial,
     verify,
+    where,
     why,
 )
 from cachesvc.cli.top import command as top
@@ -108,7 +109,7 @@ def show_help(context: click.Context, verb: str | None, json: bool) -> None:
 
 TASKS = {
     "Run a daemon": (serve.serve, run.run, config.config, reload.reload, stop.stop, doctor.doctor),
-    "Look at it": (status.status, top.top, why.why, events.events, nodes.nodes),
+    "Look at it": (status.status, top.top, why.why, events.events, nodes.nodes, where.where),
     "Keep data": (
         prefetch.prefetch,
         prepare.prepare,

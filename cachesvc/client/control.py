@@ -212,6 +212,11 @@ class Control:
         reply: pb.RemoveNodeReply = self._ask(self._stub.RemoveNode, request)
         return reply
 
+    def where(self, dataset: DatasetId) -> pb.WhereReply:
+        """How much of a dataset each member of the cluster holds."""
+        reply: pb.WhereReply = self._ask(self._stub.Where, self._pb.WhereRequest(dataset=dataset))
+        return reply
+
     def list(self) -> Sequence[pb.DatasetStatus]:
         """The datasets that the daemon knows."""
         reply: pb.ListReply = self._ask(self._stub.List, self._pb.ListRequest())

@@ -708,6 +708,52 @@ class ReportReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class HeldRequest(_message.Message):
+    __slots__ = ("protocol", "extents")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    extents: bytes
+    def __init__(self, protocol: _Optional[int] = ..., extents: _Optional[bytes] = ...) -> None: ...
+
+class HeldReply(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: bytes
+    def __init__(self, held: _Optional[bytes] = ...) -> None: ...
+
+class WhereRequest(_message.Message):
+    __slots__ = ("dataset",)
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    def __init__(self, dataset: _Optional[str] = ...) -> None: ...
+
+class WhereReply(_message.Message):
+    __slots__ = ("dataset", "nodes")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    dataset: Dataset
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeHolding]
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeHolding, _Mapping]]] = ...) -> None: ...
+
+class NodeHolding(_message.Message):
+    __slots__ = ("name", "address", "zone", "me", "resident_bytes", "resident_extents", "why")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    ME_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    zone: str
+    me: bool
+    resident_bytes: int
+    resident_extents: int
+    why: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., zone: _Optional[str] = ..., me: _Optional[bool] = ..., resident_bytes: _Optional[int] = ..., resident_extents: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
 class NodesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -18,6 +18,7 @@ from cachesvc.daemon.access.tenants import ANONYMOUS, is_own_user
 from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.control.callers import Callers
 from cachesvc.daemon.control.examination import examine
+from cachesvc.daemon.control.holdings import where
 from cachesvc.daemon.control.pins import Pins
 from cachesvc.daemon.control.prefetches import Prefetches
 from cachesvc.daemon.control.reports import EventStream, Reports, dataset_message, options_of, stale_text
@@ -195,6 +196,12 @@ class Service:
                 raise errors.InvalidInput(ALONE)
             found = self._cluster.forget(request.name)
             return pb.RemoveNodeReply(untold=found.untold, listed=found.listed)
+
+    def Where(self, request: pb.WhereRequest, context: grpc.ServicerContext) -> pb.WhereReply:
+        with self._callers.answering(context, request.dataset):
+            if self._cluster is None:
+                raise errors.InvalidInput(ALONE)
+            return where(self._dataset(request.dataset, context), self._runner.node, self._cluster)
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.PinReply:
         with self._callers.answering(context, request.dataset):

@@ -114,6 +114,7 @@ class Agent:
             self._members.heard,
             self._members.left,
             self._members.forget,
+            self._announcements.held,
         )
 
     def run(self) -> None:
@@ -177,6 +178,8 @@ class Agent:
             os._exit(0)
         elif isinstance(message, messages.ForgetNode):
             self._surveys.submit(self._forget, message)
+        elif isinstance(message, messages.FindHolders):
+            self._surveys.submit(self._find_holders, message)
 
     def _locate(self, wanted: messages.LocateExtent) -> None:
         extent, left_out = wanted.extent, self._ports.left_out()
@@ -204,6 +207,11 @@ class Agent:
         self._members.wait_settled()
         held, coming = self._locator.survey(message.extents)
         self._daemon.send(messages.ExtentsSurveyed(message.number, frozenset(held), frozenset(coming)))
+
+    def _find_holders(self, message: messages.FindHolders) -> None:
+        self._members.wait_settled()
+        held, failed = self._members.ask_present(lambda address: self._calls.held(address, message.extents))
+        self._daemon.send(messages.HoldersFound(message.number, held, failed))
 
     def _forget(self, message: messages.ForgetNode) -> None:
         try:

@@ -22,7 +22,7 @@ from cachesvc.core.placement.view import Member, View
 from cachesvc.daemon.peers.members import Members
 from cachesvc.daemon.peers.messages import WrongCopy
 from cachesvc.daemon.peers.owned_extents import OwnedExtents
-from cachesvc.daemon.peers.peer_calls import PeerCalls, pack_fills, reason
+from cachesvc.daemon.peers.peer_calls import MOST_IDS, PeerCalls, pack_fills, reason
 from cachesvc.v1 import cachesvc_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ STEP = 4096
 """Extents whose owners are computed at a time."""
 SENDERS = 8
 """Nodes that are told at a time, so that those that do not answer do not delay the others."""
-MOST = 1 << 17
-"""Extents that one call names: 2 MiB, half of what gRPC accepts. The receiver notes them in 0.3 s."""
 
 
 @dataclass(slots=True)
@@ -76,6 +74,11 @@ class Announcements:
     def extents(self) -> int:
         """The number of extents that this node holds."""
         return len(self._held)
+
+    def held(self, extents: Iterable[ExtentId]) -> bytes:
+        """Return a byte for each extent, 1 where this node holds it."""
+        with self._lock:
+            return bytes(extent in self._held for extent in extents)
 
     def changed(
         self,
@@ -185,19 +188,19 @@ def _requests(me: str, batch: _Batch) -> Iterator[pb.ReportRequest]:
     yield pb.ReportRequest(
         protocol=PROTOCOL_VERSION,
         node=me,
-        filled=b"".join(filled[:MOST]),
-        dropped=b"".join(dropped[:MOST]),
+        filled=b"".join(filled[:MOST_IDS]),
+        dropped=b"".join(dropped[:MOST_IDS]),
         progressing=pack_fills(batch.progressing.items()),
         anew=batch.anew,
         wrong=b"".join(batch.wrong[False]),
         differing=b"".join(batch.wrong[True]),
     )
-    for at in range(MOST, max(len(filled), len(dropped)), MOST):
+    for at in range(MOST_IDS, max(len(filled), len(dropped)), MOST_IDS):
         yield pb.ReportRequest(
             protocol=PROTOCOL_VERSION,
             node=me,
-            filled=b"".join(filled[at : at + MOST]),
-            dropped=b"".join(dropped[at : at + MOST]),
+            filled=b"".join(filled[at : at + MOST_IDS]),
+            dropped=b"".join(dropped[at : at + MOST_IDS]),
         )
 
 

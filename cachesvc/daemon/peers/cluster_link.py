@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import cachesvc
 from cachesvc.config import Settings
@@ -70,7 +70,10 @@ CHANGES = (
 )
 
 
-_Answer: TypeAlias = messages.ExtentLocated | messages.ExtentsSurveyed | messages.NodeForgotten
+_Answer: TypeAlias = (
+    messages.ExtentLocated | messages.ExtentsSurveyed | messages.NodeForgotten | messages.HoldersFound
+)
+_A = TypeVar("_A", messages.NodeForgotten, messages.HoldersFound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +167,11 @@ class ClusterLink:
         Raises NotFound where there is no such member, InvalidInput for one that is present, NotReady where the agent does
         not answer.
         """
-        number, answer = next(self._numbers), Future[messages.NodeForgotten]()
+        number = next(self._numbers)
         unanswered = messages.NodeForgotten(
             number, NotReady.code, "the peer agent does not answer; try again"
         )
-        question = _Question(unanswered, answer.set_result, time.monotonic() + LOCATE_S)
-        self._loop.call(partial(self._questions.update, {number: question}))
-        if not self._send(messages.ForgetNode(number, name)):
-            self._loop.post(partial(self._answered, unanswered))
-        found = answer.result()
+        found = self._ask(messages.ForgetNode(number, name), unanswered, time.monotonic() + LOCATE_S)
         if found.code:
             raise from_code(found.code, found.error)
         return found
@@ -205,6 +204,22 @@ class ClusterLink:
         self._loop.call(partial(self._questions.update, {number: _Question(unanswered, then)}))
         if not self._send(message):
             self._loop.post(partial(self._answered, unanswered))
+
+    def holders(self, extents: Sequence[ExtentId]) -> messages.HoldersFound:
+        """Find out which extents each other node holds, on another thread than the loop's."""
+        number = next(self._numbers)
+        return self._ask(messages.FindHolders(number, tuple(extents)), messages.HoldersFound(number))
+
+    def _ask(
+        self, message: messages.ForgetNode | messages.FindHolders, unanswered: _A, until: float = math.inf
+    ) -> _A:
+        """Ask the agent, on another thread than the loop's."""
+        answer = Future[_A]()
+        question = _Question(unanswered, answer.set_result, until)
+        self._loop.call(partial(self._questions.update, {message.number: question}))
+        if not self._send(message):
+            self._loop.post(partial(self._answered, unanswered))
+        return answer.result()
 
     def _handled(self, event: events.Event) -> None:
         """Note that an event may have changed what this node holds. The changes of one round of the loop are told

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
@@ -44,6 +45,9 @@ class _Contact:
     traits: Traits = field(default_factory=Traits)
     round_trip_s: float = 0.0
     error: str = ""
+
+
+_Answer = TypeVar("_Answer")
 
 
 class Members:
@@ -135,7 +139,7 @@ class Members:
         goodbye.leaving = True
         if self._membership is not None:
             self._membership.close()
-        self._tell_present(lambda address: self._calls.hello(address, goodbye))
+        self.ask_present(lambda address: self._calls.hello(address, goodbye))
         if self._membership is not None:
             self._watching.join(UNLIST_S)
 
@@ -172,10 +176,11 @@ class Members:
         if not self.forget(name):
             raise NotFound(f"there is no member {name!r} that is away; see `cachesvc nodes`")
         request = pb.ForgetRequest(protocol=PROTOCOL_VERSION, node=name)
-        return self._tell_present(lambda address: self._calls.forget_member(address, request)), listed
+        _, failed = self.ask_present(lambda address: self._calls.forget_member(address, request))
+        return tuple(failed), listed
 
-    def _tell_present(self, call: Callable[[str], object]) -> tuple[str, ...]:
-        """Make a call to all present members at once; return the names of those that failed."""
+    def ask_present(self, call: Callable[[str], _Answer]) -> tuple[dict[str, _Answer], dict[str, str]]:
+        """Make a call to all present members at once; return their answers, and why others gave none, by name."""
         with self._lock:
             view = self._roster.view()
             others = {
@@ -184,15 +189,18 @@ class Members:
                 if each.name != view.me and each.name not in view.away
             }
 
-        def told(name: str) -> bool:
+        answers: dict[str, _Answer] = {}
+        failed: dict[str, str] = {}
+
+        def ask(name: str) -> None:
             try:
-                call(others[name])
-            except grpc.RpcError:
-                return False
-            return True
+                answers[name] = call(others[name])
+            except grpc.RpcError as error:
+                failed[name] = reason(error)
 
         with ThreadPoolExecutor(TELLERS, "tell") as pool:
-            return tuple(name for name, good in zip(others, pool.map(told, others), strict=True) if not good)
+            list(pool.map(ask, others))
+        return answers, failed
 
     def failed(self, name: str, why: str) -> None:
         """Note that a member did not answer a call."""

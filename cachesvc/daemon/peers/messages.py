@@ -133,6 +133,22 @@ class NodeForgotten(msgspec.Struct, frozen=True, tag=True):
     listed: bool = False
 
 
+class FindHolders(msgspec.Struct, frozen=True, tag=True):
+    """Ask the agent which extents each other node holds."""
+
+    number: int
+    extents: tuple[ExtentId, ...]
+
+
+class HoldersFound(msgspec.Struct, frozen=True, tag=True):
+    """Answer `FindHolders`: for each node that answered, a byte for each extent, 1 where the node holds it; and why the
+    others did not answer."""
+
+    number: int
+    held: dict[str, bytes] = {}
+    failed: dict[str, str] = {}
+
+
 class WrongCopy(msgspec.Struct, frozen=True, tag=True):
     """A copy failed its checksums on its way between two nodes, or, where it `differs`, has other bytes than the source.
     To the agent: the copy of `node`. To the daemon: its own, as `node` says."""
@@ -201,9 +217,17 @@ ToAgent: TypeAlias = (
     | NodeChanged
     | Leave
     | ForgetNode
+    | FindHolders
 )
 ToDaemon: TypeAlias = (
-    ExtentLocated | ExtentsSurveyed | KeepExtents | BorrowExtent | WrongCopy | ClusterState | NodeForgotten
+    ExtentLocated
+    | ExtentsSurveyed
+    | KeepExtents
+    | BorrowExtent
+    | WrongCopy
+    | ClusterState
+    | NodeForgotten
+    | HoldersFound
 )
 receive_in_agent: Receiver[ToAgent] = Receiver(ToAgent)
 receive_in_daemon: Receiver[ToDaemon] = Receiver(ToDaemon)

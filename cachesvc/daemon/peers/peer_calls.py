@@ -7,7 +7,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -19,6 +19,7 @@ from cachesvc.core.limits import PEER_CALL_S
 from cachesvc.core.limits import PEER_CALL_S as CALL_S
 from cachesvc.core.limits import PEER_RECONNECT_S as RECONNECT_S
 from cachesvc.core.model import ExtentId
+from cachesvc.core.placement.roster import PROTOCOL_VERSION
 from cachesvc.daemon.access.tls import Certificates, TlsContexts, certificate_trouble
 from cachesvc.daemon.ports import next_port
 from cachesvc.v1 import cachesvc_pb2 as pb
@@ -26,6 +27,8 @@ from cachesvc.v1 import services
 
 ID_BYTES = 16
 """The bytes of an extent's id in a message. A fill has 8 more, for its generation."""
+MOST_IDS = 1 << 17
+"""Extents that one call names: 2 MiB, half of what gRPC accepts."""
 _FILL = struct.Struct("<16sQ")
 
 
@@ -57,6 +60,15 @@ class PeerCalls:
     def forget_member(self, address: str, request: pb.ForgetRequest) -> None:
         """Have a node forget a member."""
         self._stub(address).Forget(request, timeout=CALL_S)
+
+    def held(self, address: str, extents: Sequence[ExtentId]) -> bytes:
+        """Ask a node which extents it holds; return a byte for each, 1 where it does."""
+        found = bytearray()
+        for at in range(0, len(extents), MOST_IDS):
+            ids = b"".join(extents[at : at + MOST_IDS])
+            request = pb.HeldRequest(protocol=PROTOCOL_VERSION, extents=ids)
+            found += self._stub(address).Held(request, timeout=CALL_S).held
+        return bytes(found)
 
     def certificate_trouble(self, address: str) -> str:
         """Return what is wrong with the certificate of a node that does not answer calls, or with this one's; "" for

@@ -18,7 +18,8 @@ from cachesvc.v1 import cachesvc_pb2 as pb
 class PeersServicer:
     """Answers other nodes on gRPC's threads. `hello` makes the answer to a greeting; `wrong` gets the name of a node, the
     extents whose copies from here were wrong, and whether they differ from the source. `heard` gets the name of a node that
-    greets this one, `left` the name and instance of one that says goodbye, and `forget` the name of a member to forget."""
+    greets this one, `left` the name and instance of one that says goodbye, and `forget` the name of a member to forget.
+    `held` says which extents this node holds."""
 
     def __init__(
         self,
@@ -28,11 +29,12 @@ class PeersServicer:
         heard: Callable[[str], None],
         left: Callable[[str, str], None],
         forget: Callable[[str], bool],
+        held: Callable[[list[ExtentId]], bytes],
     ) -> None:
         self._owned = owned
         self._hello = hello
         self._wrong = wrong
-        self._heard, self._left, self._forget = heard, left, forget
+        self._heard, self._left, self._forget, self._held = heard, left, forget, held
 
     def Hello(self, request: pb.HelloRequest, context: grpc.ServicerContext) -> pb.HelloReply:
         if request.leaving:
@@ -62,6 +64,11 @@ class PeersServicer:
         with errors_as_statuses(context):
             _check_protocol(request.protocol)
             return pb.ForgetReply(known=self._forget(request.node))
+
+    def Held(self, request: pb.HeldRequest, context: grpc.ServicerContext) -> pb.HeldReply:
+        with errors_as_statuses(context):
+            _check_protocol(request.protocol)
+            return pb.HeldReply(held=self._held(unpack_ids(request.extents)))
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
         with errors_as_statuses(context):
