@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from cachesvc.cli import (
+    bypass,
     config,
     copy,
     credentials,
@@ -108,7 +109,15 @@ def show_help(context: click.Context, verb: str | None, json: bool) -> None:
 
 
 TASKS = {
-    "Run a daemon": (serve.serve, run.run, config.config, reload.reload, stop.stop, doctor.doctor),
+    "Run a daemon": (
+        serve.serve,
+        run.run,
+        config.config,
+        reload.reload,
+        bypass.bypass,
+        stop.stop,
+        doctor.doctor,
+    ),
     "Look at it": (status.status, top.top, why.why, events.events, nodes.nodes, where.where),
     "Keep data": (
         prefetch.prefetch,

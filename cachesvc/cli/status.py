@@ -49,6 +49,10 @@ def status(wide: bool, socket: str | None, json: bool) -> int:
         f" {output.plural(reply.readers, 'reader')}, {output.plural(reply.fills_running, 'fill')} running,"
         f" serves {' '.join(reply.allow) or 'all that its user may read'}"
     )
+    if reply.bypassed:
+        output.say(
+            "bypassed: readers of this node read from the source directly, until `cachesvc bypass off`"
+        )
     if (asked := reply.sources).requests:
         output.say(
             f"sources: {output.plural(asked.requests, 'read')}, {output.size(asked.bytes)},"

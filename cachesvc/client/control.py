@@ -212,6 +212,10 @@ class Control:
         reply: pb.RemoveNodeReply = self._ask(self._stub.RemoveNode, request)
         return reply
 
+    def bypass(self, on: bool) -> None:
+        """Have this node's readers read from the source, or through the cache again."""
+        self._ask(self._stub.Bypass, self._pb.BypassRequest(on=on))
+
     def where(self, dataset: DatasetId) -> pb.WhereReply:
         """How much of a dataset each member of the cluster holds."""
         reply: pb.WhereReply = self._ask(self._stub.Where, self._pb.WhereRequest(dataset=dataset))

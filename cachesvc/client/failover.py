@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from cachesvc.client.protocol import Granted, Grants, Refused
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, NotAllowed, OutOfSpace
@@ -46,7 +47,7 @@ class FailoverGrants:
             self._probe_at = 0.0
             answers = self._acquire_primary(extents, max(0.0, deadline - time.monotonic()))
         while answers is None:
-            why = f"the daemon is gone ({self._gone})"
+            why = f"the daemon does not serve ({self._gone})"
             direct = self._acquire_fallback(extents, deadline - time.monotonic(), why, is_gone=True)
             if direct is not None:
                 return direct
@@ -59,7 +60,8 @@ class FailoverGrants:
             if pause <= 0:
                 raise DaemonUnavailable(f"no daemon for {timeout_s:.0f} s and no direct reads: {self._gone}")
             time.sleep(pause)  # a daemon that starts does not announce itself
-            answers = self._acquire_primary(extents, max(0.0, deadline - time.monotonic()))
+            with suppress(DeadlineExceeded):  # the next round says why there was none before
+                answers = self._acquire_primary(extents, max(0.0, deadline - time.monotonic()))
         refused = [answer.extent for answer in answers if isinstance(answer, Refused)]
         if not refused:
             return answers

@@ -45,6 +45,7 @@ from cachesvc.daemon.fills.pool import FillerPool
 from cachesvc.daemon.fills.preparers import Preparers
 from cachesvc.daemon.fills.sent_bytes import SentBytes
 from cachesvc.daemon.fills.shared_fills import SharedFills
+from cachesvc.daemon.grants.bypass import Bypass
 from cachesvc.daemon.grants.granting import Granting
 from cachesvc.daemon.grants.plan_intake import PlanIntake
 from cachesvc.daemon.grants.reader_events import ReaderEvents
@@ -204,7 +205,12 @@ class Composition:
         self._plans, self._requests = PlanIntake(self._lane("plans")), requests
         self._ending.callback(self._plans.close)
         self._grants = GrantsServer(
-            requests, self._plans, self._loop.watch, self._loop.unwatch, self._claims.next_id
+            requests,
+            self._plans,
+            self._loop.watch,
+            self._loop.unwatch,
+            self._claims.next_id,
+            Bypass(f"{self._state_dir}/bypass"),
         )
         self._preparers.offer = self._grants.offer
         granting = Granting(self._grants, threads.open_tiers, checks, self._holes, runner.handle)
@@ -293,6 +299,7 @@ class Composition:
             self._reloader,
             settings.extent_bytes,
             cluster,
+            self._grants,
         )
         control = ControlServer(settings, service, self._grants.caller, most_callers(self._open_files))
         ending.callback(control.close)

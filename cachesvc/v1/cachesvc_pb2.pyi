@@ -341,7 +341,7 @@ class EpochStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., touched: _Optional[int] = ..., hits: _Optional[int] = ..., hit_rate: _Optional[float] = ..., bound: _Optional[float] = ..., of_bound: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources", "cluster", "now_s", "node", "throughput", "history", "jobs", "fills", "nodes", "events", "others")
+    __slots__ = ("version", "pid", "uptime_s", "tiers", "datasets", "readers", "fills_running", "allow", "sources", "cluster", "now_s", "node", "throughput", "history", "jobs", "fills", "nodes", "events", "bypassed", "others")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class StatusReply(_message.Message):
     FILLS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BYPASSED_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     pid: int
@@ -379,8 +380,9 @@ class StatusReply(_message.Message):
     fills: _containers.RepeatedCompositeFieldContainer[FillStatus]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     events: _containers.RepeatedCompositeFieldContainer[Event]
+    bypassed: bool
     others: OtherDatasets
-    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ..., now_s: _Optional[float] = ..., node: _Optional[str] = ..., throughput: _Optional[_Union[Throughput, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., fills: _Optional[_Iterable[_Union[FillStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., others: _Optional[_Union[OtherDatasets, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., datasets: _Optional[_Iterable[_Union[DatasetStatus, _Mapping]]] = ..., readers: _Optional[int] = ..., fills_running: _Optional[int] = ..., allow: _Optional[_Iterable[str]] = ..., sources: _Optional[_Union[SourceStatus, _Mapping]] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ..., now_s: _Optional[float] = ..., node: _Optional[str] = ..., throughput: _Optional[_Union[Throughput, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., fills: _Optional[_Iterable[_Union[FillStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., bypassed: _Optional[bool] = ..., others: _Optional[_Union[OtherDatasets, _Mapping]] = ...) -> None: ...
 
 class Throughput(_message.Message):
     __slots__ = ("source", "peers", "ram", "nvme")
@@ -721,6 +723,16 @@ class HeldReply(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     held: bytes
     def __init__(self, held: _Optional[bytes] = ...) -> None: ...
+
+class BypassRequest(_message.Message):
+    __slots__ = ("on",)
+    ON_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    def __init__(self, on: _Optional[bool] = ...) -> None: ...
+
+class BypassReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WhereRequest(_message.Message):
     __slots__ = ("dataset",)

@@ -56,6 +56,7 @@ ROWS: dict[str, list[_Panel]] = {
         ("Fills, until readers are served", "s", quantiles("fill_seconds", "origin")),
         ("Calls on tiers", "s", quantiles("tier_call_seconds", "tier")),
         ("Tiers that fail", "short", of("tier_lost", "{{instance}} {{tier}}")),
+        ("Bypassed by an operator", "short", of("bypassed")),
         ("Damaged copies", "short", spread("corrupt_extents_total", "tier")),
         ("Free part of the kubelet's disk", "percentunit", of("kubelet_disk_free_ratio")),
         ("Events a second", "short", spread("events_total", "kind")),

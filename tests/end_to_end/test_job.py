@@ -95,7 +95,7 @@ def test_a_trainer_with_credentials_continues_without_the_daemon(
         read = trainer.said()["by_origin"]
         assert read["direct"] > 0
         assert read["ram"] + read["direct"] == records.rows.nbytes
-        assert "the daemon is gone (" in trainer.log
+        assert "the daemon does not serve (" in trainer.log
         assert "): reading directly from the source" in trainer.log
 
 

@@ -55,9 +55,13 @@ class Callers:
                     record(failed("source_failed", error, **about))
                 raise
 
-    def record(self, context: grpc.ServicerContext, kind: str, dataset: ServedDataset, **about: Any) -> None:
-        """Record what this caller did with a dataset."""
-        record(Event(kind, **self._who(context), uri=dataset.catalog.uri, dataset=dataset.id, **about))
+    def record(
+        self, context: grpc.ServicerContext, kind: str, dataset: ServedDataset | None = None, **about: Any
+    ) -> None:
+        """Record what this caller did, with a dataset or with the daemon."""
+        if dataset is not None:
+            about |= {"uri": dataset.catalog.uri, "dataset": dataset.id}
+        record(Event(kind, **self._who(context), **about))
 
     def _who(self, context: grpc.ServicerContext) -> dict[str, Any]:
         caller = self.of(context)

@@ -155,6 +155,7 @@ class Reports:
             throughput=self._history.throughput(),
             history=self._history.message(),
             jobs=job_messages(self._node, self._grants.connected(), fills, caller),
+            bypassed=self._grants.bypass.on,
             fills=fill_messages(fills, self._datasets, caller),
         )
 

@@ -27,6 +27,7 @@ from cachesvc.daemon.disks.tier_threads import TierThreads
 from cachesvc.daemon.events.journal import Journal
 from cachesvc.daemon.fills.build_queue import BuildQueue, BuildRequest
 from cachesvc.daemon.fills.checks import CheckResult, Checks
+from cachesvc.daemon.grants.server import GrantsServer
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.loop.waiting import CallWaits
 from cachesvc.daemon.peers.cluster_link import ClusterLink
@@ -69,6 +70,7 @@ class Service:
         reloader: Reloader,
         extent_bytes: int,
         cluster: ClusterLink | None,
+        grants: GrantsServer,
     ) -> None:
         """`extent_bytes`: the size of extents where a caller gives none. `cluster` is None without one."""
         self._loop, self._runner, self._waiting = loop, runner, CallWaits(loop)
@@ -76,7 +78,7 @@ class Service:
         self._pins, self._prefetches, self._reports = pins, prefetches, reports
         self._builds, self._checks, self._threads = builds, checks, threads
         self._events, self._reloader = EventStream(journal, self._waiting), reloader
-        self._extent_bytes, self._cluster = extent_bytes, cluster
+        self._extent_bytes, self._cluster, self._grants = extent_bytes, cluster, grants
 
     def OpenDataset(
         self, request: pb.OpenDatasetRequest, context: grpc.ServicerContext
@@ -189,6 +191,14 @@ class Service:
             changes = self._reloader.reload()
             return pb.ReloadReply(taken=changes.taken, waiting=changes.waiting)
 
+    def Bypass(self, request: pb.BypassRequest, context: grpc.ServicerContext) -> pb.BypassReply:
+        with self._callers.answering(context):
+            self._own_user_only(context, "bypass the cache", or_root=True)
+            if self._grants.bypass.set(request.on):
+                self._loop.call(self._grants.bypass_changed)
+                self._callers.record(context, "bypassed" if request.on else "bypass_ended")
+            return pb.BypassReply()
+
     def RemoveNode(self, request: pb.RemoveNodeRequest, context: grpc.ServicerContext) -> pb.RemoveNodeReply:
         with self._callers.answering(context):
             self._own_user_only(context, "remove a node")
@@ -248,8 +258,8 @@ class Service:
                 checked_extents=len(found), extents=len(found), corrupt_extents=corrupt, done=True
             )
 
-    def _own_user_only(self, context: grpc.ServicerContext, may: str) -> None:
-        if not is_own_user(self._callers.of(context)):
+    def _own_user_only(self, context: grpc.ServicerContext, may: str, or_root: bool = False) -> None:
+        if not is_own_user(self._callers.of(context)) and not (or_root and not self._callers.uid(context)):
             raise errors.NotAllowed(f"only user {os.geteuid()}, who runs the daemon, may {may}")
 
     def _dataset(self, wanted: str, context: grpc.ServicerContext) -> ServedDataset:

@@ -33,6 +33,8 @@ KINDS = {
     "unpinned": "a dataset is not pinned any more",
     "evicted": "a dataset is evicted by hand",
     "refused": "a request is refused",
+    "bypassed": "the readers of this node read from the source, as an operator wants it",
+    "bypass_ended": "the readers of this node read through the cache again",
     "source_failed": "a source failed",
     "fill_failed": "a fill failed",
     "tier_lost": "a tier is lost",

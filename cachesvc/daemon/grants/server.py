@@ -26,6 +26,7 @@ from cachesvc.core.wire import Message, Op
 from cachesvc.daemon.access.tenants import NO_USER, Peer
 from cachesvc.daemon.datasets import ServedDataset
 from cachesvc.daemon.grants.acceptor import Acceptor
+from cachesvc.daemon.grants.bypass import BYPASSED, Bypass
 from cachesvc.daemon.grants.plan_intake import PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.reader_events import ConnectedReader, ReaderEvents
 from cachesvc.system import datagrams
@@ -43,12 +44,14 @@ class GrantsServer:
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         next_id: Callable[[], int],
+        bypass: Bypass,
     ) -> None:
         self._requests = requests
         self._plans = plans
         self._watch = watch
         self._unwatch = unwatch
         self._next_id = next_id
+        self.bypass = bypass
         self._readers: dict[ReaderId, ConnectedReader] = {}
         self._tokens: dict[int, ConnectedReader] = {}
         self.waits = {answer: Histogram() for answer in ("granted", "refused", "failed")}
@@ -77,6 +80,12 @@ class GrantsServer:
             self._drop(reader)
         self._unwatch(self._acceptor.listener.fileno())
         self._acceptor.close()
+
+    def bypass_changed(self) -> None:
+        """Have all readers connect again. While the cache is bypassed the daemon takes no plans, and reads nothing for
+        them."""
+        for reader in self.connected():
+            self._drop(reader)
 
     def user_of(self, reader: ReaderId) -> int:
         """Return the uid at the other end of a live reader's connection, as the kernel states it; NO_USER for a reader
@@ -191,6 +200,8 @@ class GrantsServer:
                 return
             message = wire.decode(data)
             if message.op is Op.PLAN and reader.dataset is not None and fd is not None:
+                if self.bypass.on:
+                    return
                 plan = ReceivedPlan(fd, message.number, message.value, reader.dataset.extent_ids)
                 fd = None
                 self._take_plan(reader, plan)
@@ -214,6 +225,10 @@ class GrantsServer:
             raise InvalidInput(f"{op.name} before HELLO")
         elif op is Op.GET:
             extent, unclaimed = dataset.extent_ids[message.value], reader.features & wire.CLAIMS_NOTHING
+            if self.bypass.on:
+                code = DaemonUnavailable.code
+                self._about(reader.id, Op.FAILED, message.number, extent, code, BYPASSED)
+                return
             if reader.features & wire.RESIDENT_ONLY and not self._requests.is_resident(extent):
                 self._about(reader.id, Op.REFUSED, message.number, extent)
                 return

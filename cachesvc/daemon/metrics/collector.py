@@ -144,6 +144,9 @@ class MetricsCollector:
             *self._cluster_metrics(),
             *self._dataset_metrics(resident_bytes),
             GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
+            GaugeMetricFamily(
+                "cachesvc_bypassed", "1 while an operator bypasses the cache.", self._grants.bypass.on
+            ),
             GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
             *self._stall_metrics(),
             *self._rank_metrics(),

@@ -27,6 +27,7 @@ from cachesvc.core.events import PlanEnded
 from cachesvc.core.model import DatasetId, ExtentId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.wire import Op
+from cachesvc.daemon.grants.bypass import Bypass
 from cachesvc.daemon.grants.plan_intake import SHORT_ROWS, PlanEntries, PlanIntake, ReceivedPlan
 from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.daemon.grants.server import GrantsServer
@@ -331,6 +332,7 @@ def test_a_reader_whose_plan_exceeds_the_cap_stays_connected_without_a_plan(
         watched.__setitem__,
         watched.__delitem__,
         lambda: next(numbers),
+        Bypass(str(tmp_path / "bypass")),
     )
     server.listen(str(tmp_path / "grants.sock"), 0o666, 9)
     (listener,) = watched

@@ -56,7 +56,8 @@ def test_direct_reads_are_told_once_for_each_cause(
     read()
     assert [record.getMessage() for record in caplog.records] == [
         "the daemon has no room: reading directly from the source until it has room",
-        "the daemon is gone (the fake daemon is down; start it again): reading directly from the source until it is back",
+        "the daemon does not serve (the fake daemon is down; start it again): reading directly from the source until it is"
+        " back",
     ]
 
 
