@@ -281,6 +281,7 @@ ELSEWHERE = {
         ("member_away", "member_refused", "member_silent", "member_gone"), "peers/test_notices.py"
     ),
     **dict.fromkeys(("cluster_warning", "cluster_mended"), "peers/test_told.py"),
+    **dict.fromkeys(("bypassed", "bypass_ended"), "grants/test_bypass.py"),
     "left_out": "peers/test_sick_nodes.py",
     "read_again": "peers/test_sick_nodes.py",
     **dict.fromkeys(("wrong_bytes", "wrong_bytes_here"), "peers/test_wrong_bytes.py"),
