@@ -36,6 +36,10 @@ def why(job: str | None, socket: str | None, json: bool) -> int:
         raise NotFound(
             f"there is no job {job} on this node (jobs: {known})" if job else "no job reads on this node"
         )
+    if now.bypassed:
+        output.print_notes(
+            ["an operator bypasses the cache of this node; `cachesvc bypass off` ends it"], json
+        )
     for each in wanted:
         found = diagnose(Situation(before, now, each, len(os.sched_getaffinity(0))))
         head = f"job {each.id} {found.says}: {100 * found.part:.0f} % of its time"

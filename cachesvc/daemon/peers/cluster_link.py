@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import cachesvc
 from cachesvc.config import Settings
@@ -38,17 +38,11 @@ from cachesvc.daemon.peers import messages
 from cachesvc.daemon.peers.lending import Lending, end_agent
 from cachesvc.daemon.peers.notices import Notices
 from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
-from cachesvc.daemon.processes.spawn import spawn
+from cachesvc.daemon.processes.spawn import environment_of_agent, spawn
 from cachesvc.daemon.runner import Runner
 from cachesvc.sources.resilient import SourceCounters
 
 log = logging.getLogger(__name__)
-QUIET = {"GRPC_VERBOSITY": "NONE"}
-"""gRPC's own lines have no level and name no node; what they tell is in the agent's lines."""
-KEPT_VARIABLES = frozenset(
-    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"}
-    | {"GRPC_VERBOSITY", "CACHESVC_ETCD_USER"}
-)
 END_S = 2.0
 GOODBYE_S = 3.0
 """How long the agent may take to say goodbye, before a daemon that stops ends it."""
@@ -73,7 +67,6 @@ CHANGES = (
 _Answer: TypeAlias = (
     messages.ExtentLocated | messages.ExtentsSurveyed | messages.NodeForgotten | messages.HoldersFound
 )
-_A = TypeVar("_A", messages.NodeForgotten, messages.HoldersFound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +164,9 @@ class ClusterLink:
         unanswered = messages.NodeForgotten(
             number, NotReady.code, "the peer agent does not answer; try again"
         )
-        found = self._ask(messages.ForgetNode(number, name), unanswered, time.monotonic() + LOCATE_S)
+        answer, until = Future[messages.NodeForgotten](), time.monotonic() + LOCATE_S
+        self._ask(messages.ForgetNode(number, name), unanswered, answer.set_result, until)
+        found = answer.result()
         if found.code:
             raise from_code(found.code, found.error)
         return found
@@ -201,25 +196,28 @@ class ClusterLink:
         Call it on another thread than the loop's: a message about a million extents takes half a second."""
         number = next(self._numbers)
         message, unanswered = messages.SurveyExtents(number, tuple(extents)), messages.ExtentsSurveyed(number)
-        self._loop.call(partial(self._questions.update, {number: _Question(unanswered, then)}))
-        if not self._send(message):
-            self._loop.post(partial(self._answered, unanswered))
+        self._ask(message, unanswered, then)
 
     def holders(self, extents: Sequence[ExtentId]) -> messages.HoldersFound:
         """Find out which extents each other node holds, on another thread than the loop's."""
-        number = next(self._numbers)
-        return self._ask(messages.FindHolders(number, tuple(extents)), messages.HoldersFound(number))
+        number, answer = next(self._numbers), Future[messages.HoldersFound]()
+        message, unanswered = messages.FindHolders(number, tuple(extents)), messages.HoldersFound(number)
+        self._ask(message, unanswered, answer.set_result)
+        return answer.result()
 
     def _ask(
-        self, message: messages.ForgetNode | messages.FindHolders, unanswered: _A, until: float = math.inf
-    ) -> _A:
+        self,
+        message: messages.ToAgent,
+        unanswered: _Answer,
+        then: Callable[[Any], None],
+        until: float = math.inf,
+    ) -> None:
         """Ask the agent, on another thread than the loop's."""
-        answer = Future[_A]()
-        question = _Question(unanswered, answer.set_result, until)
-        self._loop.call(partial(self._questions.update, {message.number: question}))
+        self._loop.call(
+            partial(self._questions.update, {unanswered.number: _Question(unanswered, then, until)})
+        )
         if not self._send(message):
             self._loop.post(partial(self._answered, unanswered))
-        return answer.result()
 
     def _handled(self, event: events.Event) -> None:
         """Note that an event may have changed what this node holds. The changes of one round of the loop are told
@@ -315,7 +313,7 @@ class ClusterLink:
     def _run(self) -> None:
         while not self._leaving.is_set():
             try:
-                process, channel = spawn("cachesvc.daemon.peers.agent", self._given, _environment())
+                process, channel = spawn("cachesvc.daemon.peers.agent", self._given, environment_of_agent())
             except OSError as error:
                 log.warning("the peer agent cannot be started", extra={"error": error.strerror})
             else:
@@ -405,9 +403,3 @@ class ClusterLink:
                 self._runner.handle(events.PeerWants(extent, wanted.without_source))
         kept = tuple(extent for extent in wanted.extents if kept_here(extent))
         self._send(messages.ExtentsKept(wanted.number, kept))
-
-
-def _environment() -> dict[str, str]:
-    """The variables that Python and the list of members need, and none with credentials of sources, since the process faces
-    the network."""
-    return QUIET | {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}

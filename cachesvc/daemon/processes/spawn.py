@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,19 @@ from cachesvc.daemon.processes.datagrams import MAX_DATAGRAM_BYTES
 _OF_THE_DAEMON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 SEND_S = 1.0
 """A send blocks no longer, so a stopped child does not stop the daemon; its buffer takes thousands of messages first."""
+
+_QUIET = {"GRPC_VERBOSITY": "NONE"}
+"""gRPC's own lines have no level and name no node; what they tell is in the agent's lines."""
+_KEPT_VARIABLES = frozenset(
+    {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ"}
+    | {"GRPC_VERBOSITY", "CACHESVC_ETCD_USER"}
+)
+
+
+def environment_of_agent() -> dict[str, str]:
+    """Return the variables that Python and the list of members need, and none with credentials of sources, since the peer
+    agent faces the network."""
+    return _QUIET | {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
