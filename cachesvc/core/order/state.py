@@ -25,6 +25,7 @@ SINCE_VERSION_5 = {
     "data_step": 0,
     "source": "",
     "digest": "",
+    "shuffle_scope": "job",
 }
 """The fields that states of version 4 lack. Their runs predicted the first token of a document from the one before.
 `parse_state` computes `data_step` as if all epochs had equal lengths."""
@@ -67,6 +68,7 @@ class LoaderState:
     data_step: int
     source: str
     digest: str
+    shuffle_scope: str
 
     @property
     def spec(self) -> OrderSpec:
@@ -100,7 +102,8 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
-    texts, flags = ("dataset", "last", "edges", "skipped", "excluded", "source", "digest"), ("shuffle",)
+    texts = ("dataset", "last", "edges", "skipped", "excluded", "source", "digest", "shuffle_scope")
+    flags = ("shuffle",)
     for name in expected:
         kind = str if name in texts else bool if name in flags else int
         if type(state[name]) is not kind:
