@@ -89,15 +89,21 @@ class Simulation:
         """The nodes, by name."""
         return [peer.node for peer in self.peers.values()]
 
-    def run(self) -> list[EpochResult]:
-        """Run every epoch to its end. Raises CacheError, which names the workload, where a node stops or fails."""
+    def run(self, between: Callable[[int], None] = lambda _: None) -> list[EpochResult]:
+        """Run every epoch to its end, and call `between` with the number of those that have ended. Raises CacheError, which
+        names the workload, where a node stops or fails."""
         self._join()
         for node in self.nodes:
             for rank in node.ranks.values():
                 self.clock.after(0.0, rank.begin)
-        epochs = self.workload.epochs
-        run_until(lambda: len(self.epochs.results) >= epochs, self.clock, self.nodes)
+        for ended in range(1, self.workload.epochs + 1):
+            run_until(lambda ended=ended: len(self.epochs.results) >= ended, self.clock, self.nodes)  # type: ignore[misc]
+            between(ended)
         return self.epochs.results
+
+    def replace(self, name: str) -> None:
+        """Take all copies of a node, as if another machine took its place."""
+        self.peers[name].node.send(ev.EvictAsked(DATASET))
 
     def prefetch(self) -> int:
         """Let all nodes prefetch the dataset at once, until none has more to do. Return the bytes from the source. Raises
