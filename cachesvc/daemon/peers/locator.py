@@ -1,7 +1,8 @@
 """Finds out where to read extents: asks their owners, in batches.
 
 A question goes to the extent's owner; where that is left out or does not answer, to its stand-in; and where none does, the
-extent is read from the source. While one call to a node is under way, further questions for it wait and go with the next call together.
+extent is read from the source. While one call to a node is under way, further questions for it wait and go with the next
+call together.
 """
 
 from __future__ import annotations
