@@ -119,10 +119,8 @@ def plot(hits: dict[ShuffleScope, list[tuple[float, float]]]) -> str:
     def text(x: float, y: float, words: str, anchor: str = "middle", colour: str = "#555") -> str:
         return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
 
-    lines = {
-        "bound": [(0.0, 0.0), (1.0, 1.0), (widest, 1.0)],
-        **{name: points for name, points in hits.items()},
-    }
+    bound = [(0.0, 0.0), (1.0, 1.0), (widest, 1.0)]
+    lines = {"bound": bound, **{str(name): points for name, points in hits.items()}}
     names = {"bound": "bound: min(1, room)", "job": 'shuffle_scope="job"', "node": 'shuffle_scope="node"'}
     drawn = [
         f'<polyline points="{" ".join(at(*each) for each in points)}" fill="none" stroke="{COLOURS[name]}"/>'

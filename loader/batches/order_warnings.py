@@ -49,7 +49,7 @@ def _sorted_labels(feed: Feed) -> str:
         else "the extents of a node have"
     )
     return (
-        f"samples are sorted by label: {where} {seen:,} of {classes:,} classes, and batches no more; "
+        f"samples are sorted by label: {where} {seen:,} of {classes:,} classes, and a node's part of a batch no more; "
         + ("give a larger window=, or window='all'" if spec.window_extents else "give shuffle_scope='job'")
         + ", or store the samples in random order once"
     )
