@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.order.epoch_order import EpochOrder, Plan, part_layout
+from cachesvc.core.order.epoch_order import EpochOrder, Plan
+from cachesvc.core.order.part_layout import part_layout
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.samples.records import RecordForm

@@ -25,7 +25,6 @@ SINCE_VERSION_5 = {
     "data_step": 0,
     "source": "",
     "digest": "",
-    "shuffle_scope": "job",
 }
 """The fields that states of version 4 lack. Their runs predicted the first token of a document from the one before.
 `parse_state` computes `data_step` as if all epochs had equal lengths."""
@@ -99,6 +98,7 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
         )
     if type(version) is int and version == OLDEST_VERSION:
         state = {**SINCE_VERSION_5, **state}
+    state = {"shuffle_scope": "job", **state}  # the only one, before states had this field
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")

@@ -19,8 +19,8 @@ from cachesvc.core.order.epoch_order import (
     Plan,
     ShuffleScope,
     sample_key,
-    subset_first,
 )
+from cachesvc.core.order.part_layout import subset_first
 
 ROTATED_FROM = st.sampled_from([0, 2, NEVER_ROTATED])
 SCOPE: st.SearchStrategy[ShuffleScope] = st.sampled_from(["job", "node"])

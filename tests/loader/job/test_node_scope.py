@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from cachesvc.core.errors import InvalidInput, StateMismatch
+from loader import DataLoader
 from loader.batches.held_parts import taken
 from testbed.cluster import Cluster, Node
 from testbed.servers import SeaweedFS, free_ports
+from tests.support import datasets
+from tests.support.training.loader_fakes import compiled, in_memory
 from tests.support.training.scoped_rank import RECORD
 
 EXTENT, NODES = 64 << 10, 4
@@ -32,6 +36,50 @@ def test_parts_go_to_those_who_hold_most_of_them() -> None:
     assert taken([[9, 9, 9]] * 3) == [0, 1, 2], "what is equal stays"
     assert taken([[0, 16, 1], [0, 0, 16], [16, 0, 0]]) == [1, 2, 0]
     assert taken([[0, 3, 0], [0, 8, 0], [0, 0, 0]]) == [0, 1, 2]
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of four hosts with one rank each."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.usefixtures("torchrun")
+def test_a_state_names_its_scope_which_may_change_between_epochs(tmp_path: Path) -> None:
+    datasets.array_file(tmp_path / "d" / "0.npy", np.arange(1000, dtype="<i8")[:, None])
+    data = in_memory(compiled(tmp_path / "d", tmp_path, format="records"))
+
+    def loader(**given: Any) -> DataLoader[Any]:
+        return DataLoader(data, 4, shuffle=True, window="all", **given)
+
+    whole, own = loader(), loader(shuffle_scope="node")
+    for each in (whole, own):
+        next(iter(each))
+    assert (whole.state_dict()["shuffle_scope"], own.state_dict()["shuffle_scope"]) == ("job", "node")
+    assert (whole.state_dict()["canonical_nodes"], own.state_dict()["canonical_nodes"]) == (1, 4)
+    resumed = loader()
+    resumed.load_state_dict(own.state_dict())
+    assert (
+        next(iter(resumed)).tolist() == next(iter(own)).tolist() or resumed.state_dict() != own.state_dict()
+    )
+    with pytest.raises(StateMismatch, match="shuffle_scope='job', the loader has shuffle_scope='node'"):
+        loader(shuffle_scope="node").load_state_dict(whole.state_dict())
+    older = whole.state_dict()
+    del older["shuffle_scope"]
+    loader().load_state_dict(older)
+    list(whole)
+    changed = loader(shuffle_scope="node")
+    changed.load_state_dict(whole.state_dict())
+    assert changed.state_dict()["canonical_nodes"] == 4
+
+
+@pytest.mark.parametrize("given", [{"shuffle": False}, {"shuffle": True, "shuffle_scope": "rank"}])
+def test_a_scope_without_a_shuffle_and_unknown_ones_are_errors(tmp_path: Path, given: dict[str, Any]) -> None:
+    datasets.array_file(tmp_path / "d" / "0.npy", np.arange(100, dtype="<i8")[:, None])
+    data = in_memory(compiled(tmp_path / "d", tmp_path, format="records"))
+    with pytest.raises(InvalidInput, match="shuffle_scope="):
+        len(DataLoader(data, 4, **{"shuffle_scope": "node", **given}))
 
 
 def _job(nodes: Sequence[Node], **job: Any) -> Iterator[list[Epoch]]:
