@@ -54,15 +54,14 @@ def test_a_state_names_its_scope_which_may_change_between_epochs(tmp_path: Path)
         return DataLoader(data, 4, shuffle=True, window="all", **given)
 
     whole, own = loader(), loader(shuffle_scope="node")
-    for each in (whole, own):
-        next(iter(each))
+    next(iter(whole))
+    going = iter(own)
+    next(going)
     assert (whole.state_dict()["shuffle_scope"], own.state_dict()["shuffle_scope"]) == ("job", "node")
     assert (whole.state_dict()["canonical_nodes"], own.state_dict()["canonical_nodes"]) == (1, 4)
     resumed = loader()
     resumed.load_state_dict(own.state_dict())
-    assert (
-        next(iter(resumed)).tolist() == next(iter(own)).tolist() or resumed.state_dict() != own.state_dict()
-    )
+    assert next(iter(resumed)).tolist() == next(going).tolist()
     with pytest.raises(StateMismatch, match="shuffle_scope='job', the loader has shuffle_scope='node'"):
         loader(shuffle_scope="node").load_state_dict(whole.state_dict())
     older = whole.state_dict()
