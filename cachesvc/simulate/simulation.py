@@ -70,6 +70,7 @@ class Simulation:
         weight = sum(tier.budget_bytes for tier in spec.tiers)
         members = tuple(Member(f"node{at:03}", weight) for at in range(workload.nodes + idle_nodes))
         self.peers: dict[str, _Peer] = {}
+        self._owners: dict[ExtentId, str] = {}
         for at, member in enumerate(members):
             ranks = range(at * each + 1, min((at + 1) * each, workload.ranks) + 1)
             parts = spec, workload, self.clock, self.epochs, self.fetch, self.evicted
@@ -143,7 +144,11 @@ class Simulation:
 
     def _owner(self, node: SimulatedNode, extent: ExtentId) -> _Peer:
         peer = self.peers[node.name]
-        return peer if peer.view.alone else self.peers[peer.view.askable([extent])[0][0]]
+        if peer.view.alone:
+            return peer
+        if extent not in self._owners:  # all nodes have the same view
+            ((self._owners[extent],),) = peer.view.askable([extent], 1)
+        return self.peers[self._owners[extent]]
 
     def _ask(self, node: SimulatedNode, command: cmd.StartFill, failed: frozenset[str]) -> None:
         extent, now = command.extent, self.clock.now
