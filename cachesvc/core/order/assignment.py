@@ -159,32 +159,27 @@ class Assignment:
         return PartialBatch(np.where(row < self.tail_size, start + row, repeats), valid)
 
     def _tail_by_node(self, low: int, each: int, batches: int) -> PartialBatch:
+        """`tail` of micro-batches of `each` slots. A micro-batch has the real samples of its own slots."""
         slots, positions = self._leftovers()
-        micro, counts = (
-            low // each + np.arange(batches),
-            np.bincount(slots // each, minlength=self.batch // each),
-        )
-        rows = each if self._last == "pad" else int(counts.max())
-        row, begin = np.arange(rows), np.searchsorted(slots, micro * each)
-        real = np.minimum(begin[:, None] + row, slots.size - 1)
-        # Repeats are of the node's own last full batches.
-        slot = micro * each
-        node = ((slot + 1) * self._nodes - 1) // self.batch
-        bounds, firsts = (
-            self.bounds,
-            np.array([self._slot(each) for each in range(self._nodes + 1)], np.int64),
-        )
-        sizes, widths = np.diff(bounds)[node], np.diff(firsts)[node]
-        back = self._all_full * widths - 1 - (slot - firsts[node])
-        repeats = np.where(
-            sizes[:, None] > 0,
-            bounds[node][:, None] + (back[:, None] - row) % np.maximum(sizes, 1)[:, None],
-            row % self.size,
-        )
-        if self.skipped:  # they may be skipped samples, and the tail has none
-            repeats = positions[(begin[:, None] + row) % positions.size]
-        valid = counts[micro]
-        return PartialBatch(np.where(row < valid[:, None], positions[real], repeats), valid)
+        counts = np.bincount(slots // each, minlength=self.batch // each)
+        rows = np.arange(each if self._last == "pad" else int(counts.max()))
+        slot = low + each * np.arange(batches)
+        valid, number = counts[slot // each], np.searchsorted(slots, slot)[:, None] + rows
+        real = positions[np.minimum(number, positions.size - 1)]
+        if self.skipped:  # other repeats may be skipped samples, and the tail has none
+            repeats = positions[number % positions.size]
+        else:
+            repeats = np.stack([self._repeats(int(first), rows) for first in slot])
+        return PartialBatch(np.where(rows < valid[:, None], real, repeats), valid)
+
+    def _repeats(self, slot: int, rows: I64) -> I64:
+        """Positions of the canonical node of a slot, backwards from the end of its full batches."""
+        (node,) = self.nodes_of(slot, slot + 1)
+        first, begin, end = self._slot(node), self._begin(node), self._begin(node + 1)
+        if begin == end:
+            return rows % self.size
+        last = self._all_full * (self._slot(node + 1) - first) - 1
+        return begin + (last - (slot - first) - rows) % (end - begin)
 
     def _leftovers(self) -> tuple[I64, I64]:
         """`by_node`: the slots of the last batch that are real, ascending, and their positions."""
@@ -225,10 +220,9 @@ class Assignment:
             first += part.width
         if self.data_steps == self._all_full:
             return None
-        _, positions = (
-            self._leftovers() if self._by_node else (None, np.arange(self.size - self.tail_size, self.size))
-        )
-        return self._all_full, int(np.searchsorted(positions, position))
+        if not self._by_node:
+            return self._all_full, position - self._all_full * self.batch
+        return self._all_full, int(np.searchsorted(self._leftovers()[1], position))
 
     def _kept(self, touched: TouchedSteps) -> TouchedSteps:
         """Count kept steps in place of all, without rows that only skipped steps touch."""
