@@ -202,7 +202,8 @@ class GrantsServer:
             if message.op is Op.PLAN and reader.dataset is not None and fd is not None:
                 if self.bypass.on:
                     return
-                plan = ReceivedPlan(fd, message.number, message.value, reader.dataset.extent_ids)
+                is_local = message.text == wire.LOCAL
+                plan = ReceivedPlan(fd, message.number, message.value, reader.dataset.extent_ids, is_local)
                 fd = None
                 self._take_plan(reader, plan)
             else:
