@@ -51,6 +51,7 @@ def order(
     state: str | None,
     name: str,
     catalogs: tuple[str, ...],
+    counts: str | None,
     ids: str | None,
     steps: range | None,
     keys: tuple[str, ...],
@@ -76,7 +77,7 @@ def order(
     if (steps is None) == (not keys) and not digest:
         raise InvalidInput("give either --steps FIRST:END or --key KEY")
     moved = tuple(resolve.absolute_uri(uri) for uri in uris)
-    run = opened_run(state, name, catalogs, ids, moved, socket)
+    run = opened_run(state, name, catalogs, ids, moved, socket, counts)
     if digest:
         return _print_digest(run, steps, Contents(socket, fetch), json)
     with output.written():
