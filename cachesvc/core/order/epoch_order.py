@@ -45,6 +45,7 @@ from cachesvc.core.order.permute import (
     U64,
     Network,
     Use,
+    distinct,
     mix,
     mix_each,
     permute,
@@ -262,7 +263,7 @@ class EpochOrder:
         self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
         cut = assignment.tail_size > 0 or spec.node_parts > 1
         self._rotated = spec.shuffle and cut and epoch >= spec.rotated_from
-        borders = np.unique([*assignment.regions()]) if self._rotated else None
+        borders = distinct(np.array([*assignment.regions()], np.int64).reshape(-1)) if self._rotated else None
         self.run = ExtentRun(first, spec.seed, epoch, spec.shuffle, borders)
         self.block_first, self._block_key = self._blocks()
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.core.order.intervals import Intervals
-from cachesvc.core.order.permute import I64, Network, Use, mix, mix_each, permute
+from cachesvc.core.order.permute import I64, Network, Use, distinct, mix, mix_each, permute
 
 _ROUNDS = 4
 """Rounds of the permutations inside extents. They separate neighbours and do no more: the samples of a block are permuted
@@ -114,10 +114,10 @@ class ExtentRun:
     def _cut_by(self, borders: I64) -> CutExtents:
         """The extents that have one of the borders inside."""
         entry = np.searchsorted(self.first, borders, side="right") - 1
-        entry = np.unique(entry[self.first[entry] < borders])
-        extents, of_entry = np.unique(self.extents[entry], return_inverse=True)
+        entry = distinct(entry[self.first[entry] < borders])
+        extents = distinct(self.extents[entry])
         row = np.full(self.extents.size, -1)
-        row[entry] = of_entry
+        row[entry] = np.searchsorted(extents, self.extents[entry])
         return CutExtents(row, *self._permutations(extents))
 
 

@@ -102,6 +102,12 @@ def _finalise(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def distinct(values: I64) -> I64:
+    """The values in ascending order, each once. `np.unique` would first import numpy's masked arrays, which takes longer."""
+    ascending = np.sort(values)
+    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]
+
+
 class Network:
     """The rounds of g permutations: arrays of length g, or of length 1 that broadcast.
 
