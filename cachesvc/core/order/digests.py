@@ -85,11 +85,13 @@ def _summed(contents: Iterable[bytes], row: I64, *numbers: I64) -> SampleSum:
     for start in range(0, row.size, _SLICE):
         rows = row[start : start + _SLICE]
         slices = [each[start : start + _SLICE].astype(np.uint64) for each in numbers]
-        for lane in range(LANES):
-            state = keys[lane][rows]
+        lanes = []
+        for key, golden in zip(keys, _GOLDENS, strict=True):
+            state = key[rows]
             for each in slices:
-                state = _finalised(state + each * _GOLDENS[lane])
-            total[lane] += state.sum(dtype=np.uint64)
+                state = _finalised(state + each * golden)
+            lanes.append(state.sum(dtype=np.uint64))
+        total += np.array(lanes)
     return SampleSum(total)
 
 
