@@ -59,10 +59,14 @@ def documents_in_state(
 
 def _missing(folder: str | None) -> Callable[[], Ints]:
     def missing() -> Ints:
-        where = f"{folder} does not have" if folder is not None else "--counts names the folder that has"
+        kept = (
+            "give the folder of pack(counts=) as --counts"
+            if folder is None
+            else f"{folder} does not have them"
+        )
         raise NotFound(
-            f"{where} what pack(eos=) or pack(tokenize=) counted: pack() with counts=DIR on this data writes it; or load "
-            "the state into the run's own loader, and call batches.samples_of(step)"
+            f"the documents of these packs were found by reading the data (eos= or tokenize=): {kept}. pack() with counts=DIR "
+            "writes it; or load the state into the run's own loader, and call batches.samples_of(step)"
         )
 
     return missing

@@ -264,10 +264,10 @@ def test_packs_that_reading_the_data_gave_need_what_it_counted(
         "0",
     ]
     assert run(arguments) == 4
-    assert "pack() with counts=DIR" in capsys.readouterr().err
+    assert "as --counts" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
     assert run([*arguments, "--counts", str(tmp_path / "other")]) == 4
-    assert "other does not have" in capsys.readouterr().err
+    assert "other does not have them" in capsys.readouterr().err
     for file in (tmp_path / "counts").iterdir():
         file.unlink()
     pack(dataset, 24, eos=7, counts=tmp_path / "counts")
