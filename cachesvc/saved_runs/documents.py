@@ -65,8 +65,8 @@ def _missing(folder: str | None) -> Callable[[], Ints]:
             else f"{folder} does not have them"
         )
         raise NotFound(
-            f"the documents of these packs were found by reading the data (eos= or tokenize=): {kept}. pack() with counts=DIR "
-            "writes it; or load the state into the run's own loader, and call batches.samples_of(step)"
+            f"the documents of these packs were found by reading the data (eos= or tokenize=): {kept}. pack() with "
+            "counts=DIR writes it; or load the state into the run's own loader, and call batches.samples_of(step)"
         )
 
     return missing

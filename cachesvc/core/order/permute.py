@@ -103,9 +103,10 @@ def _finalise(state: int) -> int:
 
 
 def distinct(values: I64) -> I64:
-    """The values in ascending order, each once. `np.unique` would first import numpy's masked arrays, which takes longer."""
+    """The values in ascending order, each once. `np.unique` would first import numpy's masked arrays."""
     ascending = np.sort(values)
-    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]
+    found: I64 = ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]
+    return found
 
 
 class Network:
