@@ -9,7 +9,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import Last
+from cachesvc.core.order.epoch_order import Last, ShuffleScope
 from cachesvc.core.order.state import MAX_COUNT
 from loader.batches.bad_samples import OnError
 from loader.datasets.mixture import Mixture
@@ -22,6 +22,7 @@ from loader.order_setup import OrderArguments, Window, window_bytes
 def check_arguments(
     last: Last | None,
     window: Window | None,
+    shuffle_scope: ShuffleScope | None,
     rank: int | None,
     world_size: int | None,
     on_error: OnError,
@@ -32,6 +33,8 @@ def check_arguments(
         raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
     if last is not None and last not in get_args(Last):
         raise InvalidInput(f"last={last!r} is none of {', '.join(get_args(Last))}")
+    if shuffle_scope is not None and shuffle_scope not in get_args(ShuffleScope):
+        raise InvalidInput(f"shuffle_scope={shuffle_scope!r} is none of {', '.join(get_args(ShuffleScope))}")
     if not isinstance(peer_failure_s, (int, float)) or not peer_failure_s > 0:
         raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
     if window is not None:
@@ -78,7 +81,7 @@ def refuse_unused(given: OrderArguments, on_error: OnError, has_sampler: bool) -
         )
     unused = ["on_error="] if on_error != "raise" else []
     if not has_sampler:
-        names = ("rank", "world_size", "mesh", "global_batch_size", "last")
+        names = ("rank", "world_size", "mesh", "global_batch_size", "last", "shuffle_scope")
         unused += [f"{name}=" for name in names if getattr(given, name) is not None]
         unused += ["epochs="] if given.epochs != 1 else []
     unused += ["skip_steps="] if given.skip_steps else []

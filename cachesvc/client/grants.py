@@ -268,7 +268,8 @@ class DaemonGrants:
                         f"no memory or descriptor for a plan ({error.strerror}); see ulimit -n"
                     ) from None
                 try:
-                    self._connection.send([Message(Op.PLAN, rows, more)], memory)
+                    text = wire.LOCAL if self._plan.local else ""
+                    self._connection.send([Message(Op.PLAN, rows, more, text=text)], memory)
                 finally:
                     os.close(memory)
             self._plan_sent = True
