@@ -102,10 +102,10 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
     connections = Connections(service.handle, raise_open_files(OPEN_FILES) // 4)
     host, _, port = settings.s3.rpartition(":")
     listener = await _bound(partial(loop.create_server, connections, host.strip("[]"), int(port), ssl=tls))
-    asking = await serve_credentials(
-        settings.socket_dir, settings.socket_mode, keys, f"{scheme}://{settings.s3}"
-    )
-    log.info("the S3 endpoint serves", extra={"endpoint": f"{scheme}://{settings.s3}", "pid": os.getpid()})
+    named = socket.gethostname() if host in ("0.0.0.0", "[::]") else host
+    endpoint = f"{scheme}://{named}:{port}"
+    asking = await serve_credentials(settings.socket_dir, settings.socket_mode, keys, endpoint)
+    log.info("the S3 endpoint serves", extra={"endpoint": endpoint, "pid": os.getpid()})
     renewing = asyncio.ensure_future(_renew(settings, tls)) if tls is not None else None
     try:
         await ends.wait()
