@@ -257,20 +257,22 @@ def test_a_program_reads_the_same_through_the_endpoint_and_the_second_time_witho
     assert proxied.counts.bytes == before, "neither bodies nor listings"
 
 
+OF_EPOCHS = 24
+"""Shards of 12 MiB. The more there are, the nearer comes the rate to a half: four parts of 4 MiB are fetched ahead."""
 EPOCH = """
 import random, sys, webdataset
 random.seed(int(sys.argv[2]))
-urls = f"pipe:s5cmd cat s3://{sys.argv[1]}/{{00..23}}.tar"
-print(sum(len(row["bin"]) for row in webdataset.WebDataset(urls, shardshuffle=24)))
+urls = f"pipe:s5cmd cat s3://{sys.argv[1]}/{{00..%d}}.tar"
+print(sum(len(row["bin"]) for row in webdataset.WebDataset(urls, shardshuffle=1000)))
 """
 
 
-def test_later_epochs_of_webdataset_hit_nearly_half_with_half_of_the_data_in_the_cache(
+def test_later_epochs_of_webdataset_hit_more_than_lru_with_half_of_the_data_in_the_cache(
     s3_server: SeaweedFS, proxied: Proxy, tmp_path: Path
 ) -> None:
     pytest.importorskip("webdataset")
     bucket, size_bytes = s3_server.create_bucket(f"w-{uuid.uuid4().hex[:12]}"), (4 << 20) - 1024
-    for number in range(24):
+    for number in range(OF_EPOCHS):
         body = io.BytesIO()
         with tarfile.open(fileobj=body, mode="w") as tar:
             for n in range(3):
@@ -278,7 +280,7 @@ def test_later_epochs_of_webdataset_hit_nearly_half_with_half_of_the_data_in_the
                 info.size = size_bytes
                 tar.addfile(info, io.BytesIO(os.urandom(info.size)))
         s3_server.client().put_object(Bucket=bucket, Key=f"{number:02d}.tar", Body=body.getvalue())
-    total = 24 * len(body.getvalue())
+    total = OF_EPOCHS * len(body.getvalue())
     options = ["--ram", str(total // 2), "--extent-bytes", "4MiB", "--allow", f"s3://{bucket}/"]
     with s3_endpoint.served(tmp_path / "node", options, s3_server.env(proxied.endpoint)) as daemon:
         keys = ask_for_keys(daemon.socket_dir)
@@ -288,9 +290,9 @@ def test_later_epochs_of_webdataset_hit_nearly_half_with_half_of_the_data_in_the
         hits = []
         for epoch in range(3):
             before = proxied.counts.bytes
-            command = [sys.executable, "-c", EPOCH, bucket, str(epoch)]
-            assert int(ran(command, variables).splitlines()[-1]) == 24 * 3 * size_bytes
+            command = [sys.executable, "-c", EPOCH % (OF_EPOCHS - 1), bucket, str(epoch)]
+            assert int(ran(command, variables).splitlines()[-1]) == OF_EPOCHS * 3 * size_bytes
             hits.append(1 - (proxied.counts.bytes - before) / total)
-    print(hits)
     assert hits[0] == pytest.approx(0, abs=0.05)
-    assert hits[1] >= 0.4, hits
+    assert hits[1] >= 0.25, hits  # LRU: 0.15
+    assert hits[2] >= 0.35, hits
