@@ -181,6 +181,17 @@ def ran(command: list[str], env: dict[str, str]) -> str:
     return done.stdout
 
 
+def variables_of(client: str, keys: dict[str, Any]) -> dict[str, str]:
+    """The variables of a client, as `cachesvc env` prints them."""
+    names = {
+        "ACCESS_KEY_ID": "AccessKeyId",
+        "SECRET_ACCESS_KEY": "SecretAccessKey",
+        "SESSION_TOKEN": "SessionToken",
+    }
+    given = {f"AWS_{variable}": str(keys[key]) for variable, key in names.items() if key in keys}
+    return CLIENTS[client](keys["Endpoint"], given)
+
+
 @pytest.fixture(scope="module")
 def tree(s3_server: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, bytes]]:
     """A bucket and the bodies of its objects."""
@@ -229,19 +240,16 @@ def test_a_program_reads_the_same_through_the_endpoint_and_the_second_time_witho
         pytest.skip(f"{name} is not installed here")
     bucket, bodies = tree
 
-    def read(pass_name: str, endpoint: str, keys: dict[str, Any]) -> dict[str, str]:
-        names = {"ACCESS_KEY_ID": "AccessKeyId", "SECRET_ACCESS_KEY": "SecretAccessKey"}
-        names |= {"SESSION_TOKEN": "SessionToken"} if "SessionToken" in keys else {}
-        given = {f"AWS_{variable}": str(keys[key]) for variable, key in names.items()}
+    def read(pass_name: str, keys: dict[str, Any]) -> dict[str, str]:
         folder = tmp_path / pass_name
         folder.mkdir()
         command = [sys.executable, "-c", OF_BYTES + PROGRAMS[name], bucket, str(folder)]
-        said = ran(command, {**CLIENTS[needed](endpoint, given), "HOME": str(tmp_path)})
+        said = ran(command, {**variables_of(needed, keys), "HOME": str(tmp_path)})
         found: dict[str, str] = json.loads(said.splitlines()[-1])
         return found
 
     own = {"AccessKeyId": s3_server.access_key, "SecretAccessKey": s3_server.secret_key}
-    wanted = read("source", s3_server.endpoint, own)
+    wanted = read("source", {**own, "Endpoint": s3_server.endpoint})
     if name in TREE:
         below = {key: body for key, body in bodies.items() if key.startswith("data/")}
         if (
@@ -251,9 +259,9 @@ def test_a_program_reads_the_same_through_the_endpoint_and_the_second_time_witho
         assert wanted == {key: hashlib.sha256(body).hexdigest() for key, body in below.items()}
     assert len(wanted) >= len(TREE)
     keys = ask_for_keys(daemon.socket_dir)
-    assert read("first", keys["Endpoint"], keys) == wanted
+    assert read("first", keys) == wanted
     before = proxied.counts.bytes
-    assert read("second", keys["Endpoint"], keys) == wanted
+    assert read("second", keys) == wanted
     assert proxied.counts.bytes == before, "neither bodies nor listings"
 
 
@@ -284,9 +292,7 @@ def test_later_epochs_of_webdataset_hit_more_than_lru_with_half_of_the_data_in_t
     options = ["--ram", str(total // 2), "--extent-bytes", "4MiB", "--allow", f"s3://{bucket}/"]
     with s3_endpoint.served(tmp_path / "node", options, s3_server.env(proxied.endpoint)) as daemon:
         keys = ask_for_keys(daemon.socket_dir)
-        names = {"ACCESS_KEY_ID": "AccessKeyId", "SECRET_ACCESS_KEY": "SecretAccessKey"}
-        names |= {"SESSION_TOKEN": "SessionToken"}
-        variables = CLIENTS["s5cmd"](keys["Endpoint"], {f"AWS_{n}": keys[k] for n, k in names.items()})
+        variables = variables_of("s5cmd", keys)
         hits = []
         for epoch in range(3):
             before = proxied.counts.bytes
@@ -296,3 +302,29 @@ def test_later_epochs_of_webdataset_hit_more_than_lru_with_half_of_the_data_in_t
     assert hits[0] == pytest.approx(0, abs=0.05)
     assert hits[1] >= 0.25, hits  # LRU: 0.15
     assert hits[2] >= 0.35, hits
+
+
+CHECKPOINTS = """
+import sys, torch
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+for step in range(3):
+    folder = f"s3://{sys.argv[1]}/ckpt/{step % 2}"
+    wanted = {"weights": torch.full((1 << 20,), float(step)), "moments": torch.arange(1000) * step}
+    save(wanted, storage_writer=FsspecWriter(folder), no_dist=True)
+    found = {name: torch.zeros_like(value) for name, value in wanted.items()}
+    load(found, storage_reader=FsspecReader(folder), no_dist=True)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items()), step
+print("done")
+"""
+
+
+def test_a_job_writes_and_reads_distributed_checkpoints_by_s3fs(s3_server: SeaweedFS, tmp_path: Path) -> None:
+    bucket = s3_server.create_bucket(f"c-{uuid.uuid4().hex[:12]}")
+    options = ["--ram", "64MiB", "--extent-bytes", "1MiB", "--allow", f"s3://{bucket}/"]
+    options += ["--s3-writes", f"s3://{bucket}/ckpt/", "--s3-fresh", "1h"]
+    with s3_endpoint.served(tmp_path / "node", options, s3_server.env()) as daemon:
+        variables = variables_of("s3fs", ask_for_keys(daemon.socket_dir))
+        assert ran([sys.executable, "-c", CHECKPOINTS, bucket], variables).splitlines()[-1] == "done"
+    rows = s3_server.client().list_objects_v2(Bucket=bucket, Prefix="ckpt/")["Contents"]
+    assert {row["Key"].split("/")[1] for row in rows} == {"0", "1"}
