@@ -19,6 +19,8 @@ from cachesvc.gateway.s3.requests import Asked
 
 MAX_DOCUMENT_BYTES = 2 << 20
 """A thousand keys of 1,024 bytes each, with their tags."""
+_ENDS = {"\r": "&#13;"}
+"""Parsers of XML take a carriage return for a line feed."""
 _PARTS = frozenset({"partNumber", "uploadId"})
 _OPERATIONS = {
     ("PUT", frozenset[str]()),
@@ -126,7 +128,7 @@ def deletion(body: bytes) -> tuple[bytes, list[str]]:
         fields = {each.tag.rpartition("}")[2]: each.text or "" for each in entry}
         if entry.tag.rpartition("}")[2] == "Object":
             keys.append(fields.get("Key", ""))
-            rows.append("".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items()))
+            rows.append("".join(f"<{name}>{escape(value, _ENDS)}</{name}>" for name, value in fields.items()))
     if not keys or not all(keys):
         raise S3Error("MalformedXML", "the body names no key")
     quiet = any(each.tag.endswith("Quiet") and each.text == "true" for each in root)
