@@ -304,12 +304,63 @@ def test_later_epochs_of_webdataset_hit_more_than_lru_with_half_of_the_data_in_t
     assert hits[2] >= 0.35, hits
 
 
+WRITERS = {
+    "boto3": "import boto3; boto3.client('s3').upload_file(path, bucket, key)",
+    "s3fs": "import s3fs; s3fs.S3FileSystem().put_file(path, f'{bucket}/{key}')",
+    "pyarrow": """
+from pyarrow import fs
+s3, _ = fs.FileSystem.from_uri(f"s3://{bucket}/ckpt")
+with s3.open_output_stream(f"{bucket}/{key}") as out:
+    out.write(open(path, "rb").read())
+""",
+    "s3torchconnector": """
+import os
+from s3torchconnector import S3Checkpoint, S3ClientConfig
+made = S3Checkpoint("us-east-1", os.environ["AWS_ENDPOINT_URL_S3"], S3ClientConfig(force_path_style=True))
+with made.writer(f"s3://{bucket}/{key}") as out:
+    out.write(open(path, "rb").read())
+""",
+    "s5cmd": "import subprocess; subprocess.run(['s5cmd', 'cp', path, f's3://{bucket}/{key}'], check=True)",
+    "rclone": "import subprocess; subprocess.run(['rclone', 'copyto', path, f'cachesvc:{bucket}/{key}'], check=True)",
+    "polars": "import polars; polars.DataFrame({'n': range(10)}).write_parquet(f's3://{bucket}/{key}'); path = ''",
+}
+"""Programs that write a file at `path` as one object, in parts where it is large."""
+
+
+@pytest.fixture(scope="module")
+def writing(s3_server: SeaweedFS, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, str]]:
+    """A daemon that passes writes on, and a bucket."""
+    bucket = s3_server.create_bucket(f"c-{uuid.uuid4().hex[:12]}")
+    options = ["--ram", "64MiB", "--extent-bytes", "1MiB", "--allow", f"s3://{bucket}/"]
+    options += ["--s3-writes", f"s3://{bucket}/ckpt/", "--s3-fresh", "1h"]
+    with s3_endpoint.served(tmp_path_factory.mktemp("node"), options, s3_server.env()) as daemon:
+        yield daemon, bucket
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_program_writes_through_the_endpoint(
+    name: str, writing: tuple[Daemon, str], s3_server: SeaweedFS, tmp_path: Path
+) -> None:
+    if shutil.which(name) is None and find_spec(name) is None:
+        pytest.skip(f"{name} is not installed here")
+    daemon, bucket = writing
+    source = s3_server.client()
+    for size_bytes in (1000, 20 << 20):
+        body, key = os.urandom(size_bytes), f"ckpt/{name}-{size_bytes}"
+        (tmp_path / "body").write_bytes(body)
+        head = f"bucket, key, path = {bucket!r}, {key!r}, {str(tmp_path / 'body')!r}\n"
+        variables = variables_of(name, ask_for_keys(daemon.socket_dir))
+        ran([sys.executable, "-c", head + WRITERS[name]], {**variables, "HOME": str(tmp_path)})
+        found = source.get_object(Bucket=bucket, Key=key)["Body"].read()
+        assert found == body or (name == "polars" and pq.read_table(io.BytesIO(found)).num_rows == 10)
+
+
 CHECKPOINTS = """
 import sys, torch
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 for step in range(3):
-    folder = f"s3://{sys.argv[1]}/ckpt/{step % 2}"
+    folder = f"s3://{sys.argv[1]}/ckpt/dcp/{step % 2}"
     wanted = {"weights": torch.full((1 << 20,), float(step)), "moments": torch.arange(1000) * step}
     save(wanted, storage_writer=FsspecWriter(folder), no_dist=True)
     found = {name: torch.zeros_like(value) for name, value in wanted.items()}
@@ -319,12 +370,11 @@ print("done")
 """
 
 
-def test_a_job_writes_and_reads_distributed_checkpoints_by_s3fs(s3_server: SeaweedFS, tmp_path: Path) -> None:
-    bucket = s3_server.create_bucket(f"c-{uuid.uuid4().hex[:12]}")
-    options = ["--ram", "64MiB", "--extent-bytes", "1MiB", "--allow", f"s3://{bucket}/"]
-    options += ["--s3-writes", f"s3://{bucket}/ckpt/", "--s3-fresh", "1h"]
-    with s3_endpoint.served(tmp_path / "node", options, s3_server.env()) as daemon:
-        variables = variables_of("s3fs", ask_for_keys(daemon.socket_dir))
-        assert ran([sys.executable, "-c", CHECKPOINTS, bucket], variables).splitlines()[-1] == "done"
-    rows = s3_server.client().list_objects_v2(Bucket=bucket, Prefix="ckpt/")["Contents"]
-    assert {row["Key"].split("/")[1] for row in rows} == {"0", "1"}
+def test_a_job_writes_and_reads_distributed_checkpoints_by_s3fs(
+    s3_server: SeaweedFS, writing: tuple[Daemon, str]
+) -> None:
+    daemon, bucket = writing
+    variables = variables_of("s3fs", ask_for_keys(daemon.socket_dir))
+    assert ran([sys.executable, "-c", CHECKPOINTS, bucket], variables).splitlines()[-1] == "done"
+    rows = s3_server.client().list_objects_v2(Bucket=bucket, Prefix="ckpt/dcp/")["Contents"]
+    assert {row["Key"].split("/")[2] for row in rows} == {"0", "1"}

@@ -24,6 +24,7 @@ _STATUS = {
     "NoSuchBucket": 404,
     "NoSuchKey": 404,
     "MethodNotAllowed": 405,
+    "BucketAlreadyOwnedByYou": 409,
     "PreconditionFailed": 412,
     "InvalidRange": 416,
     "InternalError": 500,

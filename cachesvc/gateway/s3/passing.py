@@ -53,6 +53,7 @@ _PASSED = frozenset(
 _PASSED_PARTS = ("x-amz-checksum-", "x-amz-copy-source", "x-amz-meta-")
 _LEFT = frozenset(
     {
+        "x-amz-api-version",
         "x-amz-content-sha256",
         "x-amz-date",
         "x-amz-security-token",

@@ -16,6 +16,7 @@ from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.gateway.s3.errors import S3Error
 from cachesvc.gateway.s3.passing import UNSIGNED, Passing, invite
 from cachesvc.gateway.s3.requests import Asked
+from cachesvc.sources.files import under
 
 MAX_DOCUMENT_BYTES = 2 << 20
 """A thousand keys of 1,024 bytes each, with their tags."""
@@ -66,6 +67,10 @@ class Writes:
             )
         if ask.method == "POST" and ask.bucket and not ask.key and named == {"delete"}:
             return await self._delete_many(request, ask)
+        if ask.method == "PUT" and not ask.key and not named and self._writes_below(ask):
+            raise S3Error(
+                "BucketAlreadyOwnedByYou", f"{ask.bucket} is there"
+            )  # some create it before each write
         if not ask.key or (ask.method, named) not in _OPERATIONS:
             what = f"{ask.method} {','.join(sorted(named))}".strip()
             raise S3Error("NotImplemented", f"{what} is not served here: ask the source's endpoint")
@@ -74,6 +79,11 @@ class Writes:
         if copied := ask.headers.get("x-amz-copy-source", ""):
             changed["x-amz-copy-source"] = self._copied(ask, copied)
         return await self._passing.passed(request, ask, lambda: self._forget(ask.bucket, [ask.key]), changed)
+
+    def _writes_below(self, ask: Asked) -> bool:
+        """Tell whether the user may write something in the bucket."""
+        assert self._writers is not None, "checked before"
+        return any(under(each, (f"s3://{ask.bucket}",)) for each in self._writers.prefixes(ask.user))
 
     def _check(self, ask: Asked, key: str) -> None:
         """Raises S3Error for an object that the user may not write."""

@@ -147,6 +147,9 @@ def test_only_allowed_users_write_and_only_below_their_prefixes(
     assert refusal(client.put_object, **into, Body=b"", ACL="public-read")[0] == "NotImplemented"
     assert refusal(client.put_object_tagging, **into, Tagging={"TagSet": []})[0] == "NotImplemented"
     assert refusal(client.create_bucket, Bucket=f"{bucket}-2")[0] == "NotImplemented"
+    assert refusal(client.create_bucket, Bucket=bucket)[0] == "BucketAlreadyOwnedByYou", (
+        "as rclone asks for it"
+    )
     for key in ("data/plain", "data/ckpt/x", "secret"):
         assert read(source, bucket, key) == b"x"
 
