@@ -90,10 +90,6 @@ class Catalog:
         raw = self.columns["extent.id"].tobytes()
         return [ExtentId(raw[at : at + 16]) for at in range(0, len(raw), 16)]
 
-    def extent_id(self, index: int) -> ExtentId:
-        """Return one extent's id."""
-        return ExtentId(self.columns["extent.id"][16 * index : 16 * index + 16].tobytes())
-
     def extent(self, index: int) -> Extent:
         """Return one extent with its pieces."""
         columns, first = self.columns, self.columns["extent.piece"]

@@ -69,7 +69,6 @@ class Fill:
         self.reads = ""
         """Where it reads now: "source", a tier or the name of a node; "" before it reads."""
         self._from_peer = False
-        self._began_at = time.monotonic()
         self._parts = parts
         self._counts = counts
         self._extent, self._tier_name = command.extent, command.tier
@@ -114,7 +113,7 @@ class Fill:
             return
         self.filled = True
         record_filled(self.command, dataset, holes, self._parts.checks.repaired(self._extent))
-        self._counts.filled(self.command, self._from_peer, size_bytes, time.monotonic() - self._began_at)
+        self._counts.filled(self.command, self._from_peer, size_bytes, time.monotonic() - self.began)
         filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
         if isinstance(self._tier, PersistentTier):
             # NVMe: a copy may be granted once it is verified, before it is durable.
