@@ -64,6 +64,7 @@ class SourceCounters:
     retries: int = 0
     throttled: int = 0
     hedges: int = 0
+    hedge_wins: int = 0
     hedge_bytes: int = 0
     seconds: float = 0.0
     """The time that the `requests` took, failed ones included."""
@@ -412,5 +413,6 @@ class Resilient:
             self.counters.hedge_bytes += read.size
             if read.running and isinstance(self._source, Interruptible):
                 # Order: (1) the answer is set, (2) the first read fails, (3) the first read's thread copies the answer.
+                self.counters.hedge_wins += 1
                 read.answer = answer
                 self._source.interrupt(read.thread)

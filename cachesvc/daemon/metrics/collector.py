@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import REGISTRY
@@ -79,32 +80,26 @@ _OF_DEMANDS = {
 }
 
 
+@dataclass(eq=False)
 class MetricsCollector:
     """A Prometheus collector. `cluster` is None without one."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        node: Node,
-        datasets: Datasets,
-        grants: GrantsServer,
-        counts: FillCounts,
-        fillers: FillerPool,
-        cluster: ClusterLink | None,
-        requests: ReaderEvents,
-        threads: TierThreads,
-        journal: Journal,
-        reloader: Reloader,
-        certificate: CertificateWatch | None,
-    ) -> None:
-        self._loop, self._node, self._datasets, self._grants = loop, node, datasets, grants
-        self._counts, self._fillers, self._cluster, self._requests = counts, fillers, cluster, requests
-        self._threads, self._journal = threads, journal
-        self._reloader, self._certificate = reloader, certificate
-        self._present: frozenset[DatasetId] = frozenset()
-        self._labels: dict[DatasetId, str] = {}
-        """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
-        since a counter that falls looks like one that restarted."""
+    _loop: Loop
+    _node: Node
+    _datasets: Datasets
+    _grants: GrantsServer
+    _counts: FillCounts
+    _fillers: FillerPool
+    _cluster: ClusterLink | None
+    _requests: ReaderEvents
+    _threads: TierThreads
+    _journal: Journal
+    _reloader: Reloader
+    _certificate: CertificateWatch | None
+    _present: frozenset[DatasetId] = frozenset()
+    _labels: dict[DatasetId, str] = field(default_factory=dict)
+    """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
+    since a counter that falls looks like one that restarted."""
 
     def register(self) -> None:
         """Add the metrics to the process's default registry."""
@@ -141,7 +136,7 @@ class MetricsCollector:
             *self._cluster_metrics(),
             *self._dataset_metrics(resident_bytes),
             GaugeMetricFamily("cachesvc_readers", "Connections that read a dataset.", reading),
-            GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
+            GaugeMetricFamily("cachesvc_fills", "Fills running.", len(self._node.copies.filling)),
             *self._stall_metrics(),
             *self._histograms(),
             *self._quota_metrics(),
@@ -153,7 +148,7 @@ class MetricsCollector:
         yield _histograms("fill_seconds", "Fills, until readers are granted.", "origin", self._counts.waits)
         yield _histograms("grant_seconds", "Requests of readers for an extent.", "answer", self._grants.waits)
         about = "Waits of training steps for their batches."
-        yield _histogram("step_wait_seconds", about, self._requests.step_waits)
+        yield _histograms("step_wait_seconds", about, "", {"": self._requests.step_waits})
 
     def _quota_metrics(self) -> Iterator[Metric]:
         """Read how full quotas are, without names: these may be secret."""
@@ -182,13 +177,13 @@ class MetricsCollector:
         yield GaugeMetricFamily(name, about, self._reloader.succeeded_at)
 
     def _tiers(self) -> Iterator[Metric]:
-        tiers = self._node.status().tiers
+        tiers = self._node.policy.tiers.values()
         for kind, name, attribute, about in _OF_TIERS:
             yield _family(
-                kind, name, about, "tier", [(each.tier, getattr(each, attribute)) for each in tiers]
+                kind, name, about, "tier", [(each.name, getattr(each, attribute)) for each in tiers]
             )
 
-        calls = {each.tier: self._threads.of(each.tier) for each in tiers}
+        calls = {each.name: self._threads.of(each.name) for each in tiers}
         count = [(name, sum(lane.calls for lane in lanes)) for name, lanes in calls.items()]
         took = [(name, sum(lane.calls_s for lane in lanes)) for name, lanes in calls.items()]
         filled = [(name, self._counts.filled_bytes[name]) for name in calls]
@@ -350,17 +345,11 @@ class MetricsCollector:
         return PRIVATE if known.rules else dataset
 
 
-def _histogram(name: str, about: str, waits: Histogram) -> Metric:
-    family = HistogramMetricFamily(f"cachesvc_{name}", about)
-    family.add_metric([], _buckets(waits), waits.sum_s)
-    return family
-
-
 def _histograms(name: str, about: str, label: str, of: Mapping[str, Histogram]) -> Metric:
-    """Return a family with a histogram for each value of a label."""
-    family = HistogramMetricFamily(f"cachesvc_{name}", about, labels=[label])
+    """Return a family with a histogram for each value of a label; "" for a single one without."""
+    family = HistogramMetricFamily(f"cachesvc_{name}", about, labels=[label] if label else None)
     for value, waits in of.items():
-        family.add_metric([value], _buckets(waits), waits.sum_s)
+        family.add_metric([value] if label else [], _buckets(waits), waits.sum_s)
     return family
 
 
