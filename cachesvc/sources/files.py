@@ -31,7 +31,7 @@ from cachesvc.core.errors import (
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import Attributes, stat_from_server
 from cachesvc.sources.ignored import is_ignored_folder, is_named_folder
-from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -41,7 +41,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSource:
+class FilesSource(Source):
     """A `Source` of `file:///absolute/path` and plain absolute paths.
 
     `roots`: the real paths that may be read; empty allows all. A file must lie under the same root as its URI, judged by
@@ -93,12 +93,6 @@ class FilesSource:
                 if error.errno != errno.ESTALE:
                     raise
                 self._read(version, offset, into)  # replaced on the server: opens the new file
-
-    def checker(self, version: ObjectVersion) -> None:
-        """Return None: file systems state no checksums."""
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         # Without O_NONBLOCK, opening a FIFO waits for its writer.

@@ -28,7 +28,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.s3.responses import RepeatedFaults, check_encoding, encoding_of, same_tag
-from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
 
 log = logging.getLogger(__name__)
 _VERSION_KEYS = (
@@ -55,7 +55,7 @@ _MOST_CALLS = 128
 _T = TypeVar("_T")
 
 
-class FsspecSource:
+class FsspecSource(Source):
     """A `Source` over one fsspec file system, for example of `gs://`, `az://`, `memory://`.
 
     A version is what the driver states as one: an entity tag, checksum or modification time in `info`, or its `modified` or
@@ -172,12 +172,6 @@ class FsspecSource:
         old = self._filesystem
         with suppress(Exception):  # the next call fails, too, and is tried again
             self._filesystem = type(old)(*old.storage_args, **old.storage_options, skip_instance_cache=True)
-
-    def checker(self, version: ObjectVersion) -> None:
-        """Return None: fsspec states no checksums."""
-
-    def close(self) -> None:
-        """Do nothing: fsspec owns and reuses the file system."""
 
 
 def open_fsspec(uri: str) -> FsspecSource:

@@ -29,7 +29,7 @@ from cachesvc.gateway.s3.bodies import Bodies
 from cachesvc.gateway.s3.keys import SECRET_BYTES, Keys, serve_credentials
 from cachesvc.gateway.s3.service import Service
 from cachesvc.gateway.s3.upstream import Upstream
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from cachesvc.sources.uri import allowlist
 from cachesvc.system.memory import raise_open_files
 
@@ -72,7 +72,7 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
         log.warning("no allowed prefix is of S3: the S3 endpoint serves nothing")
     rules = [rule for rule in settings.rules if rule.prefix in allowed.typed]
     keys = Keys(node_secret(settings.state_dir))
-    upstream = Upstream(open_s3(S3Settings()))
+    upstream = Upstream(open_s3())
     reads = ObjectReads(settings.socket_dir)
     service = Service(
         keys,
