@@ -49,6 +49,7 @@ class PreparedSamples:
         layout = catalog.layout
         assert isinstance(layout, Prepared), "another layout has other samples"
         self._catalog, self._layout, self._source, self._preparers = catalog, layout, source, preparers
+        self.places = layout.locate
         self._transform, self._rng = spec.transform, rng_parameter(spec.transform)
         shapes = (f"{each.name}: {np.dtype(each.dtype)} {list(each.shape)}" for each in layout.fields)
         self.sample_kind = f"{source.form.container} of {', '.join(shapes)}"
@@ -68,11 +69,6 @@ class PreparedSamples:
             if self._transform is not None:
                 made = call_user(self._source.catalog, self._transform, self._rng, made, sample, rng_key)
             yield made
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
-        addresses, lengths = self._layout.locate(samples)
-        reader.expect(addresses.ravel(), lengths.ravel())
 
     def gather(self, collate: Callable[..., Any]) -> PreparedSamples | None:
         """See `SampleReader`."""

@@ -128,11 +128,6 @@ class SampleForm:
             return addresses, lengths
         return addresses[:, self.columns], lengths[:, self.columns]
 
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """Start reading samples that come next."""
-        addresses, lengths = self.places(samples)
-        reader.expect(addresses.ravel(), lengths.ravel())
-
     def read(self, reader: ExtentReader, samples: Ints) -> Sequence[Row]:
         """Read the places of each sample, all in one pass."""
         addresses, lengths = self.places(samples)
