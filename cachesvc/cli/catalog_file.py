@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
+from cachesvc.system.descriptors import closing_fd
 
 
 @contextmanager
@@ -53,11 +53,8 @@ def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iter
         dataset = resolve.current_version(control, name, options, as_json)
         grants = DaemonGrants(directory, dataset)
         try:
-            fd = grants.catalog()
-            try:
+            with closing_fd(grants.catalog()) as fd:
                 yield f"/proc/self/fd/{fd}"
-            finally:
-                os.close(fd)
         finally:
             grants.close()
 

@@ -32,6 +32,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import Attributes, stat_from_server
 from cachesvc.sources.ignored import is_ignored_folder, is_named_folder
 from cachesvc.sources.source import OnReceived, Source, ignore_received
+from cachesvc.system.descriptors import closing_fd
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -75,12 +76,9 @@ class FilesSource(Source):
     @contextmanager
     def _place(self, path: str, uri: str) -> Iterator[tuple[int, os.stat_result]]:
         """Open a file or folder without its content; yield the descriptor and the attributes."""
-        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as file:
             self._check(file, uri)
             yield file, os.fstat(file)
-        finally:
-            os.close(file)
 
     def read_into(
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
@@ -96,19 +94,16 @@ class FilesSource(Source):
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         # Without O_NONBLOCK, opening a FIFO waits for its writer.
-        file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with closing_fd(os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
             self._check(file, version.uri)
             _unchanged(os.fstat(file), version)
             _read(file, offset, into, version)
             _unchanged(stat_from_server(file), version)
-        finally:
-            os.close(file)
 
     def _list_folder(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
         """Yield the files below an open folder, then close it. Lookups are relative to the descriptor: replacing a link
         above the folder must not lead the listing elsewhere."""
-        try:
+        with closing_fd(folder):
             self.heartbeat()
             real = _path_of_fd(folder)
             if real in above:  # a link to a folder above: it would never end
@@ -145,8 +140,6 @@ class FilesSource(Source):
                     yield from self._list_folder(inner, here, above)
                 elif found and stat.S_ISREG(found.st_mode) and not name.startswith(".nfs"):
                     yield _version(_utf8(here), found)
-        finally:
-            os.close(folder)
 
     def _entries(
         self, entries: Iterable[os.DirEntry[str]], folder: int, path: str, root: str
@@ -178,11 +171,9 @@ class FilesSource(Source):
             if error.errno != errno.ELOOP and under(_real(path), (root,)) and not is_ignored_folder(name):
                 raise self._translated(error, SCHEME + path) from error
             return None
-        try:
+        with closing_fd(file):
             real = _path_of_fd(file)
             return os.fstat(file) if under(real, (root,)) and self._inside(real, path) else None
-        finally:
-            os.close(file)
 
     def _check(self, opened: int, uri: str) -> None:
         if self.roots and not self._inside(_path_of_fd(opened), path_of(uri)):

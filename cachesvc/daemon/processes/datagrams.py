@@ -67,6 +67,13 @@ class Receiver(Generic[_Message]):
             _close(descriptors)
             raise
 
+    def until_end(self, channel: socket.socket) -> tuple[_Message | None, list[int]]:
+        """Receive as a call does; None, without descriptors, when the other process has ended or its message is invalid."""
+        try:
+            return self(channel) or (None, [])
+        except RECEIVE_ERRORS:
+            return None, []
+
 
 def _close(descriptors: list[int]) -> None:
     for fd in descriptors:
