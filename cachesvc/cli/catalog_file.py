@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
@@ -51,12 +51,8 @@ def catalog_file(
 def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iterator[str]:
     with Control(directory) as control:
         dataset = resolve.current_version(control, name, options, as_json)
-        grants = DaemonGrants(directory, dataset)
-        try:
-            with closing_fd(grants.catalog()) as fd:
-                yield f"/proc/self/fd/{fd}"
-        finally:
-            grants.close()
+        with closing(DaemonGrants(directory, dataset)) as grants, closing_fd(grants.catalog()) as fd:
+            yield f"/proc/self/fd/{fd}"
 
 
 @contextmanager

@@ -11,11 +11,10 @@ from torch.utils.data import default_collate
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Prepared, PreparedField
-from cachesvc.catalog.prepared import PreparedForm
 from loader.datasets.generators import RngKey, call_user, rng_parameter
 from loader.datasets.plain_values import Empty, collates_as_torch
 from loader.datasets.samples.sample_form import SampleSpec
-from loader.prepare.preparer import Preparers
+from loader.prepare.preparer import Maker, Preparers
 from loader.prepare.records import END, MADE, contained, encode, error_in, value_of
 from loader.reading.prepared_grants import NotPrepared
 from loader.reading.reader import ExtentReader, Ints
@@ -23,21 +22,12 @@ from loader.reading.reader import ExtentReader, Ints
 _Array = np.ndarray[Any, Any]
 
 
-class SamplesOf(Protocol):
+class SamplesOf(Maker, Protocol):
     """Makes prepared samples from their source."""
 
     @property
     def catalog(self) -> Catalog:
         """The source's."""
-        ...
-
-    @property
-    def form(self) -> PreparedForm:
-        """The form of their records."""
-        ...
-
-    def samples(self, ids: Ints) -> Iterator[Any]:
-        """Make samples one at a time."""
         ...
 
 

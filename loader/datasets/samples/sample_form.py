@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any, Literal
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.arguments import one_of
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.decode import Decoder, decode_field
@@ -57,11 +58,7 @@ class SampleSpec:
             )
         if self.prepare is not None and (self.decode == "cuda" or self.targets is not None):
             raise InvalidInput("prepare= takes decoded samples: leave decode='cuda' and targets= out")
-        if self.image_mode not in IMAGE_MODES:
-            choices = ", ".join(map(repr, IMAGE_MODES))
-            raise InvalidInput(
-                f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
-            )
+        one_of("image_mode", self.image_mode, IMAGE_MODES, "; None leaves images as they are")
         if self.image_mode != "RGB" and self.decode not in ("auto", "cuda"):
             raise InvalidInput(
                 f"image_mode={self.image_mode!r} is for decode='auto' or 'cuda', not decode={self.decode!r}"
