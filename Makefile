@@ -32,12 +32,14 @@ pure: $(VENV)/.ready
 	$(PY) -m slipcover --source cachesvc,loader --omit '*_pb2.py' --json --out $(COVERAGE) \
 		-m pytest --ignore tests/compat -m 'pure and not slow'
 
+# A process of pytest that crashes ends the run: with --dist loadfile pytest-xdist would wait for ever after replacing it.
+SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 suite: $(VENV)/.ready
-	$(PY) -m pytest --ignore tests/compat -m 'not pure and not slow' -n 4 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest --ignore tests/compat -m 'not pure and not slow' -n 4 $(SPREAD)
 
 LONGER := --timeout 1500 -o faulthandler_timeout=1600
 chaos: $(VENV)/.ready
-	$(PY) -m pytest -m 'slow and not alone' -n 3 --dist loadfile --no-loadscope-reorder $(LONGER); failed=$$?; \
+	$(PY) -m pytest -m 'slow and not alone' -n 3 $(SPREAD) $(LONGER); failed=$$?; \
 	$(PY) -m pytest -m 'slow and alone' $(LONGER) && exit $$failed
 
 # Other projects' trainers over our loader, and writers of formats that it reads, in environments of their own. DeepSpeed

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from cachesvc.client.protocol import CLOSED, Granted, Refused
@@ -129,16 +130,16 @@ class DirectGrants:
         """See `Grants`. Has no effect: the cursor follows the acquired extents."""
 
     def close(self) -> None:
-        """See `Grants`. Waits for the fills in flight."""
+        """See `Grants`. The memory of a fill in flight is freed when it ends. Nothing is awaited: a finalizer may run in
+        the thread of that fill, or while another thread starts."""
         with self._lock:
             self._closing.set()
-            fills = [copy.filled for copy in self._copies.values()]
-        # Not the threads: a finalizer may run while a thread starts, and a join would then wait for threading's own lock.
-        self._pool.shutdown(wait=False)
-        wait(fills)
-        with self._lock:
-            self.abandon()
+            copies = list(self._copies.values())
+            self._copies.clear()
             self._used.clear()
+        self._pool.shutdown(wait=False)
+        for copy in copies:
+            copy.filled.add_done_callback(partial(_close, copy.fd))
 
     def abandon(self) -> None:
         """Close the parent's copies in a forked child."""
@@ -262,6 +263,10 @@ class DirectGrants:
                 if not of_file or self._is_copied(index):
                     with suppress(OSError):  # too many open files: needed extents are read all the same
                         self._begin(index, extent, of_file, needed=False)
+
+
+def _close(fd: int, _: Future[_Filled]) -> None:
+    os.close(fd)
 
 
 def _file_of(extent: Extent) -> tuple[Piece, str] | None:

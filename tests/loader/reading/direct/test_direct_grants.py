@@ -170,3 +170,19 @@ def test_close_ends_a_wait_for_a_fill(catalog: Catalog) -> None:
         grants.close()
         with pytest.raises(CacheError, match="closed"):
             waiting.result(WAIT_S / 2)
+
+
+def test_a_fill_may_close_its_own_grants(catalog: Catalog) -> None:
+    """A thread that fills may be the one that collects a dropped dataset as garbage."""
+    before, closed = held(), threading.Event()
+
+    def fill(extent: Extent, fd: int) -> str:
+        grants.close()
+        closed.set()
+        return ""
+
+    grants = filled(catalog, 4, fill)
+    with suppress(CacheError):
+        taken(grants, [0])
+    assert closed.is_set()
+    wait_until(lambda: held() <= before)
