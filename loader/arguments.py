@@ -9,7 +9,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.core.arguments import one_of, whole_number
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import Last
+from cachesvc.core.order.epoch_order import Last, ShuffleScope
 from cachesvc.core.order.state import MAX_COUNT
 from loader.batches.bad_samples import OnError
 from loader.datasets.mixture import Mixture
@@ -22,6 +22,7 @@ from loader.order_setup import OrderArguments, Window, window_bytes
 def check_arguments(
     last: Last | None,
     window: Window | None,
+    shuffle_scope: ShuffleScope | None,
     rank: int | None,
     world_size: int | None,
     on_error: OnError,
@@ -30,6 +31,7 @@ def check_arguments(
     """Raise InvalidInput for values that are wrong for any rank and any data."""
     one_of("on_error", on_error, get_args(OnError))
     one_of("last", last, get_args(Last), ", or None")
+    one_of("shuffle_scope", shuffle_scope, get_args(ShuffleScope), ", or None")
     if not isinstance(peer_failure_s, (int, float)) or not peer_failure_s > 0:
         raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
     if window is not None:
@@ -76,7 +78,7 @@ def refuse_unused(given: OrderArguments, on_error: OnError, has_sampler: bool) -
         )
     unused = ["on_error="] if on_error != "raise" else []
     if not has_sampler:
-        names = ("rank", "world_size", "mesh", "global_batch_size", "last")
+        names = ("rank", "world_size", "mesh", "global_batch_size", "last", "shuffle_scope")
         unused += [f"{name}=" for name in names if getattr(given, name) is not None]
         unused += ["epochs="] if given.epochs != 1 else []
     unused += ["skip_steps="] if given.skip_steps else []

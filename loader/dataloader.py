@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, Sampler
 from cachesvc.core.arguments import flag, whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.limits import PEER_FAILURE_S
-from cachesvc.core.order.epoch_order import Last
+from cachesvc.core.order.epoch_order import Last, ShuffleScope
 from cachesvc.core.order.skipped import skipped_by
 from cachesvc.core.order.state import MAX_COUNT, MAX_SEED, LoaderState, parse_state
 from loader.arguments import (
@@ -75,17 +75,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     batch_size x ranks gives micro-batches (`accumulate`). `seed` (0 to 2^64 - 1): of the order, and of the generators
     passed to transforms. `epochs`: how many one `iter()` runs through; None never ends. `last`: the treatment of samples
     that fill no global batch: "short" (samples are repeated until all micro-batches of all ranks have one size) | "pad"
-    (until they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together,
-    "auto" (256 MiB: the default) or "all". `mesh`, `dp_dims`: a DeviceMesh and its data-parallel dimensions; or `rank`,
-    `world_size`; else from the environment. `shard=False`: this loader runs on one rank alone. `on_error`: "raise" |
-    "skip" | "substitute" for a sample that is permanently unreadable, or whose decode or transform raises. `skip_steps`:
-    ranges of global batches, counted through all epochs from 0, that are left out for good. `exclude`: keys of samples that
-    are left out from where the run stands on; batches have repeats in their place, and `valid` counts the others.
-    `peer_failure_s`: how many seconds a rank that is blocked in a collective outlives another's failure. `log_stats`: log
-    one line each epoch. `worker_type`: "process", or "thread" for workers that are threads of this process (batches are
-    not copied between processes; `get_worker_info()` is None in them). `device`: a CUDA device to which batches are moved
-    ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so that the device gathers fixed-size
-    records out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader, for a loader that torch alone runs.
+    (until they are full) | "drop" | "error"; "short" unless `drop_last`. `window`: bytes that are shuffled together, "auto"
+    (256 MiB: the default) or "all". `shuffle_scope`: "job" (the default) has each node read other data in each epoch;
+    "node" gives each node the same data in all epochs, so that nothing it holds is fetched again. `mesh`, `dp_dims`: a
+    DeviceMesh and its data-parallel dimensions; or `rank`, `world_size`; else from the environment. `shard=False`: this
+    loader runs on one rank alone. `on_error`: "raise" | "skip" | "substitute" for a sample that is permanently unreadable,
+    or whose decode or transform raises. `skip_steps`: ranges of global batches, counted through all epochs from 0, that are
+    left out for good. `exclude`: keys of samples that are left out from where the run stands on; batches have repeats in
+    their place, and `valid` counts the others. `peer_failure_s`: how many seconds a rank that is blocked in a collective
+    outlives another's failure. `log_stats`: log one line each epoch. `worker_type`: "process", or "thread" for workers that
+    are threads of this process (batches are not copied between processes; `get_worker_info()` is None in them). `device`: a
+    CUDA device to which batches are moved ahead of use. `pinned_bytes`: at most so much of the cache's memory is pinned, so
+    that the device gathers fixed-size records out of it. `snapshot_every_n_steps`: as in torchdata's StatefulDataLoader,
+    for a loader that torch alone runs.
 
     Raises InvalidInput; while iterating, the errors of reading, as PeerRankFailed on every rank of a job of several.
     """
@@ -117,6 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         epochs: int | None = 1,
         last: Last | None = None,
         window: Window | None = None,
+        shuffle_scope: ShuffleScope | None = None,
         mesh: Any = None,
         dp_dims: str | Sequence[str] = ("dp",),
         rank: int | None = None,
@@ -152,10 +155,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        check_arguments(last, window, rank, world_size, on_error, peer_failure_s)
+        check_arguments(last, window, shuffle_scope, rank, world_size, on_error, peer_failure_s)
         self.seed, self.epochs = whole_number("seed", seed, 0, MAX_SEED), count_or_none("epochs", epochs)
         self.global_batch_size = count_or_none("global_batch_size", global_batch_size)
         self.in_order, self.shuffle, self.last, self.window = in_order, bool(shuffle), last, window
+        self.shuffle_scope = shuffle_scope
         self.mesh, self.dp_dims, self.shard = mesh, dimension_names(dp_dims), flag("shard", shard)
         self.rank, self.world_size, self.on_error = rank, world_size, on_error
         self.peer_failure_s, self.log_stats = peer_failure_s, flag("log_stats", log_stats)
@@ -223,7 +227,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         place.begin(feed, self.epochs)
         self._progress.warn_if_read_twice()
         leaf, prefetch = self._core.leaves[0], self.num_workers * (self.prefetch_factor or 0)
+        before = job.place(arguments)
         agreement = job.agree(arguments, self._data[0], feed, place, leaf, prefetch, self._drift_s)
+        if job.place(arguments) != before:  # this node has another part of the data
+            self._source = BatchSource(self._new_feed(), self._given, self._report)
         loop = EpochLoop(self, self._progress, self._prepared, self._topology().rank)
         return Iteration(loop.batches(agreement), partial(replace(place).length, feed, self.epochs))
 
@@ -434,4 +441,5 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """This rank's batches as a state continues; without one, as they are now."""
         epoch = state.epoch + state.over if state is not None else self._progress.place.epoch
         state = state or self._progress.loaded
-        return feed_of(self._arguments(), self._required_core(), self._topology(), state, epoch)
+        arguments = self._arguments()
+        return feed_of(arguments, self._required_core(), self._job.place(arguments), state, epoch)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from cachesvc.core.errors import CacheError, DeadlineExceeded, InvalidInput
+from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.limits import AGREE_S
 from cachesvc.core.order.digests import SampleSum, parse_sum
 from loader.batches.feed import Feed
+from loader.batches.held_parts import claim
+from loader.batches.order_warnings import warnings_of
 from loader.datasets.dataset import Dataset
 from loader.job.agreement import KEPT, agree, tell_failure
 from loader.job.checkpoint import EpochPosition
 from loader.job.rank_drift import DriftWatch
 from loader.job.rank_failures import Agreement
-from loader.job.store import JobStore, job_store, polls
+from loader.job.store import JobStore, awaited, job_store
 from loader.job.topology import Topology, check_unchanged
 from loader.order_setup import OrderArguments
 
@@ -31,12 +33,19 @@ class JobMembership:
         self._topology: Topology | None = None
         self._agreement: Agreement | None = None
         self._headline_logged = False
+        self._order_rank: int | None = None
+        """The rank whose part of global batches this one reads, once the nodes have chosen by what they hold."""
 
     def topology(self, given: OrderArguments) -> Topology:
         """This process's place in the job, resolved at the first use. Raises InvalidInput."""
         if self._topology is None:
             self._topology = given.topology()
         return self._topology
+
+    def place(self, given: OrderArguments) -> Topology:
+        """The topology, with the rank whose part of global batches this process reads. Raises InvalidInput."""
+        found = self.topology(given)
+        return found if self._order_rank is None else replace(found, rank=self._order_rank)
 
     def check_topology(self, given: OrderArguments) -> None:
         """Raise StateMismatch where the place that was used has changed since."""
@@ -67,12 +76,17 @@ class JobMembership:
         if not self._is_agreed():
             facts = facts_of(identity, feed, place, given.epochs) | {KEPT: " ".join(data.opened.link.kept)}
             if store is not None:
-                own = store.below(f"peers/{agree(topology, facts, store)}").connected_anew()
+                name = agree(topology, facts, store)
+                own = store.below(f"peers/{name}").connected_anew()
+                if self._order_rank is None:
+                    self._order_rank = claim(topology, feed, store.below(f"parts/{name}"))
                 accumulate = feed.share.accumulate
                 drift = DriftWatch(own, topology.process, prefetch, accumulate, drift_s)
                 self._agreement = Agreement(own, topology, drift, accumulate)
             if not self._headline_logged and topology.rank == 0:
                 _log.info("%s", headline(topology, facts, data.via))
+                for warning in warnings_of(feed, topology):
+                    _log.warning("%s", warning)
             self._headline_logged = True
         return self._agreement
 
@@ -89,12 +103,8 @@ class JobMembership:
         parts.put(str(topology.process), [topology.rank, own.digest.hex()])
         found: dict[int, SampleSum] = {}  # tensor-parallel peers are one rank
         for process in range(topology.processes):
-            for _ in polls(AGREE_S, f"process {process}'s part of the digest"):
-                if part := parts.read(str(process)):
-                    found[part[0]] = parse_sum(part[1])
-                    break
-            else:
-                raise DeadlineExceeded(f"process {process} added nothing to the digest in {AGREE_S:.0f} s")
+            rank, part = awaited(parts, str(process), AGREE_S, f"process {process}'s part of the digest")
+            found[rank] = parse_sum(part)
         return sum(found.values(), before)
 
     def warn_of_state(self) -> None:

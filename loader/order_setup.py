@@ -13,12 +13,13 @@ from torch.utils.data import Dataset as TorchDataset
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import DEFAULT_WINDOW_BYTES
-from cachesvc.core.order.epoch_order import Last, OrderSpec, window_extents
+from cachesvc.core.order.epoch_order import Last, OrderSpec, ShuffleScope, window_extents
 from cachesvc.core.order.excluded import Excluded
 from cachesvc.core.order.skipped import skipped_by
 from cachesvc.core.order.state import LoaderState
 from loader.batches.feed import Feed
-from loader.datasets.mixture import with_run_edges
+from loader.datasets.mixture import Mixture, with_run_edges
+from loader.datasets.packing import Packed
 from loader.datasets.wrapped import CacheDataset
 from loader.job.topology import ALONE, RankShare, Topology, resolve
 from loader.saved_state import edges_of, resumed
@@ -49,6 +50,7 @@ class OrderArguments:
     global_batch_size: int | None
     last: Last | None
     window: Window | None
+    shuffle_scope: ShuffleScope | None
     skip_steps: Sequence[tuple[int, int]]
     excluded: Sequence[int]
     rank: int | None
@@ -96,17 +98,22 @@ def spec_of(given: OrderArguments, batch_size: int, core: CacheDataset, topology
     """The order of a loader's arguments. Raises InvalidInput."""
     if given.drop_last and given.last not in (None, "drop"):
         raise InvalidInput(f"drop_last=True contradicts last={given.last!r}; give one of them")
-    wanted = given.global_batch_size or batch_size * topology.world_size
+    wanted, scope = given.global_batch_size or batch_size * topology.world_size, given.shuffle_scope or "job"
+    if scope == "node" and (isinstance(core, (Mixture, Packed)) or not given.shuffle):
+        raise InvalidInput(
+            "shuffle_scope='node' needs shuffle=True, and no mixture or packs, which are drawn from all data in each epoch"
+        )
     sizes = np.concatenate([leaf.catalog.extent_sizes for leaf in core.leaves])
     return OrderSpec(
         seed=given.seed,
         global_batch=wanted,
         window_extents=window_extents(sizes, window_bytes(given.window or "auto")),
-        canonical_nodes=1 if given.window == "all" else min(topology.nodes, wanted),
+        canonical_nodes=1 if given.window == "all" and scope == "job" else min(topology.nodes, wanted),
         shuffle=given.shuffle,
         last=given.last or ("drop" if given.drop_last else "short"),
         skipped=skipped_by(given.skip_steps).text,
         excluded=Excluded(dict.fromkeys(given.excluded, 0)).text,
+        shuffle_scope=scope,
     )
 
 
@@ -128,5 +135,6 @@ def _given_names(given: OrderArguments) -> set[str]:
         "global_batch": given.global_batch_size is not None,
         "window_extents": given.window is not None,
         "last": given.last is not None or given.drop_last,
+        "shuffle_scope": given.shuffle_scope is not None,
     }
     return {name for name, is_given in names.items() if is_given}

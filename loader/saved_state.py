@@ -78,14 +78,17 @@ def resumed(state: LoaderState, spec: OrderSpec, given: Collection[str]) -> Orde
     batch = spec.global_batch if "global_batch" in changed else state.global_batch
     last: Last = spec.last if "last" in changed or not both_have_rest else state.last  # type: ignore[assignment]
     window, nodes = state.window_extents, state.canonical_nodes
-    if "window_extents" in changed:  # window="all" has one canonical node
-        window, nodes = spec.window_extents, spec.canonical_nodes
+    if changed & {"window_extents", "shuffle_scope"}:  # window="all" has one canonical node
+        nodes = spec.canonical_nodes
+    if "window_extents" in changed:
+        window = spec.window_extents
     found = replace(
         state.spec,
         global_batch=batch,
         window_extents=window,
         canonical_nodes=min(nodes, batch),
         last=last,
+        shuffle_scope=spec.shuffle_scope if "shuffle_scope" in changed else state.spec.shuffle_scope,
         skipped=_all_skipped(state, parse_skipped(spec.skipped)),
         excluded=_all_excluded(state, spec.excluded),
     )
@@ -127,6 +130,7 @@ def _check_unchanged(state: LoaderState, spec: OrderSpec, changed: Collection[st
         "global_batch": "global_batch_size={}",
         "window_extents": "a window of {} extents (0: all)",
         "last": "last={!r}",
+        "shuffle_scope": "shuffle_scope={!r}",
     }
     for name in sorted(changed):
         saved, wanted = (texts[name].format(getattr(one, name)) for one in (state, spec))

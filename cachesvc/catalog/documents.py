@@ -12,8 +12,8 @@ from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.layout import Columns, Fixed, Indirect, Rows
 from cachesvc.catalog.parsing.token_indices import ENDINGS
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import subset_first
 from cachesvc.core.order.pack_order import Documents
+from cachesvc.core.order.part_layout import subset_first
 
 
 def documents_of(

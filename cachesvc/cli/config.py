@@ -110,6 +110,8 @@ def _values(found: Settings, context: click.Context) -> dict[str, object]:
         "tls-ca": tls.ca,
         "metrics": found.metrics,
         "s3": found.s3,
+        "s3-fresh": f"{found.s3_fresh_s:g}s",
+        "s3-writes": list(found.s3_writes),
         "quota": quotas,
         "source": [source_text(section) for section in found.source],
         "stale-if-error": f"{found.stale_if_error_s:g}s",

@@ -75,6 +75,9 @@ CLIENTS = {
     "boto3": _boto3,
     "aws": _boto3,
     "s3fs": _boto3,
+    "pyarrow": _boto3,
+    "litdata": _boto3,
+    "s3torchconnector": _boto3,
     "s5cmd": _s3_endpoint_url,
     "streaming": _s3_endpoint_url,
     "lance": _object_store,
@@ -92,8 +95,13 @@ CLIENTS = {
     default="boto3",
     help="The client that the variables are for.  [default: boto3]",
 )
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="The endpoint as programs here reach it, such as that of a Service.  [default: as the daemon serves it]",
+)
 @options.daemon
-def env(profile: str | None, client: str, socket: str | None, json: bool) -> int:
+def env(profile: str | None, client: str, endpoint: str | None, socket: str | None, json: bool) -> int:
     """Print variables, or write a profile, for the S3 endpoint.
 
     Example: `eval "$(cachesvc env --client s5cmd)"`. The keys in variables last for twelve hours. With --profile, clients
@@ -102,7 +110,7 @@ def env(profile: str | None, client: str, socket: str | None, json: bool) -> int
     from cachesvc.gateway.s3.keys import MAX_LIFETIME_S
 
     found = _keys(socket, MAX_LIFETIME_S)
-    endpoint = str(found["Endpoint"])
+    endpoint = endpoint or str(found["Endpoint"])
     if profile is not None:
         path = _write_profile(profile, endpoint, socket)
         output.report(

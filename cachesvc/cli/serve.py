@@ -42,7 +42,17 @@ GROUPS = {
         "preparing",
     ),
     "Data and users": ("allow", "quota", "source", "stale_if_error"),
-    "Clients": ("socket", "socket_mode", "listen", "s3", "tls_cert", "tls_key", "tls_ca"),
+    "Clients": (
+        "socket",
+        "socket_mode",
+        "listen",
+        "s3",
+        "s3_fresh",
+        "s3_writes",
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+    ),
     "Cluster": ("cluster", *_OF_CLUSTER),
     "Service": ("config", "state_dir", "takeover", "metrics", "log_format", "log", "json"),
 }
@@ -118,7 +128,19 @@ class ServeCommand(config_file.ConfiguredCommand):
 @options.setting(
     "--s3",
     type=options.ADDRESS,
-    help="Serve S3, read-only, at this address, such as 127.0.0.1:9000; other addresses need --tls-cert.",
+    help="Serve S3 at this address, such as 127.0.0.1:9000; other addresses need --tls-cert.",
+)
+@options.setting(
+    "--s3-fresh",
+    type=options.DURATION,
+    metavar="TIME",
+    help="Greatest age of metadata and listings by S3; 0 asks the source each time.  [default: 60s]",
+)
+@options.setting(
+    "--s3-writes",
+    multiple=True,
+    metavar="PREFIX",
+    help="Pass writes by S3 below this prefix on to the source; PREFIX=uid:1001,gid:ml for some users; repeatable.",
 )
 @options.setting(
     "--quota",
@@ -190,7 +212,7 @@ def _check_s3(address: str) -> None:
             raise InvalidInput(f"--s3 {address} is the daemon's own source ({name}): choose another port")
 
 
-_NAMES = {"stale_if_error": "stale_if_error_s"}
+_NAMES = {"stale_if_error": "stale_if_error_s", "s3_fresh": "s3_fresh_s"}
 """Names of settings, where they differ from the option's."""
 
 

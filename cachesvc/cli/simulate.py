@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from cachesvc.cli import options, output
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES
+from cachesvc.core.order.epoch_order import ShuffleScope
 
 BAR = 40
 """Columns of the plot: a bar of full length is a hit rate of 1."""
@@ -53,6 +54,13 @@ def _given(name: str, kind: click.ParamType[Any], default: float, text: str) -> 
 @_given("--window", click.IntRange(0), 4, "Shuffled together; 0: all.")
 @_given("--ranks", click.IntRange(1), 1, "Readers of a node.")
 @_given("--nodes", click.IntRange(1, MAX_NODES), 1, "Nodes of one cluster.")
+@click.option(
+    "--shuffle-scope",
+    type=click.Choice(get_args(ShuffleScope)),
+    default="job",
+    show_default=True,
+    help="As of the DataLoader.",
+)
 @_given("--step-s", options.Number(0, DAY_S, min_open=True), 0.05, "Compute a step.")
 @_given("--latency-s", options.Number(0, DAY_S), 0.02, "The source's first byte.")
 @click.option(
@@ -105,6 +113,7 @@ def _run(name: Any, cache: float, given: dict[str, Any]) -> Any:
         ranks=given["ranks"] * given["nodes"],
         nodes=given["nodes"],
         seed=given["seed"],
+        shuffle_scope=given["shuffle_scope"],
     )
     capacity = int(cache * work.size_bytes)
     ram = int(capacity * given["ram"])

@@ -266,7 +266,8 @@ class DaemonGrants:
                         f"no memory or descriptor for a plan ({error.strerror}); see ulimit -n"
                     ) from None
                 with closing_fd(memory):
-                    self._connection.send([Message(Op.PLAN, rows, more)], memory)
+                    text = wire.LOCAL if self._plan.local else ""
+                    self._connection.send([Message(Op.PLAN, rows, more, text=text)], memory)
             self._plan_sent = True
 
     def _greet(self, connection: Connection) -> None:

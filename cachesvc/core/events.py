@@ -64,7 +64,8 @@ class Planned(Event):
     `following` is the order of the extents in the next epoch, if it is known. The kept extents of a dataset that does
     not fit are chosen to lie evenly in that order. Plans of one `launch`, the ranks of a training job, share their
     epochs, and so do all plans with 0, which name none. The room to look ahead is shared out by `user` (a uid; -1:
-    none).
+    none). `local`: the job's plans of all epochs have the extents of `rows` and `following`, and no others. The node
+    keeps what such plans read, whether it owns that or not, and nothing else of their dataset.
     """
 
     plan: int
@@ -73,6 +74,7 @@ class Planned(Event):
     following: Sequence[ExtentId] = ()
     launch: int = 0
     user: int = -1
+    local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

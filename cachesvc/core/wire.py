@@ -15,7 +15,8 @@ Both ends import this module. A message that does not parse is a protocol error 
     RELEASE extent index
     HOLD    extent index, tier: the reader still holds it from before the daemon's restart
     IDENTIFY: the caller reads nothing         WELCOME  the connection's token
-    PLAN    rows, rows of the next epoch + descriptor (`client/plan_memory.py`): replaces the reader's earlier plan
+    PLAN    rows, rows of the next epoch, "local" or nothing + descriptor (`client/plan_memory.py`): replaces the reader's
+            earlier plan. Those of all epochs have the same extents where it is local
     PASSED  step of the reader's plan: everything before `step` has been consumed
     SUSPECT extent index: the granted bytes do not match their checksums
     WAITED  a StallReport (core/stalls.py), every few seconds
@@ -50,6 +51,7 @@ nothing reads what others prepare from. One that prepares gets PREPARE. With RES
 refused, and not fetched."""
 DIGESTS_AT_ONCE = 120
 """Digests in a MAKING."""
+LOCAL = "local"
 WRONG, ROOM = "wrong", "room"
 """Why an extent is recalled: its bytes are wrong, or others need the room."""
 

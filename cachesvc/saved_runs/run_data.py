@@ -19,10 +19,11 @@ from cachesvc.catalog.layout import Columns, Indirect
 from cachesvc.catalog.sample_places import SamplePlace, pack_places, places_of, samples_with_key
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.best_fit import whole_packs
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, PartLayout, part_layout
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.mixture import MixtureRun, groups_of, seeded, split_spots
 from cachesvc.core.order.mixture_weights import EpochDraws, EpochWeights, StepWeights
 from cachesvc.core.order.pack_order import PackOrder
+from cachesvc.core.order.part_layout import PartLayout, part_layout
 from cachesvc.core.order.recent import Latest
 from cachesvc.core.order.run import DatasetRun, Run, RunOrder
 from cachesvc.saved_runs.data import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from cachesvc.core import commands as cmd
@@ -254,16 +254,17 @@ class Rank:
                 extents = tuple((work.extent(index), work.shard_bytes) for index in range(work.shards))
                 node.send(ev.DatasetDeclared(self._number, DATASET, extents))
             rows = tuple((work.extent(index), first, last) for index, first, last in self._trace.plan)
-            node.send(ev.Planned(self._number, self._number, rows, self._following()))
+            planned = ev.Planned(self._number, self._number, rows, self._following())
+            node.send(replace(planned, local=self._trace.own is not None))
         self._read()
 
     def _following(self) -> tuple[ExtentId, ...]:
         """The order of the next epoch, as the loader knows it too."""
-        work = self._node.workload
+        work, own = self._node.workload, self._trace.own or ()
         if self._epoch + 1 >= work.epochs:
-            return ()
+            return tuple(map(work.extent, own))
         rows = trace(work, self._epoch + 1, self._number - 1).plan
-        return tuple(work.extent(index) for index, _, _ in rows)
+        return tuple(map(work.extent, dict.fromkeys([*(index for index, _, _ in rows), *own])))
 
     def waits_for(self, extent: ExtentId) -> bool:
         """Return whether this reader waits for an extent."""

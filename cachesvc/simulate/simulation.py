@@ -70,6 +70,7 @@ class Simulation:
         weight = sum(tier.budget_bytes for tier in spec.tiers)
         members = tuple(Member(f"node{at:03}", weight) for at in range(workload.nodes + idle_nodes))
         self.peers: dict[str, _Peer] = {}
+        self._owners: dict[ExtentId, str] = {}
         for at, member in enumerate(members):
             ranks = range(at * each + 1, min((at + 1) * each, workload.ranks) + 1)
             parts = spec, workload, self.clock, self.epochs, self.fetch, self.evicted
@@ -89,15 +90,21 @@ class Simulation:
         """The nodes, by name."""
         return [peer.node for peer in self.peers.values()]
 
-    def run(self) -> list[EpochResult]:
-        """Run every epoch to its end. Raises CacheError, which names the workload, where a node stops or fails."""
+    def run(self, between: Callable[[int], None] = lambda _: None) -> list[EpochResult]:
+        """Run every epoch to its end, and call `between` with the number of those that have ended. Raises CacheError, which
+        names the workload, where a node stops or fails."""
         self._join()
         for node in self.nodes:
             for rank in node.ranks.values():
                 self.clock.after(0.0, rank.begin)
-        epochs = self.workload.epochs
-        run_until(lambda: len(self.epochs.results) >= epochs, self.clock, self.nodes)
+        for ended in range(1, self.workload.epochs + 1):
+            run_until(lambda ended=ended: len(self.epochs.results) >= ended, self.clock, self.nodes)  # type: ignore[misc]
+            between(ended)
         return self.epochs.results
+
+    def replace(self, name: str) -> None:
+        """Take all copies of a node, as if another machine took its place."""
+        self.peers[name].node.send(ev.EvictAsked(DATASET))
 
     def prefetch(self) -> int:
         """Let all nodes prefetch the dataset at once, until none has more to do. Return the bytes from the source. Raises
@@ -137,7 +144,11 @@ class Simulation:
 
     def _owner(self, node: SimulatedNode, extent: ExtentId) -> _Peer:
         peer = self.peers[node.name]
-        return peer if peer.view.alone else self.peers[peer.view.askable([extent])[0][0]]
+        if peer.view.alone:
+            return peer
+        if extent not in self._owners:  # all nodes have the same view
+            ((self._owners[extent],),) = peer.view.askable([extent], 1)
+        return self.peers[self._owners[extent]]
 
     def _ask(self, node: SimulatedNode, command: cmd.StartFill, failed: frozenset[str]) -> None:
         extent, now = command.extent, self.clock.now

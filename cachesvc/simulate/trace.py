@@ -9,7 +9,7 @@ import numpy as np
 
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import ExtentId
-from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
+from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec, ShuffleScope
 
 MAX_TOUCHES = 100_000_000
 """Limit of the samples of an epoch; more do not end in an hour."""
@@ -31,6 +31,7 @@ class Workload:
     ranks: int = 1
     nodes: int = 1
     seed: int = 0
+    shuffle_scope: ShuffleScope = "job"
 
     def __post_init__(self) -> None:
         positive = (
@@ -67,7 +68,8 @@ class Workload:
         """The order of an epoch."""
         first = np.arange(self.shards + 1, dtype=np.int64) * self.samples_per_shard
         parts = self.nodes if self.window else 1
-        return EpochOrder(OrderSpec(self.seed, self.batch, self.window, parts), first, epoch)
+        spec = OrderSpec(self.seed, self.batch, self.window, parts, shuffle_scope=self.shuffle_scope)
+        return EpochOrder(spec, first, epoch)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class EpochTrace:
 
     plan: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, ...], ...]
+    own: tuple[int, ...] | None = None
+    """The extents that this rank's node reads in all epochs; None where these differ."""
 
     @cached_property
     def touched(self) -> frozenset[int]:
@@ -91,4 +95,5 @@ def trace(workload: Workload, epoch: int, rank: int = 0) -> EpochTrace:
     rows = order.plan(low, high)
     samples = order.slots(0, order.full_steps, low, high)
     steps = tuple(tuple(dict.fromkeys(row)) for row in (samples // workload.samples_per_shard).tolist())
-    return EpochTrace(tuple(zip(*(column.tolist() for column in rows[:3]), strict=True)), steps)
+    found, plan = order.own_extents(low, high), zip(*(column.tolist() for column in rows[:3]), strict=True)
+    return EpochTrace(tuple(plan), steps, None if found is None else tuple(found.tolist()))

@@ -108,8 +108,8 @@ class Feed(TorchDataset[Any]):
         self._samples = self._view.sample_reader if self._view is not None else None
         self._gather = self._samples.gather(self.collate) if self._samples is not None else None
         self._samples_of = sample_fetcher(self.dataset)
-        self._layout = extent_layout(self.dataset, self.spec.shuffle)
-        self.orders = EpochOrders(self.spec, self._layout, self._composite)
+        self.layout = extent_layout(self.dataset, self.spec.shuffle)
+        self.orders = EpochOrders(self.spec, self.layout, self._composite)
         self.empty: Empty | None = None
         """Returns memory of a size in bytes to build a gathered batch in; None means new memory."""
         self.begin_sample: Callable[[int], None] | None = None
@@ -132,7 +132,7 @@ class Feed(TorchDataset[Any]):
     def records(self) -> RecordSource | None:
         """The places of this order's records, if batches are records that need no Python call per sample; else None."""
         view = self._view if self.collate is default_collate else None
-        return record_source(view, self._layout) if view is not None else None
+        return record_source(view, self.layout) if view is not None else None
 
     @property
     def runs_python(self) -> bool:
@@ -228,7 +228,7 @@ class Feed(TorchDataset[Any]):
             each_plan = zip(self._leaves, order.plans(*cut), strict=True)
             plans = [(leaf.opened, read_plan(leaf, plan)) for leaf, plan in each_plan]
         else:
-            plans = plans_for(self._layout, order, *cut)
+            plans = plans_for(self.layout, order, *cut)
         shared: dict[int, list[Plan]] = {}  # one plan per connection: parts of one dataset share it
         for opened, plan in plans:
             shared.setdefault(id(opened), []).append(plan)

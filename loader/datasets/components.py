@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from cachesvc.core.errors import InvalidInput
-from cachesvc.core.order.epoch_order import OrderSpec, PartLayout, part_layout
+from cachesvc.core.order.epoch_order import OrderSpec
+from cachesvc.core.order.part_layout import PartLayout, part_layout
 from cachesvc.core.order.run import DatasetRun, Run
 from loader.datasets.collate import default_collate_into
 from loader.datasets.dataset import Dataset

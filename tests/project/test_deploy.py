@@ -104,6 +104,14 @@ def test_manifests_name_one_another_and_this_version() -> None:
     assert {name for name in images if "cachesvc" in name} == {IMAGE}
 
 
+def test_service_of_s3_leads_to_the_node_of_its_client_alone() -> None:
+    service, pod = manifest("s3-service")["spec"], manifest("daemonset")["spec"]["template"]
+    assert service["internalTrafficPolicy"] == "Local"
+    assert service["selector"].items() <= pod["metadata"]["labels"].items()
+    (address,) = re.findall(r"# CACHESVC_S3: (\S+)", text("kubernetes/configmap.yaml"))
+    assert address.endswith(f":{service['ports'][0]['targetPort']}")
+
+
 def test_daemonset_starts_a_daemon_whose_directories_are_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = daemonset_settings(monkeypatch)
     mounts = {mount["mountPath"]: mount for mount in daemon()["volumeMounts"]}

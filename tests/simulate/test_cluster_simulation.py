@@ -87,6 +87,13 @@ def test_a_job_on_some_of_the_members_keeps_what_its_own_nodes_have_room_for(
     assert Result("keep", nodes * f, tuple(epochs)).hit_rate >= nodes * f - reserved(simulation) - 0.03
 
 
+def test_nodes_that_read_their_own_samples_fetch_each_byte_once_in_the_run() -> None:
+    work = replace(workload(4, 100), shuffle_scope="node")
+    simulation, moved = cluster(work, 0.25), list[tuple[int, int]]()
+    simulation.run(lambda _: moved.append((simulation.source_bytes, simulation.peer_bytes)))
+    assert moved == [(work.size_bytes, 0)] * 3
+
+
 @pytest.mark.parametrize("nodes", [2, 4, 8])
 @pytest.mark.parametrize("f", [0.25, 1.1])
 def test_nodes_that_prefetch_at_once_fetch_each_byte_once(nodes: int, f: float) -> None:

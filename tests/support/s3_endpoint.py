@@ -18,10 +18,12 @@ from tests.support.waiting import wait_until
 
 
 @contextmanager
-def served(root: Path, options: Sequence[str], credentials: Mapping[str, str]) -> Iterator[Daemon]:
+def served(
+    root: Path, options: Sequence[str], credentials: Mapping[str, str], host: str = "127.0.0.1"
+) -> Iterator[Daemon]:
     """Run a daemon with an endpoint on a free port, until the block ends."""
     (port,) = free_ports(1)
-    with Daemon(root, [*options, "--s3", f"127.0.0.1:{port}"], credentials) as daemon:
+    with Daemon(root, [*options, "--s3", f"{host}:{port}"], credentials) as daemon:
         wait_until(lambda: answers(daemon))
         yield daemon
 
@@ -33,8 +35,11 @@ def answers(daemon: Daemon) -> bool:
     return False
 
 
-def client_of(daemon: Daemon, keys: Mapping[str, Any] | None = None, **config: Any) -> Any:
-    """Return boto3's client of an endpoint, with keys of this user unless others are given. It tries each call once."""
+def client_of(
+    daemon: Daemon, keys: Mapping[str, Any] | None = None, ca: str | None = None, **config: Any
+) -> Any:
+    """Return boto3's client of an endpoint, with keys of this user unless others are given. It tries each call once. `ca`:
+    the file of the authority of its certificate."""
     found = keys or ask_for_keys(daemon.socket_dir)
     given = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}, **config}
     return boto3.client(
@@ -44,6 +49,7 @@ def client_of(daemon: Daemon, keys: Mapping[str, Any] | None = None, **config: A
         aws_secret_access_key=found["SecretAccessKey"],
         aws_session_token=found["SessionToken"],
         region_name="us-east-1",
+        verify=ca,
         config=Config(signature_version="s3v4", **given),
     )
 

@@ -188,7 +188,7 @@ class Claims:
                 entry.made_from = dataset.made_from.get(extent)
                 if dataset not in entry.datasets:  # else the end of the last claim had not reached it yet
                     self._shares.join(dataset, entry)
-            if self._ownership.shared:
+            if self._ownership.shared or dataset.local:
                 self._ownership.mark([self._copies.entries[extent] for extent, _ in extents])
             self._reserve.retune()
             yield

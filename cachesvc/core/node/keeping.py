@@ -9,8 +9,9 @@ cannot read the source is helped in the same way, by any node that has claimed t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
-from cachesvc.core.events import PeerWants, ViewChanged
+from cachesvc.core.events import PeerWants, Planned, ViewChanged
 from cachesvc.core.model import ExtentId
 from cachesvc.core.node.prefetch import in_progress
 from cachesvc.core.records.dataset_state import DatasetState
@@ -40,6 +41,23 @@ class Keeping:
         self._policy.shares.others_bytes = others
         if self._policy.ownership.set(event.view):
             self._place_all()
+
+    def planned(self, event: Planned) -> None:
+        """Own what local plans read, in place of what the view says."""
+        entry = self._copies.entries.get(event.rows[0][0]) if event.rows else None
+        dataset = entry.home(event.job) if entry else None
+        if dataset is not None:
+            found = chain((extent for extent, _, _ in event.rows), event.following) if event.local else ()
+            self._set_local(dataset, event.job, frozenset(found))
+
+    def job_ended(self, job: int) -> None:
+        """Forget what a job's local plans read."""
+        for dataset in self._policy.shares.datasets.values():
+            self._set_local(dataset, job, frozenset())
+
+    def _set_local(self, dataset: DatasetState, job: int, extents: frozenset[ExtentId]) -> None:
+        if dataset.set_local(job, extents):
+            self._work.do((WorkKind.PLACE, dataset.id), self._place(dataset), len(dataset.extents))
 
     def peer_wants(self, event: PeerWants) -> None:
         """Fetch an extent that a peer asked for, if this node should keep it, or the peer has no source, and there is
@@ -112,6 +130,7 @@ class Keeping:
             found = (self._copies.entries.get(extent) for extent, _ in extents)
             entries = [entry for entry in found if entry is not None and dataset in entry.datasets]
             self._policy.ownership.mark(entries)
+            self._policy.reserve.retune()
             for entry in entries:
                 self._roles.reassess(entry)
             yield

@@ -84,7 +84,7 @@ class Node:
             ev.Renewed: self.outages.renewed,
             ev.Resized: self.outages.resized,
             ev.Passed: self.plans.passed,
-            ev.Planned: self.plans.begin,
+            ev.Planned: self._planned,
             ev.PlanEnded: self.plans.ended,
             ev.DatasetDeclared: self.claims.declare,
             ev.JobEnded: self._job_ended,
@@ -192,6 +192,11 @@ class Node:
             self._context.mark_changed()
         self.readers.disconnect(event)
 
+    def _planned(self, event: ev.Planned) -> None:
+        self.keeping.planned(event)
+        self.plans.begin(event)
+
     def _job_ended(self, event: ev.JobEnded) -> None:
         self.plans.end_job(event.job)
+        self.keeping.job_ended(event.job)
         self.claims.end_job(event.job)

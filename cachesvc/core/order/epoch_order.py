@@ -22,6 +22,9 @@ Properties, for every spec:
 - *cheap*: memory O(extents), construction O(extents log extents), seek to any step O(log extents). A full
   global shuffle is the same function with one canonical node and one block.
 
+With `shuffle_scope="node"` each canonical node has the same extents in all epochs (`homes.py`), and the run is the runs of
+the nodes, end to end. Then *even* holds within each node, and the last batch has its repeats in every node's part.
+
 Unshuffled, the run is the dataset itself and global batch b is the samples [bG, (b+1)G).
 
 A subset is an order over its own ordinals: give `subset_first(extent_first, ids)` as `extent_first` and
@@ -40,6 +43,7 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.assignment import I64, Assignment, Places
 from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.extent_run import CutExtents, ExtentRun
+from cachesvc.core.order.homes import homes
 from cachesvc.core.order.permute import (
     MAX_SIZE,
     U64,
@@ -54,6 +58,7 @@ from cachesvc.core.order.permute import (
 from cachesvc.core.order.skipped import NONE_SKIPPED, Skipped, parse_skipped
 
 Last = Literal["drop", "pad", "error", "short"]
+ShuffleScope = Literal["job", "node"]
 
 NEVER_ROTATED = 1 << 63
 """`rotated_from` of orders that no epoch rotates."""
@@ -69,6 +74,9 @@ class OrderSpec:
     with repeats, raise an `error`, or give a `short` batch, with repeats to the next multiple of the micro-batches in a
     step, so that all of them are equally large and none is empty. Epochs before `rotated_from` have a run that is not
     rotated, as components of mixtures and packs do.
+
+    `shuffle_scope`: "job" has each epoch give every canonical node another part of the data, "node" gives each one part for
+    the whole run.
 
     `skipped` names data steps of the run that are left out, and `excluded` samples, as the texts of `Skipped` and
     `Excluded`. These numbers hold from `since_epoch` on, which begins with data step `since_step`: `global_batch`, `last`
@@ -87,6 +95,7 @@ class OrderSpec:
     excluded: str = ""
     since_epoch: int = 0
     since_step: int = 0
+    shuffle_scope: ShuffleScope = "job"
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -104,6 +113,10 @@ class OrderSpec:
             raise InvalidInput(f"seed {self.seed}: give from 0 to 2^64 - 1")
         if self.last not in get_args(Last):
             raise InvalidInput(f"last={self.last!r}: give one of {', '.join(get_args(Last))}")
+        if self.shuffle_scope not in get_args(ShuffleScope):
+            raise InvalidInput(
+                f"shuffle_scope={self.shuffle_scope!r}: give one of {', '.join(get_args(ShuffleScope))}"
+            )
         parse_skipped(self.skipped)
         parse_excluded(self.excluded)
 
@@ -111,6 +124,11 @@ class OrderSpec:
     def node_parts(self) -> int:
         """The number of canonical nodes that have a part of the run; 1 for an unshuffled run."""
         return self.canonical_nodes if self.shuffle else 1
+
+    @property
+    def by_node(self) -> bool:
+        """Whether each of several canonical nodes keeps its part of the data."""
+        return self.shuffle_scope == "node" and self.node_parts > 1
 
 
 class Tail(NamedTuple):
@@ -125,13 +143,15 @@ class Plan(NamedTuple):
     """The extents that one rank touches: `extent[i]` from step `first_step[i]` to `last_step[i]`, both included. int64[n].
 
     Sorted by first step. An extent occurs again where another part of the order touches it. `following`: the extents in
-    the order of the next epoch, where the caller knows that there is one.
+    the order of the next epoch, where the caller knows that there is one. `local`: the plans of all epochs have the
+    extents of `extent` and `following`, and no others.
     """
 
     extent: I64
     first_step: I64
     last_step: I64
     following: I64 | None = None
+    local: bool = False
 
 
 def window_extents(extent_sizes: I64, window_bytes: int) -> int:
@@ -143,13 +163,16 @@ def window_extents(extent_sizes: I64, window_bytes: int) -> int:
 
 
 def merged(plans: Sequence[Plan]) -> Plan:
-    """Several plans of one dataset with the same steps, as one plan without `following`."""
+    """Several plans of one dataset with the same steps, as one plan; without `following`, unless all are local."""
     if len(plans) == 1:
         return plans[0]
     columns = zip(*(plan[:3] for plan in plans), strict=True)
     extent, first_step, last_step = (np.concatenate(column) for column in columns)
     order = np.argsort(first_step, kind="stable")
-    return Plan(extent[order], first_step[order], last_step[order])
+    found = Plan(extent[order], first_step[order], last_step[order])
+    if all(plan.local and plan.following is not None for plan in plans):
+        return found._replace(following=np.concatenate([plan.following for plan in plans]), local=True)
+    return found
 
 
 class OrderTables(NamedTuple):
@@ -208,32 +231,6 @@ def sample_key(seed: int, epoch: int, sample: int) -> int:
     return mix(Use.SAMPLE, seed, epoch, sample)
 
 
-def subset_first(extent_first: I64, ids: I64) -> I64:
-    """`extent_first` of a subset, int64[E+1]. `ids` are its sample ids, ascending and distinct."""
-    return np.searchsorted(ids, extent_first).astype(np.int64)
-
-
-class PartLayout(NamedTuple):
-    """The order of a part of a dataset: the first ordinal of each extent, int64[E+1], and the index of each ordinal, None
-    where they are equal. Without `extents_known` all samples count as one extent."""
-
-    extent_first: I64
-    index_of: I64 | None
-    extents_known: bool = True
-
-
-def part_layout(extent_first: I64, ids: I64 | None, shuffle: bool) -> PartLayout:
-    """The layout of the samples `ids` of a dataset, in the order of their indices; None for all."""
-    if ids is None:
-        return PartLayout(extent_first, None)
-    if not (ids[1:] < ids[:-1]).any():
-        return PartLayout(subset_first(extent_first, ids), None)
-    if not shuffle:
-        return PartLayout(np.array([0, ids.size], np.int64), None, False)
-    index_of = np.argsort(ids, kind="stable")
-    return PartLayout(subset_first(extent_first, ids[index_of]), index_of)
-
-
 class EpochOrder:
     """The order of one epoch. Immutable; safe to share between threads and to send to workers.
 
@@ -255,15 +252,17 @@ class EpochOrder:
         if self.samples > MAX_SIZE:
             raise InvalidInput(f"{self.samples} samples in one dataset: 2^48 is the most")
         self._assignment = assignment = Assignment(
-            self.samples, spec.global_batch, spec.node_parts, spec.last, skipped
+            self.samples, spec.global_batch, spec.node_parts, spec.last, skipped, spec.by_node
         )
         self.skipped, self.data_steps = skipped, assignment.data_steps
         self.steps, self.full_steps = assignment.steps, assignment.full_steps
         self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
         cut = assignment.tail_size > 0 or spec.node_parts > 1
-        self._rotated = spec.shuffle and cut and epoch >= spec.rotated_from
+        self._rotated = spec.shuffle and cut and (spec.by_node or epoch >= spec.rotated_from)
         borders = np.unique([*assignment.regions()]) if self._rotated else None
-        self.run = ExtentRun(first, spec.seed, epoch, spec.shuffle, borders)
+        self._homes = homes(first, spec.seed, assignment.bounds) if spec.by_node else None
+        pieces, rings = (first, ()) if self._homes is None else (self._homes.first, self._homes.of_node)
+        self.run = ExtentRun(pieces, spec.seed, epoch, spec.shuffle, borders, rings)
         self.block_first, self._block_key = self._blocks()
 
     def slots(self, first_step: int, last_step: int, low: int, high: int) -> I64:
@@ -302,6 +301,14 @@ class EpochOrder:
         """
         return plan_of(self._assignment, self.touches(), low, high, batches)
 
+    def own_extents(self, low: int, high: int) -> I64 | None:
+        """The extents that the canonical nodes of the slots [low, high) read in all epochs, also those that this epoch
+        drops; None where epochs have different ones."""
+        if self._homes is None:
+            return None
+        pieces = [self._homes.of_node[node] for node in self._assignment.nodes_of(low, high)]
+        return np.unique(self._homes.extent[np.concatenate(pieces)])
+
     def place(self, sample: int) -> tuple[int, int] | None:
         """The data step of this epoch that has a sample, and its slot there; its row, in the partial batch. None where the
         tail is dropped. O(log extents); the inverse of `slots` and `tail`."""
@@ -318,26 +325,29 @@ class EpochOrder:
         run, begin, end = self.run, self.block_first[:-1], self.block_first[1:]
         first = np.searchsorted(run.first, begin, side="right") - 1
         counts = np.searchsorted(run.first, end, side="left") - first
-        if self._rotated:  # a block with both ends of the run has one extent twice
-            counts -= (first == 0) & (first + counts == run.extents.size)
+        if self._rotated:  # a block with both ends of a ring has one extent twice
+            counts -= (counts > 1) & (run.extents[first] == run.extents[first + counts - 1])
         rows = (
             np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
         )
-        return Touches(run.extents[rows], np.repeat(begin, counts), np.repeat(end, counts))
+        extents = run.extents[rows]
+        if self._homes is not None:
+            extents = self._homes.extent[extents]
+        return Touches(extents, np.repeat(begin, counts), np.repeat(end, counts))
 
     def _blocks(self) -> tuple[I64, U64]:
         """The position where each block begins in the run, with the run's end appended, and each block's key."""
         run = self.run
         if not self.spec.shuffle:
             return run.first, np.empty(0, np.uint64)
-        firsts, keys = [], []
+        firsts, keys, begins = [], [], run.begins
         for region, (start, stop) in enumerate(self._assignment.regions()):
             if start == stop:
                 continue
             # A block is a window of the extents that lie in the region, at least in part. In a rotated run, the first block
             # also has the part of an extent that begins the region: so a ring of four extents is one block of four.
             low, high = run.entries(start, stop)
-            low += int(self._rotated and run.first[low] < start)
+            low += int(self._rotated and begins[low] < start)
             rest = run.first[low + (self.spec.window_extents or high) : high : self.spec.window_extents or 1]
             bounds = np.append(start, rest)
             firsts.append(bounds)

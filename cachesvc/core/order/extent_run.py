@@ -5,10 +5,13 @@ rotated run is a ring of extents that is opened at a uniformly chosen sample. So
 position, whatever the sizes of extents: it is dropped, repeated and given to each node as often as any other. The
 extent in which the ring is opened begins the run and ends it too. The samples of an extent that a border cuts are
 permuted. Otherwise a border would keep neighbours together, and data is often sorted by class.
+
+Where each canonical node has extents of its own (`homes.py`), the run has one such ring for each of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,36 +36,50 @@ class CutExtents(NamedTuple):
 class ExtentRun:
     """The run of one epoch, rotated if `borders` are given: positions from 0 to the number of samples. Immutable.
 
-    Entry i of the run is the extent `extents[i]`, which begins at the position `first[i]`. The end of the last entry is
-    appended to `first`. A rotated run has the extent of its first entry again as its last one. The first entry then begins
-    before position 0, and the last one ends behind the run. The sample at a position p of entry i is p + `shift[i]`,
-    permuted within the extent where a border cuts it.
+    Entry i of the run is the extent `extents[i]`, whose positions begin at `first[i]`. The end of the last entry is
+    appended to `first`. A rotated ring has the extent of its first entry again as its last one. The first entry then has
+    samples before the ring, and the last one behind it. The sample at a position p of entry i is p + `shift[i]`, permuted
+    within the extent where a border cuts it. `rings`: the extents of each ring; all extents are one without it.
     """
 
     __slots__ = ("_extent_first", "_key", "cut", "extents", "first", "shift")
 
     def __init__(
-        self, extent_first: I64, seed: int, epoch: int, shuffle: bool, borders: I64 | None = None
+        self,
+        extent_first: I64,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        borders: I64 | None = None,
+        rings: Sequence[I64] = (),
     ) -> None:
-        sizes, offset = np.diff(extent_first), 0
-        extents = np.flatnonzero(sizes)
-        if shuffle and extents.size:
-            key = mix(Use.EXTENTS, seed, epoch)
-            extents = extents[permute(np.arange(extents.size), extents.size, key).astype(np.int64)]
-        sizes = sizes[extents]
-        if borders is not None and extents.size:
-            begins, offset = _opened(np.cumsum(sizes), mix(Use.OFFSET, seed, epoch))
-            extents, sizes = (
-                np.concatenate((each[begins:], each[: begins + 1])) for each in (extents, sizes)
-            )
-        self.extents = extents
-        self.first = np.empty(sizes.size + 1, np.int64)
-        self.first[0] = -offset
-        np.cumsum(sizes, out=self.first[1:])
-        self.first[1:] -= offset
-        self.shift = extent_first[extents] - self.first[:-1]
         self._extent_first, self._key = extent_first, mix(Use.INSIDE, seed, epoch)
+        sizes, start = np.diff(extent_first), 0
+        extents, shifts, firsts = [], [], []
+        for number, ring in enumerate(rings or [np.flatnonzero(sizes)]):
+            key = (seed, epoch, number) if rings else (seed, epoch)
+            total, offset = int(sizes[ring].sum()), 0
+            if shuffle and ring.size:
+                permuted = permute(np.arange(ring.size), ring.size, mix(Use.EXTENTS, *key))
+                ring = ring[permuted.astype(np.int64)]
+            if borders is not None and ring.size:
+                at, offset = _opened(np.cumsum(sizes[ring]), mix(Use.OFFSET, *key))
+                ring = np.concatenate((ring[at:], ring[: at + 1]))
+            begins = np.concatenate(([0], np.cumsum(sizes[ring]))) + (start - offset)
+            extents.append(ring)
+            shifts.append(extent_first[ring] - begins[:-1])
+            # Positions before a ring belong to the one before it.
+            firsts.append(np.maximum(begins, start) if start else begins)
+            start += total
+        self.extents, self.shift = np.concatenate(extents), np.concatenate(shifts)
+        self.first = np.concatenate([*(each[:-1] for each in firsts), firsts[-1][-1:]])
         self.cut = self._cut_by(np.empty(0, np.int64) if borders is None else borders)
+
+    @property
+    def begins(self) -> I64:
+        """The position at which each entry's first sample would be, which may lie before its ring."""
+        found: I64 = self._extent_first[self.extents] - self.shift
+        return found
 
     def entries(self, begin: int, end: int) -> tuple[int, int]:
         """The entries [low, high) that have positions in [begin, end), which is not empty."""
@@ -101,7 +118,11 @@ class ExtentRun:
                 first = int(self.cut.first[row])
                 image = first + self.cut.network.inverse(sample - first, row)
             position = image - int(self.shift[entry])
-            if 0 <= position < self._extent_first[-1]:
+            if (
+                max(0, int(self.first[entry]))
+                <= position
+                < min(int(self.first[entry + 1]), self._extent_first[-1])
+            ):
                 return position
         raise AssertionError(f"sample {sample} of {self._extent_first[-1]}")
 
@@ -113,12 +134,14 @@ class ExtentRun:
 
     def _cut_by(self, borders: I64) -> CutExtents:
         """The extents that have one of the borders inside."""
-        entry = np.searchsorted(self.first, borders, side="right") - 1
-        entry = np.unique(entry[self.first[entry] < borders])
-        extents, of_entry = np.unique(self.extents[entry], return_inverse=True)
-        row = np.full(self.extents.size, -1)
-        row[entry] = of_entry
-        return CutExtents(row, *self._permutations(extents))
+        if not self.extents.size:
+            return CutExtents(np.empty(0, np.int64), *self._permutations(self.extents))
+        entry = np.minimum(np.searchsorted(self.first, borders, side="right") - 1, self.extents.size - 1)
+        cut = np.unique(self.extents[entry[self.begins[entry] < borders]])
+        # The ends of a ring are one extent.
+        of_entry = np.searchsorted(cut, self.extents)
+        row = np.where(np.append(cut, -1)[of_entry] == self.extents, of_entry, -1)
+        return CutExtents(row, *self._permutations(cut))
 
 
 def _permuted(first: I64, network: Network, samples: I64, row: I64) -> I64:

@@ -49,6 +49,7 @@ class Use(IntEnum):
     SAMPLE = 3
     OFFSET = 4
     INSIDE = 5
+    HOMES = 6
 
 
 def mix(*parts: int) -> int:

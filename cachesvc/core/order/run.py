@@ -17,13 +17,13 @@ from cachesvc.core.order.epoch_order import (
     NEVER_ROTATED,
     EpochOrder,
     OrderSpec,
-    PartLayout,
     Plan,
     Tail,
     Touches,
     plan_of,
     tail_of,
 )
+from cachesvc.core.order.part_layout import PartLayout
 from cachesvc.core.order.skipped import NONE_SKIPPED, Skipped
 
 

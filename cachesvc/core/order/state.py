@@ -67,6 +67,7 @@ class LoaderState:
     data_step: int
     source: str
     digest: str
+    shuffle_scope: str
 
     @property
     def spec(self) -> OrderSpec:
@@ -97,10 +98,12 @@ def parse_state(state: Mapping[str, Any]) -> LoaderState:
         )
     if type(version) is int and version == OLDEST_VERSION:
         state = {**SINCE_VERSION_5, **state}
+    state = {"shuffle_scope": "job", **state}  # the only one, before states had this field
     if set(state) != set(expected):
         odd = ", ".join(sorted(map(str, set(state) ^ set(expected))))
         raise StateMismatch(f"not a state of this loader: its keys differ in {printable(odd)}")
-    texts, flags = ("dataset", "last", "edges", "skipped", "excluded", "source", "digest"), ("shuffle",)
+    texts = ("dataset", "last", "edges", "skipped", "excluded", "source", "digest", "shuffle_scope")
+    flags = ("shuffle",)
     for name in expected:
         kind = str if name in texts else bool if name in flags else int
         if type(state[name]) is not kind:

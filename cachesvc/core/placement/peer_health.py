@@ -1,9 +1,9 @@
 """The health of each place that this node reads extents from: what reads showed, and checks of the port that sends extents.
 
 After a few failures a place is left out, for longer each time, until one read of it, the probe, succeeds. A node whose port
-does not answer is not probed before it does. A node that sent wrong bytes is left out at once, and every later read of it
-is a probe until one has given the source's bytes. Each node judges by what it sees itself, so a broken link between two
-nodes does not shut either out of the cluster.
+does not answer is not probed before it does. A place that is left out is not asked where extents are, either. A node that
+sent wrong bytes is left out at once, and every later read of it is a probe until one has given the source's bytes. Each
+node judges by what it sees itself, so a broken link between two nodes does not shut either out of the cluster.
 """
 
 from __future__ import annotations

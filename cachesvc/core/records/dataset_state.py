@@ -71,6 +71,8 @@ class DatasetState:
     largest_bytes: dict[int, int] = field(default_factory=dict)
     """The largest extent of each size class, eight classes to a power of two: the largest of all may fit no tier."""
     jobs: set[int] = field(default_factory=set)
+    local: dict[int, frozenset[ExtentId]] = field(default_factory=dict)
+    """The extents that jobs of this node read in all their epochs, while those of other nodes read others: by job."""
     pinned: bool = False
     kept_bytes: int = 0
     ready_count: int = 0
@@ -152,6 +154,19 @@ class DatasetState:
         """Stop counting an extent as one of its own."""
         self.size_bytes -= size_bytes
         self.count_ready(size_bytes, -ready)
+
+    def set_local(self, job: int, extents: frozenset[ExtentId]) -> bool:
+        """Set the extents that a job reads in all its epochs; none where it says nothing. Return whether they changed."""
+        if self.local.get(job, frozenset()) == extents:
+            return False
+        self.local.pop(job, None)
+        if extents:
+            self.local[job] = extents
+        return True
+
+    def reads(self, extent: ExtentId) -> bool:
+        """Return whether one of these jobs reads an extent."""
+        return any(extent in extents for extents in self.local.values())
 
     def count_ready(self, size_bytes: int, by: int) -> None:
         """Count one of its extents as resident (1), or no longer (-1)."""

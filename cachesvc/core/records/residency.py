@@ -105,6 +105,8 @@ class CacheEntry:
     """When the source last gave its bytes, or a reader was sent there; -1 never."""
     owned: bool = True
     """This node owns it, as it does where it is no member of a cluster."""
+    unread: bool = False
+    """Only jobs of other nodes read it, by what the jobs of this node say."""
     from_peer: bool = False
     """Another node gave the bytes of the fill that brought it to this node."""
     made_from: SourceExtent | None = None

@@ -26,7 +26,8 @@ from cachesvc.core.tiering.stream_window import Reserve
 
 
 class Ownership:
-    """Marks entries as owned or not. A node that is alone owns everything, and each node its prepared extents."""
+    """Marks entries as owned or not. A node that is alone owns everything, and each node its prepared extents. Where jobs
+    read a part of a dataset in all their epochs (`Planned.local`), the node owns that part, and nothing else of it."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -49,7 +50,12 @@ class Ownership:
         else:
             every = self._view.owned([entry.id for entry in entries])
         for entry, owned in zip(entries, every, strict=True):
-            self._shares.set_owned(entry, owned or entry.made_from is not None)
+            local, unread = False, False
+            if any(dataset.local for dataset in entry.datasets):
+                local = any(dataset.reads(entry.id) for dataset in entry.datasets)
+                unread = not local and all(dataset.local for dataset in entry.datasets)
+            owned = (owned and not unread) or local or entry.made_from is not None
+            self._shares.set_owned(entry, owned, unread)
 
     def turn(self, count: int) -> int:
         """The index of `count` at which this node begins, so that members that fetch the same extents begin at different
@@ -134,7 +140,9 @@ class Policy:
         """Return whether this node may keep an extent. Where the claimed data does not fit, the extent's owner keeps
         it, so that the nodes of a cluster together keep as much as they can. Another node may keep an extent that it
         fetched from the source: no other node keeps it, since its owner is full or claims no such data. It does so only
-        in room that its own extents leave."""
+        in room that its own extents leave. What only jobs of other nodes read is not kept."""
+        if entry.unread and not entry.pinned:
+            return False
         if entry.owned or entry.pinned or not self.reserve.streams:
             return True
         if not entry.ready or entry.from_peer:

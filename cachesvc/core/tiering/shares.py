@@ -26,7 +26,7 @@ class Shares:
         self.others_bytes = 0
         """The room of the cluster's other members."""
         self.claimed_bytes = 0
-        """Bytes of all claimed extents, each counted once."""
+        """Bytes of all claimed extents that jobs of this node may read, each counted once."""
         self.owned_bytes = 0
         """The part of `claimed_bytes` that this node owns."""
         self.foreign_kept_bytes = 0
@@ -57,11 +57,15 @@ class Shares:
         entry.datasets.remove(dataset)
         dataset.leave(entry.size_bytes, entry.ready)
         if not entry.datasets:
-            self.claimed_bytes -= entry.size_bytes
+            self.claimed_bytes -= entry.size_bytes * (not entry.unread)
             self.owned_bytes -= entry.size_bytes * entry.owned
+            entry.unread = False
 
-    def set_owned(self, entry: CacheEntry, owned: bool) -> None:
-        """Mark an extent as owned by this node, or by another one."""
+    def set_owned(self, entry: CacheEntry, owned: bool, unread: bool = False) -> None:
+        """Mark an extent as owned by this node, or by another one. `unread`: no job here reads it."""
+        if entry.unread != unread and entry.datasets:
+            self.claimed_bytes += entry.size_bytes * (entry.unread - unread)
+            entry.unread = unread
         if entry.owned == owned:
             return
         size, entry.owned = (entry.size_bytes if owned else -entry.size_bytes), owned
@@ -71,7 +75,9 @@ class Shares:
     def bound_of(self, dataset: DatasetState) -> float:
         """The best hit rate that a dataset can have beside the others, given quotas, pins, and the room of the cluster's
         other members. O(datasets)."""
-        every, capacity = list(self.datasets.values()), capacity_bytes(self._tiers) + self.others_bytes
+        every, capacity = list(self.datasets.values()), capacity_bytes(self._tiers)
+        if not dataset.local:
+            capacity += self.others_bytes
         if dataset not in every or not any(each.pinned or each.limited for each in every):
             return min(1.0, capacity / self.claimed_bytes) if self.claimed_bytes else 1.0
         # extents that two datasets share count once, so each counts for a part of its size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, overload
@@ -50,10 +50,12 @@ class LazyExtentIds(Sequence[ExtentId]):
 
 
 class PlanEntries(NamedTuple):
-    """A plan as the core takes it: (extent, first step, last step), and the order of the epoch after it."""
+    """A plan as the core takes it: (extent, first step, last step), the order of the epoch after it, and whether all
+    epochs have these extents."""
 
     entries: tuple[tuple[ExtentId, int, int], ...]
     following: Sequence[ExtentId]
+    local: bool = False
 
 
 PlanCallback = Callable[["PlanEntries | CacheError"], None]
@@ -68,6 +70,7 @@ class ReceivedPlan:
     rows: int
     following_rows: int
     extent_ids: tuple[ExtentId, ...]
+    local: bool = False
 
     @property
     def short(self) -> bool:
@@ -133,7 +136,7 @@ class PlanIntake:
                 continue
             self._waiting.served()
             self._busy = True
-            own, plan.fd = ReceivedPlan(plan.fd, plan.rows, plan.following_rows, plan.extent_ids), -1
+            own, plan.fd = replace(plan), -1
             self._lane.submit(partial(_read, own), partial(self._done, then), partial(self._done, then))
             return
         self._busy = False
@@ -147,7 +150,8 @@ def _read(plan: ReceivedPlan) -> PlanEntries | CacheError:
     """Read and close the memory."""
     fd, plan.fd = plan.fd, -1
     try:
-        return entries_of(plan_memory.read(fd, plan.rows, plan.following_rows), plan.extent_ids)
+        columns = plan_memory.read(fd, plan.rows, plan.following_rows)
+        return entries_of(columns, plan.extent_ids)._replace(local=plan.local)
     except InvalidInput as error:
         return error
     finally:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cachesvc.core import events, wire
@@ -212,8 +212,8 @@ class ReaderEvents:
 
     def planned(self, reader: ConnectedReader, plan: PlanEntries) -> None:
         """Handle a PLAN that has been read."""
-        job, user = reader.job, reader.peer.uid
-        self.handle(events.Planned(reader.id, reader.id, plan.entries, plan.following, launch=job, user=user))
+        begun = events.Planned(reader.id, reader.id, plan.entries, plan.following)
+        self.handle(replace(begun, launch=reader.job, user=reader.peer.uid, local=plan.local))
 
     def waited(self, reader: ConnectedReader, dataset: DatasetId, report: StallReport) -> None:
         """Handle WAITED: add how long a rank's steps waited."""

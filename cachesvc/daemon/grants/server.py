@@ -187,7 +187,8 @@ class GrantsServer:
                 return
             message = wire.decode(data)
             if message.op is Op.PLAN and reader.dataset is not None and fd is not None:
-                plan = ReceivedPlan(fd, message.number, message.value, reader.dataset.extent_ids)
+                is_local = message.text == wire.LOCAL
+                plan = ReceivedPlan(fd, message.number, message.value, reader.dataset.extent_ids, is_local)
                 fd = None
                 self._take_plan(reader, plan)
             else:

@@ -56,6 +56,8 @@ CALLS = 16
 """Calls of other nodes at a time."""
 SURVEYS = 2
 """Surveys at a time; each prefetch that waits for other nodes makes one now and then."""
+CONNECTIONS = 512
+"""Connections at the port of calls, those without a finished TLS handshake among them. A member has one or two."""
 BIND_S = 0.2
 """The pause between tries to bind; a daemon that is taken over keeps the address until it ends."""
 REPORT_S = 1.0
@@ -285,11 +287,17 @@ class Agent:
         return tuple(found)
 
 
-def serve_calls(servicer: PeersServicer, address: str, tls: Tls | None) -> grpc.Server:
+def serve_calls(
+    servicer: PeersServicer, address: str, tls: Tls | None, connections: int = CONNECTIONS
+) -> grpc.Server:
     """Serve the calls of other nodes at `address`, HOST:PORT, as soon as it is free; return the server."""
     server = grpc.server(
         ThreadPool(CALLS, "peer"),
-        options=[("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000))],
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+            ("grpc.max_allowed_incoming_connections", connections),
+        ],
         maximum_concurrent_rpcs=8 * CALLS,
     )
     services.add_to_server(server, "Peers", servicer)

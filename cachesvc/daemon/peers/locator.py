@@ -1,7 +1,8 @@
 """Finds out where to read extents: asks their owners, in batches.
 
-A question goes to the extent's owner; where that does not answer, to its stand-in; and where none does, the extent is read
-from the source. While one call to a node is under way, further questions for it wait and go with the next call together.
+A question goes to the extent's owner; where that is left out or does not answer, to its stand-in; and where none does, the
+extent is read from the source. While one call to a node is under way, further questions for it wait and go with the next
+call together.
 """
 
 from __future__ import annotations
@@ -95,8 +96,11 @@ class Locator:
         if view.alone:
             done(NOWHERE)
             return
+        left_out = question.left_out
         count = len(view.candidates) if question.without_source else STAND_INS
-        self._queue(_Pending(question, view.askable([question.extent], count)[0], done))
+        (ranked,) = view.askable([question.extent], count + len(left_out))
+        asked = [node for node in ranked if node not in left_out]
+        self._queue(_Pending(question, tuple(asked[:count]), done))
 
     def _queue(self, pending: _Pending) -> None:
         if not pending.nodes:

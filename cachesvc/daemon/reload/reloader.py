@@ -175,6 +175,8 @@ _OPTIONS = {
     "tls": "tls-cert, tls-key or tls-ca",
     "cluster": "cluster, or another option of it",
     "stale_if_error_s": "stale-if-error",
+    "s3_fresh_s": "s3-fresh",
+    "s3_writes": "s3-writes",
 }
 
 

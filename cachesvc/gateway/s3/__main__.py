@@ -11,7 +11,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,18 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from cachesvc.client.object_reads import ObjectReads
-from cachesvc.config import Settings, is_loopback
+from cachesvc.config import Settings, is_loopback, parse_allow
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.daemon.access.tenants import Tenants
 from cachesvc.daemon.processes.logs import configure_logging
 from cachesvc.gateway.s3.bodies import Bodies
 from cachesvc.gateway.s3.keys import SECRET_BYTES, Keys, serve_credentials
+from cachesvc.gateway.s3.passing import Passing
 from cachesvc.gateway.s3.service import Service
 from cachesvc.gateway.s3.upstream import Upstream
+from cachesvc.gateway.s3.writes import Writes
 from cachesvc.sources.s3.s3 import open_s3
+from cachesvc.sources.s3.signing import RequestSigner
 from cachesvc.sources.uri import allowlist
 from cachesvc.system.memory import raise_open_files
 
@@ -59,6 +62,15 @@ def node_secret(state_dir: str) -> bytes:
     return made
 
 
+def writers(typed: Sequence[str]) -> Tenants | None:
+    """Return who may write below the prefixes of `--s3-writes`; None for nobody. Raises InvalidInput."""
+    parsed = [parse_allow(text, "--s3-writes") for text in typed]
+    if not parsed:
+        return None
+    rules = [rule for _, rule in parsed if rule is not None]
+    return Tenants(allowlist([prefix for prefix, _ in parsed]), rules)
+
+
 def host_names(address: str) -> list[str]:
     """Return the names that may follow a bucket in a request's host."""
     host = address.rpartition(":")[0].strip("[]").lower()
@@ -72,15 +84,17 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
         log.warning("no allowed prefix is of S3: the S3 endpoint serves nothing")
     rules = [rule for rule in settings.rules if rule.prefix in allowed.typed]
     keys = Keys(node_secret(settings.state_dir))
-    upstream = Upstream(open_s3())
-    reads = ObjectReads(settings.socket_dir)
+    source = open_s3()
+    upstream, tenants = Upstream(source, settings.s3_fresh_s), Tenants(allowed, rules)
+    reads, passing = ObjectReads(settings.socket_dir), Passing(RequestSigner(source))
     service = Service(
         keys,
-        Tenants(allowed, rules),
+        tenants,
         allowed.prefixes or (),
         host_names(settings.s3),
         upstream,
         Bodies(reads, upstream),
+        Writes(passing, tenants, writers(settings.s3_writes), upstream.forget),
     )
     tls = None if is_loopback(settings.s3) else _tls(settings)
     scheme = "http" if tls is None else "https"
@@ -88,10 +102,10 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
     connections = Connections(service.handle, raise_open_files(OPEN_FILES) // 4)
     host, _, port = settings.s3.rpartition(":")
     listener = await _bound(partial(loop.create_server, connections, host.strip("[]"), int(port), ssl=tls))
-    asking = await serve_credentials(
-        settings.socket_dir, settings.socket_mode, keys, f"{scheme}://{settings.s3}"
-    )
-    log.info("the S3 endpoint serves", extra={"endpoint": f"{scheme}://{settings.s3}", "pid": os.getpid()})
+    named = socket.gethostname() if host in ("0.0.0.0", "[::]") else host
+    endpoint = f"{scheme}://{named}:{port}"
+    asking = await serve_credentials(settings.socket_dir, settings.socket_mode, keys, endpoint)
+    log.info("the S3 endpoint serves", extra={"endpoint": endpoint, "pid": os.getpid()})
     renewing = asyncio.ensure_future(_renew(settings, tls)) if tls is not None else None
     try:
         await ends.wait()
@@ -101,6 +115,7 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
         for server in (listener, asking):
             server.close()
         await connections.close()
+        await passing.close()
         reads.close()
 
 

@@ -20,8 +20,9 @@ from cachesvc.core.model import PART_BYTES, ObjectVersion
 from cachesvc.gateway.s3.upstream import Upstream
 
 log = logging.getLogger(__name__)
-AHEAD = 4
-"""Parts that are leased while the one before them is sent: the daemon fetches them side by side."""
+AHEAD, AHEAD_OF_ALL = 4, 64
+"""Parts that are leased while the one before them is sent, for one body and for all together: the daemon fetches them side
+by side, and evicts none of them."""
 WRITE_BYTES = 256 << 10
 """Up to so many bytes, a copy costs less than `sendfile` and its events."""
 STALL_S = 60.0
@@ -60,6 +61,8 @@ class Bodies:
 
     def __init__(self, reads: ObjectReads, upstream: Upstream) -> None:
         self._reads, self._upstream = reads, upstream
+        self._sent = 0
+        """Bodies under way."""
 
     @asynccontextmanager
     async def pieces(
@@ -73,7 +76,8 @@ class Bodies:
         async def in_order() -> AsyncGenerator[Piece, None]:
             coming = iter(starts)
             for start, stop in zip(starts, [*starts[1:], end]):
-                for ahead in islice(coming, AHEAD + 1 - len(asked)):
+                wanted = 1 + min(AHEAD, AHEAD_OF_ALL // self._sent)
+                for ahead in islice(coming, max(0, wanted - len(asked))):
                     asked.append(asyncio.ensure_future(self._lease(version, ahead)))
                 found, at = await asked[0], start
                 asked.popleft()
@@ -84,9 +88,11 @@ class Bodies:
                     at += piece.size_bytes
 
         pieces = in_order()
+        self._sent += 1
         try:
             yield pieces
         finally:
+            self._sent -= 1
             await pieces.aclose()
             for task in asked:
                 task.cancel()

@@ -19,6 +19,8 @@ from cachesvc.gateway.s3.keys import Keys
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 MAX_KEY_BYTES = 1024
+SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+"""Begins the payload's word where each chunk of the body has a signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class Asked:
     given: dict[str, str]
     headers: dict[str, str]
     user: Peer
+    payload: str = signature.EMPTY
+    """The SHA-256 of the body, or a word that stands for it."""
+    chunks: signature.ChunkSignatures | None = None
+    """Of a body whose chunks are signed."""
 
     @property
     def uri(self) -> str:
@@ -48,7 +54,9 @@ def asked(request: web.BaseRequest, keys: Keys, hosts: Sequence[str], now: float
     user, secret = keys.recognise(claim.access_key, claim.token, now)
     signature.check(claim, secret, request.method, path, query, headers)
     bucket, key = place(path, headers.get("host", ""), hosts)
-    return Asked(request.method, bucket, key, dict(query), headers, user)
+    signed = claim.payload.startswith(SIGNED_CHUNKS)
+    chunks = signature.ChunkSignatures(claim, secret) if signed else None
+    return Asked(request.method, bucket, key, dict(query), headers, user, claim.payload, chunks)
 
 
 def place(path: str, host: str, hosts: Sequence[str]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Answers the operations of S3 that read. Writes are refused by name."""
+"""Answers the operations of S3 that read. `writes` has the others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cachesvc.gateway.s3.errors import S3Error, translated
 from cachesvc.gateway.s3.keys import Keys
 from cachesvc.gateway.s3.requests import Asked, asked, check_conditions, names_tag, span
 from cachesvc.gateway.s3.upstream import Metadata, Upstream
+from cachesvc.gateway.s3.writes import Writes
 from cachesvc.sources.files import under
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,12 @@ TRIES = 3
 """Versions of an object that one request may meet: an object that changes while it is asked for."""
 MAX_KEYS = 1000
 _OPERATIONS = frozenset({
-    "accelerate", "acl", "analytics", "attributes", "cors", "encryption", "inventory", "legal-hold", "lifecycle",
-    "logging", "metrics", "notification", "object-lock", "ownershipControls", "policy", "policyStatus",
+    "accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption", "inventory", "legal-hold", "lifecycle",
+    "logging", "metrics", "notification", "object-lock", "ownershipControls", "partNumber", "policy", "policyStatus",
     "publicAccessBlock", "replication", "requestPayment", "retention", "tagging", "torrent", "uploadId", "uploads",
     "versionId", "versioning", "versions", "website",
 })  # fmt: skip
-"""Arguments that ask for something else than an object or a listing."""
+"""Arguments that choose another operation than a read of an object or a listing."""
 _OVERRIDES = {
     "response-cache-control": "cache-control",
     "response-content-disposition": "content-disposition",
@@ -54,11 +55,12 @@ class Service:
         hosts: Sequence[str],
         upstream: Upstream,
         body: Bodies,
+        writes: Writes,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`prefixes`: the allowed ones, in their canonical form; none allow everything. `hosts`: names of this endpoint."""
         self._keys, self._tenants, self._prefixes, self._hosts = keys, tenants, prefixes, hosts
-        self._upstream, self._bodies, self._now = upstream, body, now
+        self._upstream, self._bodies, self._writes, self._now = upstream, body, writes, now
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -81,14 +83,11 @@ class Service:
             raise
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.method not in ("GET", "HEAD"):
-            raise S3Error(
-                "MethodNotAllowed",
-                f"{request.method} is refused: this endpoint of cachesvc is read-only; write to the source's endpoint",
-                Allow="GET, HEAD",
-            )
         ask = asked(request, self._keys, self._hosts, self._now())
-        if other := _OPERATIONS.intersection(ask.given):
+        named = _OPERATIONS.intersection(ask.given)
+        if ask.method not in ("GET", "HEAD") or "uploadId" in named:
+            return await self._writes.answer(request, ask, named)
+        if other := named - {"partNumber"} - ({"versionId"} if ask.key else set()):
             raise S3Error("NotImplemented", f"{min(other)} is not served: ask the source's endpoint")
         if ask.key:
             return await self._object(request, ask)
@@ -146,6 +145,8 @@ class Service:
     async def _object(self, request: web.BaseRequest, ask: Asked) -> web.StreamResponse:
         if not self._tenants.may_read(ask.uri, ask.user):
             raise S3Error("AccessDenied", f"{ask.uri} is not below a prefix that you may use")
+        if "versionId" in ask.given:
+            return await self._writes.version(request, ask)
         part = _part_number(ask.given)
         anew = False
         for tries_left in range(TRIES - 1, -1, -1):

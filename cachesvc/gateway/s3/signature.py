@@ -20,6 +20,7 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW_S = 900.0
 """The most that a client's clock may differ, as AWS has it."""
 MAX_EXPIRES_S = 7 * 86_400
+EMPTY = hashlib.sha256(b"").hexdigest()
 _HEADER = re.compile(
     rf"{ALGORITHM} +Credential=([^, ]+), *SignedHeaders=([^, ]+), *Signature=([0-9a-f]{{64}})"
 )
@@ -72,7 +73,7 @@ def claimed(headers: Mapping[str, str], query: Query, now: float) -> Claimed:
         raise S3Error(
             "RequestTimeTooSkewed", f"the clocks of client and node differ by {late_s:.0f} s: set the clock"
         )
-    payload = headers.get("x-amz-content-sha256", hashlib.sha256(b"").hexdigest())
+    payload = headers.get("x-amz-content-sha256", EMPTY)
     token = headers.get("x-amz-security-token", "")
     signed = tuple(found[2].split(";"))
     if "host" not in signed:
@@ -144,11 +145,40 @@ def _signature(
         ]
     )
     digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
-    text = "\n".join([ALGORITHM, claim.time, "/".join(claim.scope), digest])
+    return _signed(_key(claim, secret), [ALGORITHM, claim.time, "/".join(claim.scope), digest])
+
+
+def _key(claim: Claimed, secret: str) -> bytes:
     key = f"AWS4{secret}".encode()
-    for part in (*claim.scope, text):
+    for part in claim.scope:
         key = hmac.digest(key, part.encode("utf-8", "surrogateescape"), "sha256")
-    return key.hex()
+    return key
+
+
+def _signed(key: bytes, lines: Sequence[str]) -> str:
+    return hmac.digest(key, "\n".join(lines).encode("utf-8", "surrogateescape"), "sha256").hex()
+
+
+class ChunkSignatures:
+    """Verifies the signatures of a body's chunks and trailers, each of which covers the one before it."""
+
+    def __init__(self, claim: Claimed, secret: str) -> None:
+        self._key, self._before = _key(claim, secret), claim.signature
+        self._head = [claim.time, "/".join(claim.scope)]
+
+    def check_chunk(self, digest: str, stated: str) -> None:
+        """Verify a chunk with this SHA-256. Raises S3Error: SignatureDoesNotMatch."""
+        self._check([f"{ALGORITHM}-PAYLOAD", *self._head, self._before, EMPTY, digest], stated)
+
+    def check_trailers(self, trailers: bytes, stated: str) -> None:
+        """Verify trailers, lines of `name:value`. Raises S3Error: SignatureDoesNotMatch."""
+        digest = hashlib.sha256(trailers).hexdigest()
+        self._check([f"{ALGORITHM}-TRAILER", *self._head, self._before, digest], stated)
+
+    def _check(self, lines: Sequence[str], stated: str) -> None:
+        if not hmac.compare_digest(_signed(self._key, lines).encode(), stated.encode()):
+            raise S3Error("SignatureDoesNotMatch", "a chunk of the body has another signature")
+        self._before = stated
 
 
 def _encoded(name: str, value: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,6 @@ from cachesvc.core.errors import SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.s3.s3 import S3Source
 
-FRESH_S = 60.0
-"""The greatest age of metadata and listings that are answered."""
 MAX_REMEMBERED = 1 << 14
 """Answers of the source, of 1 KB for an object and 300 KB for a page of a listing."""
 MAX_PAGES = 64
@@ -62,8 +60,9 @@ class Metadata:
 class Upstream:
     """Calls the source with the node's credentials. For one event loop."""
 
-    def __init__(self, source: S3Source, fresh_s: float = FRESH_S) -> None:
-        self._source, self._fresh_s = source, fresh_s
+    def __init__(self, source: S3Source, fresh_s: float) -> None:
+        """`fresh_s`: the greatest age of metadata and listings; 0: the source is asked each time."""
+        self._source = source
         self._calls = ThreadPoolExecutor(CALLS, "source")
         self._metadata: _Remembered[Metadata] = _Remembered(MAX_REMEMBERED, fresh_s)
         self._pages: _Remembered[dict[str, Any]] = _Remembered(MAX_PAGES, fresh_s)
@@ -71,7 +70,15 @@ class Upstream:
     async def head(self, bucket: str, key: str, part: int = 0, anew: bool = False) -> Metadata:
         """Return the metadata of an object, or of its part `part`. `anew`: ask the source now. Raises NotFound, NotAllowed,
         SourceUnavailable."""
-        return await self._metadata.get((bucket, key, part), partial(self._head, bucket, key, part), anew)
+        ask = partial(self._head, bucket, key, part)
+        return await (ask() if part else self._metadata.get((bucket, key), ask, anew))
+
+    def forget(self, bucket: str, keys: Iterable[str]) -> None:
+        """Forget metadata of objects, and the bucket's listings: a write has changed them."""
+        for key in keys:
+            self._metadata.forget((bucket, key))
+        for page in [each for each in self._pages.kept if bucket in each]:
+            self._pages.forget(page)
 
     async def page(self, bucket: str, second: bool, **arguments: str | int) -> dict[str, Any]:
         """Return boto3's answer to ListObjectsV2, or, unless it is the `second` version, to ListObjects. Raises as
@@ -135,27 +142,31 @@ def _content_range(uri: str, text: str, size_bytes: int) -> tuple[int, int, int]
 
 
 class _Remembered(Generic[_T]):
-    """Answers by what was asked. Concurrent askers share one call; an error is not remembered."""
+    """Answers by what was asked, each given for `fresh_s` from the time when it was asked for. An error is not
+    remembered."""
 
     def __init__(self, most: int, fresh_s: float) -> None:
         self._most, self._fresh_s = most, fresh_s
-        self._kept: OrderedDict[Hashable, tuple[float, asyncio.Future[_T]]] = OrderedDict()
+        self.kept: OrderedDict[tuple[object, ...], tuple[float, asyncio.Future[_T]]] = OrderedDict()
         """The end of each answer's freshness, and the answer; the one that was asked for first comes first."""
 
-    async def get(self, key: Hashable, ask: Callable[[], Awaitable[_T]], anew: bool = False) -> _T:
-        """Return the answer to a question. `anew`: of now, or one that is under way."""
-        kept = self._kept.get(key)
-        if kept is not None and kept[1].done() and (anew or time.monotonic() >= kept[0]):
-            kept = None
-        if kept is None:
-            kept = time.monotonic() + self._fresh_s, asyncio.ensure_future(ask())
-            self._kept[key] = kept
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+    async def get(self, key: tuple[object, ...], ask: Callable[[], Awaitable[_T]], anew: bool = False) -> _T:
+        """Return the answer to a question. `anew`: ask now, even while an answer is under way, which may be older than a
+        write that has ended."""
+        found = self.kept.get(key)
+        if found is None or anew or time.monotonic() >= found[0]:
+            found = time.monotonic() + self._fresh_s, asyncio.ensure_future(ask())
+            self.kept[key] = found
+            self.kept.move_to_end(key)
+            while len(self.kept) > self._most:
+                self.kept.popitem(last=False)
         try:
-            return await asyncio.shield(kept[1])
+            return await asyncio.shield(found[1])
         except Exception:
-            if self._kept.get(key) is kept and kept[1].done():
-                del self._kept[key]
+            if self.kept.get(key) is found and found[1].done():
+                del self.kept[key]
             raise
+
+    def forget(self, key: tuple[object, ...]) -> None:
+        """Ask anew the next time."""
+        self.kept.pop(key, None)

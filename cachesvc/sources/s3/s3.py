@@ -91,6 +91,11 @@ class S3Source:
         self._lock = threading.Lock()
 
     @property
+    def identity(self) -> AccountIdentity:
+        """The credentials that requests are signed with."""
+        return self._identity
+
+    @property
     def endpoint(self) -> str:
         """The endpoint's URL. Another endpoint may have other buckets of the same names."""
         return str(self._endpoint.geturl())

@@ -17,11 +17,13 @@ from cachesvc.core.order.epoch_order import (
     Last,
     OrderSpec,
     Plan,
+    ShuffleScope,
     sample_key,
-    subset_first,
 )
+from cachesvc.core.order.part_layout import subset_first
 
 ROTATED_FROM = st.sampled_from([0, 2, NEVER_ROTATED])
+SCOPE: st.SearchStrategy[ShuffleScope] = st.sampled_from(["job", "node"])
 
 
 @st.composite
@@ -36,6 +38,7 @@ def orders(draw: st.DrawFn) -> EpochOrder:
         shuffle=draw(st.booleans()),
         last=draw(st.sampled_from(["drop", "pad", "short"])),
         rotated_from=draw(ROTATED_FROM),
+        shuffle_scope=draw(SCOPE),
     )
     return EpochOrder(spec, np.concatenate(([0], np.cumsum(counts))), draw(st.integers(0, 3)))
 
@@ -96,19 +99,28 @@ def test_the_last_step_has_equal_shapes_and_each_real_sample_once(
     tails = [order.tail(*_share(order, rank, world), accumulate) for rank in range(world)]
     shapes = {tail.samples.shape for tail in tails}
     rows = batch // parts if order.spec.last == "pad" else -(-order.tail_samples // parts)
+    if (
+        order.spec.by_node and order.spec.last == "short"
+    ):  # each node's samples are spread over its own micro-batches
+        rows = max(tail.valid.max() for tail in tails)
     assert shapes == {(accumulate, rows)}
     assert rows >= 1
-    if order.spec.last == "short":  # like DistributedSampler, and like torch's short batch on one rank
+    if (
+        order.spec.last == "short" and not order.spec.by_node
+    ):  # like DistributedSampler, and like torch's short batch on one rank
         assert order.full_steps * batch + parts * rows == -(-samples // parts) * parts
     micros = [pair for tail in tails for pair in zip(*tail, strict=True)]
     real = [sample for row, valid in micros for sample in row[:valid].tolist()]
     padding = [at >= valid for _, valid in micros for at in range(rows)]
-    assert padding == sorted(padding), "repeats come last: what ranks gather is cut to the dataset's length"
+    if not order.spec.by_node:
+        assert padding == sorted(padding), (
+            "repeats come last: what ranks gather is cut to the dataset's length"
+        )
     whole = order.tail(0, batch)
     assert real == whole.samples[0, : whole.valid[0]].tolist(), "the same at any number of ranks"
     assert len(set(real)) == len(real) == order.tail_samples
     repeats = [sample for row, valid in micros for sample in row[valid:].tolist()]
-    if len(repeats) <= samples:
+    if len(repeats) <= samples and not order.spec.by_node:
         assert len(set(repeats)) == len(repeats)
     assert set(repeats) <= set(range(samples))
 
@@ -143,7 +155,8 @@ def test_the_plan_holds_what_the_slots_touch(counts: list[int], batch: int, data
     last: Last = data.draw(st.sampled_from(["drop", "pad", "short"]))
     world, accumulate = _cut(data, batch)
     extent_first = np.concatenate(([0], np.cumsum(counts)))
-    spec = OrderSpec(1, batch, window, nodes, shuffle, last, data.draw(ROTATED_FROM))
+    rotated_from, scope = data.draw(ROTATED_FROM), data.draw(SCOPE)
+    spec = OrderSpec(1, batch, window, nodes, shuffle, last, rotated_from, shuffle_scope=scope)
     order = EpochOrder(spec, extent_first, data.draw(st.integers(0, 3)))
     rows = [*zip(*(column.tolist() for column in order.touches()), strict=True)]
     assert len(set(rows)) == len(rows)

@@ -35,7 +35,11 @@ class Forgetful:
     def Hello(self, request: pb.HelloRequest, context: grpc.ServicerContext) -> pb.HelloReply:
         return pb.HelloReply(protocol=PROTOCOL_VERSION, name="other", instance="1", weight_bytes=1000)
 
+    def __init__(self) -> None:
+        self.questions = 0
+
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupReply:
+        self.questions += len(request.questions)
         return pb.LookupReply()
 
     def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:
@@ -83,6 +87,19 @@ def test_an_answer_of_another_length_is_none() -> None:
         held, coming = locator.survey(EXTENTS)
     assert found == [SOURCE] * len(EXTENTS)
     assert (held, coming) == ([], [])
+
+
+def test_a_node_that_is_left_out_is_not_asked() -> None:
+    node = Forgetful()
+    with served(node) as address:
+        known, locator = located()
+        known.start(listing(address))
+        wait_until(lambda: len(known.view.members) == 2)
+        answers = queue.SimpleQueue[str]()
+        for extent in EXTENTS:
+            locator.locate(Question(extent, left_out=("other",)), lambda answer: answers.put(answer.node))
+        assert [answers.get(timeout=WAIT_S) for _ in EXTENTS] == [SOURCE] * len(EXTENTS)
+        assert not node.questions
 
 
 def test_fills_do_not_wait_for_ever_for_members_that_cannot_be_greeted() -> None:

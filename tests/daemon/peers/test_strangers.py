@@ -6,12 +6,37 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
+import pytest
+
+from cachesvc.config import Tls
+from cachesvc.daemon.peers.agent import serve_calls
+from cachesvc.daemon.peers.owned_extents import OwnedExtents
+from cachesvc.daemon.peers.peer_calls import PeerCalls
+from cachesvc.daemon.peers.servicer import PeersServicer
 from cachesvc.daemon.processes.logs import FLOOD_LINES
+from cachesvc.v1 import cachesvc_pb2 as pb
 from testbed import WAIT_S
 from testbed.servers import free_ports
 from tests.support.membership.nodes import Nodes, authority, certified, fill, meet, metric
 
 STRANGERS = 300
+
+
+def test_the_port_of_calls_bounds_its_connections(tmp_path: Path) -> None:
+    ca, (port,) = authority(tmp_path), free_ports(1)
+    certified(tmp_path, "a", ca)
+    tls = Tls(*(str(tmp_path / name) for name in ("a.pem", "a.key", "ca.pem")))
+    owned = OwnedExtents("a", lambda extents, later, without_source=False: set())
+    servicer = PeersServicer(owned, pb.HelloReply, lambda *_: None, lambda _: None, lambda *_: None, bool)
+    address = f"127.0.0.1:{port}"
+    server = serve_calls(servicer, address, tls, connections=1)
+    first, second = PeerCalls(tls, ""), PeerCalls(tls, "")
+    assert first.hello(address, pb.HelloRequest()) == pb.HelloReply()
+    with pytest.raises(grpc.RpcError):
+        second.hello(address, pb.HelloRequest())
+    assert first.hello(address, pb.HelloRequest()) == pb.HelloReply()
+    server.stop(None).wait(WAIT_S)
 
 
 def test_half_open_connections_cost_the_members_no_byte(tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import IncompleteRead, ProtocolError
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
@@ -229,6 +231,21 @@ def test_an_object_that_was_overwritten_is_never_mixed_and_its_new_tag_is_known(
     assert (found["Body"].read(), found["ETag"]) == (b"c" * 10, newer)
 
 
+def test_an_object_that_changes_while_it_is_sent_ends_early(
+    client: Any, tree: tuple[str, dict[str, bytes]], s3_server: SeaweedFS
+) -> None:
+    there = {"Bucket": tree[0], "Key": f"data/{uuid.uuid4().hex}"}
+    s3_server.client().put_object(**there, Body=b"a" * 40 * MIB)
+    sent = client.get_object(**there)["Body"]
+    found = sent.read(1)
+    s3_server.client().put_object(**there, Body=b"b" * 40 * MIB)
+    with suppress(IncompleteRead, ProtocolError, BotoCoreError):
+        while data := sent.read(MIB):
+            found += data
+    assert len(found) < 40 * MIB
+    assert set(found) == {ord("a")}
+
+
 def test_presigned_urls_and_other_headers_of_an_answer(
     client: Any, tree: tuple[str, dict[str, bytes]]
 ) -> None:
@@ -259,13 +276,17 @@ def test_an_endpoint_outlives_its_daemon_and_is_started_again(
     assert client.get_object(Bucket=bucket, Key="data/zero")["Body"].read() == b"", "with the same keys"
 
 
-def test_an_endpoint_ends_with_its_service(
+def test_an_endpoint_asks_each_time_where_told_so_and_ends_with_its_service(
     s3_server: SeaweedFS, tree: tuple[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     options = ["--ram", "8MiB", "--extent-bytes", "1MiB", "--allow", f"s3://{tree[0]}/data/"]
+    options += ["--s3-fresh", "0"]
     with s3_endpoint.served(tmp_path, options, s3_server.env()) as own:
         pid = s3_endpoint.endpoint_process(own)
         before = s3_endpoint.client_of(own)
+        for body in (b"1", b"22", b""):
+            s3_server.client().put_object(Bucket=tree[0], Key="data/new", Body=body)
+            assert before.get_object(Bucket=tree[0], Key="data/new")["Body"].read() == body, "not older"
         own.take_over("--ram", "16MiB")
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
         wait_until(lambda: s3_endpoint.answers(own))

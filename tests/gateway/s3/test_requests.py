@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cachesvc.gateway.s3.errors import S3Error
+from cachesvc.gateway.s3.passing import passed_headers
 from cachesvc.gateway.s3.requests import check_conditions, place, span
+from cachesvc.gateway.s3.writes import deletion
 
 
 @pytest.mark.parametrize(
@@ -94,3 +96,51 @@ def test_conditions_decide_in_the_order_of_the_standard(code: str) -> None:
         except S3Error as refusal:
             found = refusal.code
         assert found == code, headers
+
+
+def test_deletions_are_written_anew_in_one_form() -> None:
+    said = "<D:Delete xmlns:D='x'><D:Object><D:Key>a&amp;b &#233;&#13;</D:Key></D:Object><D:Quiet>true</D:Quiet></D:Delete>"
+    document, keys = deletion(said.encode())
+    assert keys == ["a&b é\r"]
+    assert deletion(document) == (document, keys)
+    assert b"<Quiet>true</Quiet>" in document
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<Delete/>",
+        b"<Delete><Object><Key></Key></Object></Delete>",
+        b"<Delete><Object><Key><![CDATA[a]]></Key></Object></Delete>",
+        b"<!DOCTYPE d [<!ENTITY e 'x'>]><Delete><Object><Key>&e;</Key></Object></Delete>",
+        "<Delete><Object><Key>a</Key></Object></Delete>".encode("utf-16"),
+    ],
+)
+def test_deletions_in_other_forms_are_refused(body: bytes) -> None:
+    with pytest.raises(S3Error) as refusal:
+        deletion(body)
+    assert refusal.value.code == "MalformedXML"
+
+
+def test_headers_that_would_be_lost_are_refused_and_those_of_the_signature_replaced() -> None:
+    kept = {"content-type": "x/y", "x-amz-meta-a": "b", "x-amz-checksum-crc32": "x", "if-none-match": "*"}
+    own = {
+        "host": "h",
+        "authorization": "a",
+        "x-amz-date": "d",
+        "x-amz-security-token": "t",
+        "x-amz-acl": "private",
+    }
+    assert passed_headers({**kept, **own}) == kept
+    for name in (
+        "x-amz-acl",
+        "x-amz-grant-read",
+        "x-amz-object-lock-mode",
+        "x-amz-server-side-encryption-customer-key",
+        "x-amz-copy-source-server-side-encryption-customer-key",
+        "x-amz-bypass-governance-retention",
+    ):
+        with pytest.raises(S3Error) as refusal:
+            passed_headers({name: "x"})
+        assert refusal.value.code == "NotImplemented", name

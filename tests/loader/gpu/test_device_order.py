@@ -24,6 +24,7 @@ def test_the_device_computes_the_order(sizes: list[int], data: st.DataObject) ->
         canonical_nodes=draw(st.integers(1, min(batch, 4))),
         shuffle=draw(st.booleans()),
         rotated_from=draw(st.sampled_from([0, 2])),
+        shuffle_scope=draw(st.sampled_from(["job", "node"])),
     )
     order = EpochOrder(spec, np.concatenate(([0], np.cumsum(sizes))), draw(st.integers(0, 3)))
     low = draw(st.integers(0, batch - 1))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import cachesvc
+from cachesvc.__main__ import run
 from cachesvc.core.errors import (
     CacheError,
     CorruptData,
@@ -158,3 +160,9 @@ def test_a_dataset_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.Monk
         seen = [text for (texts,) in DataLoader(data, 4, shuffle=True) for text in texts]
         assert sorted(seen) == sorted(f"{shard}{n}" for shard in range(3) for n in range(5))
         data.close()
+        if way == "daemon":
+            assert run(["prefetch", "--format", "whole", f"{ROOT}/data/"]) == 0
+            before = len([path for path, _ in hub.seen if path.startswith("/cdn/")])
+            with cachesvc.path(f"{ROOT}/data/a b.bin") as path:
+                assert Path(path).read_bytes() == BIG
+            assert len([path for path, _ in hub.seen if path.startswith("/cdn/")]) == before, "no body again"

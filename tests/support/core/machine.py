@@ -258,11 +258,14 @@ class NodeMachine(RuleBasedStateMachine):
         span=st.integers(0, 3),
         again=st.booleans(),
         user=st.integers(0, 1),
+        local=st.booleans(),
     )
-    def plan(self, plan: int, job: int, order: list[ExtentId], span: int, again: bool, user: int) -> None:
+    def plan(
+        self, plan: int, job: int, order: list[ExtentId], span: int, again: bool, user: int, local: bool
+    ) -> None:
         entries = tuple((extent, step, step + span) for step, extent in enumerate(order))
         following = (*order, *EXTENT_IDS) * (again * STRETCHES)
-        self.send(Planned(plan, job, entries, following[:STRETCHES], user=user))
+        self.send(Planned(plan, job, entries, following[:STRETCHES], user=user, local=local))
 
     @rule(plan=st.integers(1, 3), step=st.integers(0, 14))
     def passed(self, plan: int, step: int) -> None:

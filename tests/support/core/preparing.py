@@ -95,4 +95,4 @@ class PreparingMachine(NodeMachine):
     @rule(job=jobs, order=st.lists(made, max_size=8))
     def plan_prepared(self, job: int, order: list[ExtentId]) -> None:
         if self.is_claimed:
-            self.plan(3, job, order, 1, False, 0)
+            self.plan(3, job, order, 1, False, 0, False)
