@@ -319,9 +319,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def digest(self) -> bytes:
         """32 bytes that depend on the samples that the run has handed over, how often, and on the bytes of their data: not
         on order, ranks, workers or restarts. All ranks call it after the same batch. Local files that are read in place are
-        read once for it. Raises InvalidInput for packs, prepared samples and datasets of the user's own, and for several
-        ranks without a process group; StateMismatch where ranks stand at different places, or the state that the run
-        continues has no digest; and the errors of reading."""
+        read once for it. Raises InvalidInput for datasets that wrap ours, and for several ranks without a process group;
+        StateMismatch where ranks stand at different places, or the state that the run continues has no digest; and the
+        errors of reading."""
         self._required_core()
         handed = self._progress.handed
         before, own = known_before(handed), fold(handed, self.dataset)

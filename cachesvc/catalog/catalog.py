@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cachesvc.catalog import search
 from cachesvc.catalog.address_space import aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
@@ -27,6 +27,9 @@ from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.columnar.column import Column
+
+if TYPE_CHECKING:
+    from cachesvc.catalog import search
 
 PART_COLUMNS = ("piece.stored", "piece.tail")
 """Columns of catalogs whose pieces are decoded from parts of objects."""
@@ -242,6 +245,8 @@ class Catalog:
 
         Names in it are key, label, shard and the tags. Raises InvalidInput naming the bad part and the names that exist.
         """
+        from cachesvc.catalog import search  # with all that reads labels
+
         return np.flatnonzero(search.select(expression, self.samples, self._search_column, self.names()))
 
     def names(self) -> tuple[str, ...]:
@@ -261,6 +266,8 @@ class Catalog:
         return None
 
     def _search_column(self, name: str) -> search.Column:
+        from cachesvc.catalog import search
+
         tag = self.tag(name)
         if isinstance(tag, tuple):
             return search.TextValues(tag[0], list(tag[1]))

@@ -24,6 +24,8 @@ from cachesvc.core.errors import InvalidInput
 from cachesvc.core.model import EXTENT_BYTES, HUGE_BYTES, MAX_EXTENTS, DatasetId, ExtentId
 
 FORMAT = "prepared"
+RECORDS = 2
+"""Counts up with the form of records, so that records of another form are not read."""
 MAX_TEXT = 4096
 """Characters of a recipe's texts."""
 MAX_FIELDS = 1000
@@ -55,7 +57,7 @@ class Recipe:
     def dataset(self, source: DatasetId, user: int) -> DatasetId:
         """Return the id of what it makes of a dataset for a user."""
         identity = ["name", self.given_name] if self.given_name else ["digest", self.digest]
-        text = json.dumps([FORMAT, source, self.name, identity, self.spec, user])
+        text = json.dumps([FORMAT, RECORDS, source, self.name, identity, self.spec, user])
         return DatasetId(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
 

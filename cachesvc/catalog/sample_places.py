@@ -11,7 +11,6 @@ import numpy as np
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
 from cachesvc.catalog.layout import Columns, Fixed, Indirect
-from cachesvc.core.order.pack_order import StoredPieces
 from cachesvc.core.safe_text import redacted
 
 
@@ -47,11 +46,6 @@ def address_places(catalog: Catalog, begin: Ints, end: Ints) -> list[tuple[Sampl
     """The places of ranges [begin[i], end[i]) of the address space."""
     stored = _StoredPieces(catalog)
     return [_merged(stored.at(*pair)) for pair in zip(begin.tolist(), end.tolist(), strict=True)]
-
-
-def pack_places(catalog: Catalog, stored: StoredPieces, packs: int) -> list[tuple[SamplePlace, ...]]:
-    """The places of packs: those of their pieces."""
-    return grouped(stored.row, address_places(catalog, stored.begin, stored.end), packs)
 
 
 def grouped(row: Ints, places: list[tuple[SamplePlace, ...]], rows: int) -> list[tuple[SamplePlace, ...]]:

@@ -6,36 +6,11 @@ owns the text that people read, and no behaviour of the daemon.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
-from cachesvc.cli import (
-    config,
-    copy,
-    credentials,
-    datasets,
-    doctor,
-    estimate,
-    events,
-    find,
-    index,
-    nodes,
-    options,
-    order,
-    output,
-    prefetch,
-    prepare,
-    reload,
-    run,
-    serve,
-    simulate,
-    status,
-    stop,
-    tokenize,
-    trial,
-    verify,
-    why,
-)
-from cachesvc.cli.top import command as top
+from cachesvc.cli import options
 from cachesvc.core.errors import INTERRUPTED
 
 EXIT_CODES = "\b\nExit codes:\n" + "\n".join(
@@ -64,15 +39,78 @@ EXIT_CODES = "\b\nExit codes:\n" + "\n".join(
 (128 + n when signal n ended it)."""
 
 
+TASKS: dict[str, dict[str, str]] = {
+    "Run a daemon": {
+        "serve": "serve:serve",
+        "run": "run:run",
+        "config": "config:config",
+        "reload": "reload:reload",
+        "stop": "stop:stop",
+        "doctor": "doctor:doctor",
+    },
+    "Look at it": {
+        "status": "status:status",
+        "top": "top.command:top",
+        "why": "why:why",
+        "events": "events:events",
+        "nodes": "nodes:nodes",
+    },
+    "Keep data": {
+        "prefetch": "prefetch:prefetch",
+        "prepare": "prepare:prepare",
+        "ls": "datasets:list_datasets",
+        "pin": "datasets:pin",
+        "unpin": "datasets:unpin",
+        "evict": "datasets:evict",
+        "verify": "verify:verify",
+    },
+    "Read and write data": {
+        "find": "find:find",
+        "order": "order:order",
+        "cat": "copy:cat",
+        "cp": "copy:cp",
+        "env": "credentials:env",
+        "index": "index:index",
+        "tokenize": "tokenize:tokenize",
+    },
+    "Plan": {"try": "trial:trial", "estimate": "estimate:estimate", "simulate": "simulate:simulate"},
+    "Help": {"help": "help:show_help"},
+}
+"""The verbs by task, in the order of the help, and the function of each. A verb's module is imported when it is run."""
+_HIDDEN = {"credentials": "credentials:credentials"}
+"""Profiles run it, and people do not."""
+_PLACES = {verb: place for verbs in (*TASKS.values(), _HIDDEN) for verb, place in verbs.items()}
+_WITHOUT_LOUDNESS = frozenset({"serve", "run", "config", *_HIDDEN})
+
+
 class Verbs(click.Group):
-    """A group whose help lists its verbs by task."""
+    """A group whose help lists its verbs by task, and which imports a verb when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all verbs."""
+        return sorted(_PLACES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a verb; None for an unknown one."""
+        if cmd_name in _PLACES and cmd_name not in self.commands:
+            module, _, function = _PLACES[cmd_name].partition(":")
+            verb: click.Command = getattr(import_module(f"cachesvc.cli.{module}"), function)
+            verb.params += () if cmd_name in _WITHOUT_LOUDNESS else options.loudness
+            self.add_command(verb)
+        return super().get_command(ctx, cmd_name)
+
+    def all_commands(self) -> dict[str, click.Command]:
+        """Return all verbs by name."""
+        with click.Context(self) as context:
+            return {name: found for name in _PLACES if (found := self.get_command(context, name))}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs with their first lines."""
-        width = max(len(verb.name or "") for verbs in TASKS.values() for verb in verbs)
+        width = max(len(verb) for verbs in TASKS.values() for verb in verbs)
         limit = formatter.width - width - 6
+        commands = self.all_commands()
         for task, verbs in TASKS.items():
-            rows = [(f"{verb.name:<{width}}", verb.get_short_help_str(limit)) for verb in verbs]
+            rows = [(f"{verb:<{width}}", commands[verb].get_short_help_str(limit)) for verb in verbs]
             with formatter.section(task):
                 formatter.write_dl(rows)
 
@@ -89,51 +127,3 @@ def cli() -> None:
     Start a daemon with `cachesvc serve`, fill it with `cachesvc prefetch URI`, read through it with
     `from cachesvc.torch import DataLoader, open_dataset`.
     """
-
-
-@cli.command("help")
-@click.argument("verb", required=False)
-@click.option("--json", is_flag=True, help="Print JSON, one object a line.")
-@click.pass_context
-def show_help(context: click.Context, verb: str | None, json: bool) -> None:
-    """Show the help of a verb, or this page."""
-    root = context.find_root()
-    found = cli if verb is None else cli.get_command(root, verb)
-    if found is None:
-        raise click.UsageError(f"No such command {verb!r}.", root)
-    inner = root if verb is None else click.Context(found, info_name=verb, parent=root)
-    text = found.get_help(inner)
-    output.report(json, text, {"event": "help", "text": text})
-
-
-TASKS = {
-    "Run a daemon": (serve.serve, run.run, config.config, reload.reload, stop.stop, doctor.doctor),
-    "Look at it": (status.status, top.top, why.why, events.events, nodes.nodes),
-    "Keep data": (
-        prefetch.prefetch,
-        prepare.prepare,
-        datasets.list_datasets,
-        datasets.pin,
-        datasets.unpin,
-        datasets.evict,
-        verify.verify,
-    ),
-    "Read and write data": (
-        find.find,
-        order.order,
-        copy.cat,
-        copy.cp,
-        credentials.env,
-        index.index,
-        tokenize.tokenize,
-    ),
-    "Plan": (trial.trial, estimate.estimate, simulate.simulate),
-    "Help": (show_help,),
-}
-"""The verbs by task, in the order of the help."""
-_LOGS_ITSELF = (serve.serve, run.run, config.config)
-for _verbs in TASKS.values():
-    for _verb in _verbs:
-        cli.add_command(_verb)
-        _verb.params += () if _verb in _LOGS_ITSELF else options.loudness
-cli.add_command(credentials.credentials)  # profiles run it, and people do not

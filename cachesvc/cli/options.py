@@ -161,6 +161,12 @@ saved_state = _together(
         help="The catalog of the state's dataset version, a copy that cachesvc index made; repeatable for a mixture.",
     ),
     click.option(
+        "--counts",
+        metavar="DIR",
+        type=click.Path(exists=True, file_okay=False),
+        help="The folder of pack(counts=), for packs with eos= or tokenize=.",
+    ),
+    click.option(
         "--ids",
         metavar="FILE",
         help="Indices that make the part of the dataset (np.save), where the state does not hold them.",

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json as json_module
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cachesvc.cli import options, output, resolve
+from cachesvc.cli import options, output
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.safe_text import printable
 
 if TYPE_CHECKING:
-    from cachesvc.saved_runs.contents import Contents
     from cachesvc.saved_runs.saved_run import SavedRun, Taken
 
 
@@ -51,6 +50,7 @@ def order(
     state: str | None,
     name: str,
     catalogs: tuple[str, ...],
+    counts: str | None,
     ids: str | None,
     steps: range | None,
     keys: tuple[str, ...],
@@ -68,17 +68,15 @@ def order(
     are the steps before the state's place that had the sample. Give URIs if the data has moved since the state was saved.
     --digest needs digests of the data's bytes: the daemon has those of what it has cached.
     """
-    from cachesvc.saved_runs.contents import Contents
     from cachesvc.saved_runs.open import opened_run
 
     if state is None:
         raise InvalidInput("give the --state of a run")
     if (steps is None) == (not keys) and not digest:
         raise InvalidInput("give either --steps FIRST:END or --key KEY")
-    moved = tuple(resolve.absolute_uri(uri) for uri in uris)
-    run = opened_run(state, name, catalogs, ids, moved, socket)
+    run = opened_run(state, name, catalogs, ids, _absolute(uris), socket, counts)
     if digest:
-        return _print_digest(run, steps, Contents(socket, fetch), json)
+        return _print_digest(run, steps, socket, fetch, json)
     with output.written():
         low, high = run.slots_of(rank, world)
         if keys:
@@ -101,8 +99,19 @@ def order(
     return 0
 
 
-def _print_digest(run: SavedRun, steps: range | None, contents: Contents, as_json: bool) -> int:
+def _absolute(uris: Sequence[str]) -> list[str]:
+    if not uris:
+        return []
+    from cachesvc.cli import resolve  # a tenth of a second
+
+    return [*map(resolve.absolute_uri, uris)]
+
+
+def _print_digest(run: SavedRun, steps: range | None, socket: str | None, fetch: bool, as_json: bool) -> int:
     """Print the digest of steps; of a whole run, compare it with the state's. Raises StateMismatch, and as `Contents`."""
+    from cachesvc.saved_runs.contents import Contents
+
+    contents = Contents(socket, fetch)
     found = run.digest_of(steps or range(run.state.data_step), contents.of).hex()
     saved = "" if steps else run.state.digest
     of = f"steps {steps.start}:{steps.stop}" if steps else f"the run's {run.state.data_step:,} steps"

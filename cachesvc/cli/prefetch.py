@@ -60,6 +60,7 @@ def prefetch(
     state: str | None,
     name: str,
     catalogs: tuple[str, ...],
+    counts: str | None,
     ids: str | None,
     steps: int | None,
     world: int,
@@ -87,7 +88,7 @@ def prefetch(
         if dry_run or verify_too or refresh:
             raise InvalidInput("--dry-run, --verify and --refresh are of whole datasets")
         if state is not None:
-            parts = ahead(saved(state, name, catalogs, ids, uris, socket), steps, world, rank_range)
+            parts = ahead(saved(state, name, catalogs, counts, ids, uris, socket), steps, world, rank_range)
         else:
             fresh = FreshRun(steps, global_batch, seed, nodes, not no_shuffle, world, rank_range)
             parts = [part_of(uris, wanted, where, fraction, fresh, socket, json)]

@@ -47,6 +47,7 @@ def saved(
     state: str,
     name: str,
     catalogs: Sequence[str],
+    counts: str | None,
     ids: str | None,
     uris: Sequence[str],
     socket: str | None,
@@ -54,7 +55,7 @@ def saved(
     """The run of a saved state."""
     from cachesvc.saved_runs.open import opened_run
 
-    return opened_run(state, name, catalogs, ids, [*map(resolve.absolute_uri, uris)], socket)
+    return opened_run(state, name, catalogs, ids, [*map(resolve.absolute_uri, uris)], socket, counts)
 
 
 def ahead(run: SavedRun, steps: int | None, world: int, ranks: range | None) -> list[tuple[Leaf, Ints]]:
@@ -83,8 +84,9 @@ def part_of(
     from cachesvc.core.order.epoch_order import OrderSpec, window_extents
     from cachesvc.saved_runs.catalogs import catalog_of
     from cachesvc.saved_runs.data import DataSource
-    from cachesvc.saved_runs.run_data import Leaf, extents_of
+    from cachesvc.saved_runs.run_data import Leaf
     from cachesvc.saved_runs.saved_run import SavedRun, fresh_state
+    from cachesvc.saved_runs.stored_packs import extents_of
 
     if not uris:
         raise InvalidInput("give the URI of the data")

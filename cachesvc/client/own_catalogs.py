@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.catalog.pinned import kept_version
 from cachesvc.catalog.survey import survey
+from cachesvc.client.own_home import own_home
 from cachesvc.config_files import own_sections
 from cachesvc.core.errors import CorruptData, SourceChanged
 from cachesvc.core.model import DatasetId
@@ -37,26 +37,9 @@ def compile_locally(uris: Sequence[str], options: Options, version: str) -> tupl
     return found.id, path
 
 
-def kept_here(version: str) -> str:
-    """The path at which this user's catalog of a version lies, if there is one."""
-    return f"{own_home()}/catalogs/{version}.lmdb"
-
-
 def _is_complete(path: str) -> bool:
     try:
         Catalog.open(path)
     except (FileNotFoundError, CorruptData):
         return False
     return True
-
-
-def own_home() -> str:
-    """The folder of catalogs built by this user: in $XDG_CACHE_HOME or ~/.cache, else in the temporary folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    home = f"{base}/cachesvc"
-    try:
-        os.makedirs(home, mode=0o700, exist_ok=True)
-    except OSError:
-        home = f"{tempfile.gettempdir()}/cachesvc-{os.getuid()}"
-        os.makedirs(home, mode=0o700, exist_ok=True)
-    return home

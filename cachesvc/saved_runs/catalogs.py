@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cachesvc.catalog.catalog import Catalog
-from cachesvc.client.control import Control, answers, find_daemon
-from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.own_catalogs import compile_locally, kept_here
+from cachesvc.client.own_home import kept_here
 from cachesvc.core.errors import CorruptData, NotFound
 from cachesvc.core.model import DatasetId
 from cachesvc.saved_runs.data import DataSource
+
+if TYPE_CHECKING:
+    from cachesvc.client.grants import DaemonGrants
+
+# A catalog that is kept here is found in milliseconds, so what asks a daemon or a source is imported where it is used.
 
 
 def catalog_of(source: DataSource, socket: str | None = None) -> Catalog:
@@ -21,11 +26,15 @@ def catalog_of(source: DataSource, socket: str | None = None) -> Catalog:
         return Catalog.open(kept_here(source.version))
     except (FileNotFoundError, CorruptData):  # none, or another release's
         pass
+    from cachesvc.client.control import answers, find_daemon
+
     directory = socket or find_daemon()
     if directory is not None and answers(directory):
         return _granted(directory, source)
     if not source.uris:
         raise _unknown(source)
+    from cachesvc.client.own_catalogs import compile_locally
+
     _, path = compile_locally(source.uris, source.options, source.version)
     return Catalog.open(path)
 
@@ -39,6 +48,8 @@ def catalog_at(path: str) -> Catalog:
 
 
 def _granted(directory: str, source: DataSource) -> Catalog:
+    from cachesvc.client.grants import DaemonGrants
+
     grants = DaemonGrants(directory, DatasetId(source.version))
     try:
         return grants.open_catalog()
@@ -68,6 +79,8 @@ def open_in_daemon(directory: str, source: DataSource) -> None:
     SourceChanged where the source holds another version now, and what opening it raises."""
     if not source.uris:
         raise _unknown(source)
+    from cachesvc.client.control import Control
+
     with Control(directory) as control:
         control.open_dataset(source.uris, source.options, source.version)
 

@@ -11,7 +11,7 @@ from cachesvc.catalog.columns import Ints
 from cachesvc.client.control import answers, find_daemon
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.opening import read_timeout_s
-from cachesvc.client.own_catalogs import own_home
+from cachesvc.client.own_home import own_home
 from cachesvc.client.protocol import Granted
 from cachesvc.core.errors import DaemonUnavailable, NotFound
 from cachesvc.core.model import DatasetId

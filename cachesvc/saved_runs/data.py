@@ -66,7 +66,8 @@ class DataSource:
 @dataclass(frozen=True, slots=True)
 class PackSource:
     """Packs of `length` tokens of a dataset's documents, with `pack`'s arguments. `overflow`: "" where documents are laid
-    end to end. `counted`: where documents end is known from reading the data alone."""
+    end to end. `counted`: where documents end is known from reading the data alone; after each token `eos`, or, for None,
+    where rows that are tokenised do."""
 
     of: DataSource
     length: int
@@ -74,6 +75,7 @@ class PackSource:
     fields: tuple[str, ...]
     overflow: str
     counted: bool
+    eos: int | None = None
 
     def row(self, left_out: int) -> Row:
         """See `DataSource`."""

@@ -78,15 +78,16 @@ def prefetch_next(
     world: int,
     ranks: Sequence[int],
     socket: str | None = None,
+    counts: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fetched:
     """Fetch what these ranks of `world` read in the next `steps` steps of a saved run: call it before a job's ranks have
-    found each other. `state`: a saved state, or the path of its file.
+    found each other. `state`: a saved state, or the path of its file. `counts`: as of `opened_run`.
 
     Returns once all is resident, or could not be fetched. Raises as `opened_run` and `fetch`, and InvalidInput for ranks
     that the run cannot have.
     """
-    run = opened_run(state, socket=socket)
+    run = opened_run(state, socket=socket, counts=counts)
     slots = [run.slots_of(rank, world) for rank in ranks]
     return fetch(run.extents_ahead(steps, slots), socket, progress)
 

@@ -30,10 +30,11 @@ def opened_run(
     ids: str | None = None,
     uris: Sequence[str] = (),
     socket: str | None = None,
+    counts: str | None = None,
 ) -> SavedRun:
     """The run of a saved state, or of the file that holds one. `name`: its place in the file. `catalogs`: copies of its
     datasets' catalogs. `ids`: a file of np.save with the indices of a part of the dataset. `uris`: where the data lies, if
-    that is not where the state says.
+    that is not where the state says. `counts`: the folder of `pack(counts=)`, for packs with `eos=` or `tokenize=`.
 
     Raises what reading the state and finding the catalogs raise, StateMismatch for a run over anything but datasets of
     `open_dataset`, parts, packs and mixtures of them, and InvalidInput for `ids` or `uris` of several datasets.
@@ -50,7 +51,7 @@ def opened_run(
         )
     if ids is not None:
         raise InvalidInput("--ids is for runs over a part of one dataset, and not for packs or mixtures")
-    data = _composed(source, copies, socket)
+    data = _composed(source, copies, socket, counts)
     if data.identity != found.dataset.partition("@")[0]:
         raise StateMismatch(
             f"the state belongs to {found.dataset[:80]}, and this data is {data.identity[:80]}"
@@ -58,13 +59,15 @@ def opened_run(
     return SavedRun(found, data)
 
 
-def _composed(source: PackSource | MixSource, copies: Sequence[Catalog], socket: str | None) -> Packs | Mixed:
+def _composed(
+    source: PackSource | MixSource, copies: Sequence[Catalog], socket: str | None, counts: str | None
+) -> Packs | Mixed:
     if isinstance(source, PackSource):
-        return Packs(source, _leaf(source.of, copies, socket))
+        return Packs(source, _leaf(source.of, copies, socket), counts)
     parts = [
         _leaf(each, copies, socket)
         if isinstance(each, DataSource)
-        else Packs(each, _leaf(each.of, copies, socket))
+        else Packs(each, _leaf(each.of, copies, socket), counts)
         for each in source.mixed
     ]
     try:

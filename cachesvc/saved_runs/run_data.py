@@ -6,19 +6,18 @@ of a call are those of the order that the indices are of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.documents import documents_of
-from cachesvc.catalog.layout import Columns, Indirect
-from cachesvc.catalog.sample_places import SamplePlace, pack_places, places_of, samples_with_key
-from cachesvc.core.errors import InvalidInput, StateMismatch
+from cachesvc.catalog.sample_places import SamplePlace, places_of, samples_with_key
 from cachesvc.core.order.best_fit import whole_packs
+from cachesvc.core.order.digests import SampleSum, sum_of
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.mixture import MixtureRun, groups_of, seeded, split_spots
 from cachesvc.core.order.mixture_weights import EpochDraws, EpochWeights, StepWeights
@@ -33,12 +32,15 @@ from cachesvc.saved_runs.data import (
     identity_of,
     identity_of_packs,
 )
+from cachesvc.saved_runs.documents import documents_in_state
+from cachesvc.saved_runs.stored_packs import StoredPacks, extents_of
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Matching = Callable[[Ints, OrderSpec, int], Mask]
 """Tells which of some indices, in the order of a spec and an epoch, have bytes of a sample that a user named."""
 _EPOCHS_KEPT = 8
-PACKS_HAVE_NONE = "packs have no digest: their samples are made of several"
+ContentsIn = Callable[["Leaf", Ints], Iterable[bytes]]
+"""Gives digests of the bytes of a dataset's extents, int64[m], ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class NamedSample:
 
 
 class Chosen(NamedTuple):
-    """Samples or extents of a catalog, by their numbers. `leaf`: the number of the dataset among those of the run."""
+    """Extents of a catalog, by their numbers. `leaf`: the number of the dataset among those of the run."""
 
     leaf: int
     numbers: Ints
@@ -102,9 +104,9 @@ class Leaf:
         pairs = zip(samples.tolist(), places, strict=True)
         return [NamedSample(self.catalog.key(sample), where) for sample, where in pairs]
 
-    def samples(self, indices: Ints) -> Iterator[Chosen]:
-        """The samples of each catalog."""
-        yield Chosen(0, self.ids_of(indices))
+    def sum(self, indices: Ints, spec: OrderSpec, epoch: int, contents_of: ContentsIn) -> SampleSum:
+        """The sum over samples in a run's digest."""
+        return sum_of(self.ids_of(indices), self.catalog.extent_first, partial(contents_of, self))
 
     def extents(self, indices: Ints, spec: OrderSpec, epoch: int) -> Iterator[Chosen]:
         """The extents of each catalog, ascending, with those into which samples continue."""
@@ -122,29 +124,24 @@ class Leaf:
 
 
 class Packs:
-    """Packs of a dataset's documents. Raises StateMismatch where documents are known from reading the data alone, and what
-    finding documents raises."""
+    """Packs of a dataset's documents. `counts`: the folder that keeps what reading the data gave. Raises NotFound where the
+    documents are not known, and what finding them raises."""
 
-    def __init__(self, source: PackSource, leaf: Leaf) -> None:
-        if source.counted:
-            raise StateMismatch(
-                "the run's packs depend on what reading the data gave (eos= or tokenize=): only its loader knows them; "
-                "load the state, and call batches.samples_of(step)"
-            )
-        dtype = np.dtype(source.dtype) if source.dtype else None
-        documents = documents_of(leaf.catalog, leaf.ids, source.fields, dtype)
+    def __init__(self, source: PackSource, leaf: Leaf, counts: str | None) -> None:
+        documents, self._counts, rows = documents_in_state(source, leaf.catalog, leaf.ids, counts)
         whole = None
         if source.overflow:
             lengths = documents.length_of(np.arange(int(documents.extent_first[-1])))
             whole = whole_packs(documents.extent_first, lengths, source.length, source.overflow)  # type: ignore[arg-type]
         self._source, self._leaf, self.leaves = source, leaf, (leaf,)
         self._order = PackOrder(documents, leaf.ids, source.length, whole)
+        self._stored = StoredPacks(leaf.catalog, self._order, rows)
 
     @property
     def identity(self) -> str:
         """See `Leaf`."""
         given, dtype = self._source, self._order.documents.dtype
-        return identity_of_packs(self._leaf.identity, given.length, dtype, None, given.overflow)
+        return identity_of_packs(self._leaf.identity, given.length, dtype, self._counts, given.overflow)
 
     def order(self, spec: OrderSpec, epoch: int) -> RunOrder:
         """See `Leaf`."""
@@ -164,33 +161,20 @@ class Packs:
 
     def named(self, indices: Ints, spec: OrderSpec, epoch: int) -> list[NamedSample]:
         """See `Leaf`."""
-        stored = self._order.stored(indices, spec, epoch)
-        return [NamedSample("", where) for where in pack_places(self._leaf.catalog, stored, indices.size)]
+        return [NamedSample("", where) for where in self._stored.places(indices, spec, epoch)]
 
-    def samples(self, indices: Ints) -> Iterator[Chosen]:
-        """Raise InvalidInput."""
-        raise InvalidInput(PACKS_HAVE_NONE)
+    def sum(self, indices: Ints, spec: OrderSpec, epoch: int, contents_of: ContentsIn) -> SampleSum:
+        """See `Leaf`."""
+        return self._stored.sum(indices, spec, epoch, partial(contents_of, self._leaf))
 
     def extents(self, indices: Ints, spec: OrderSpec, epoch: int) -> Iterator[Chosen]:
         """See `Leaf`."""
-        _, begin, end = self._order.stored(indices, spec, epoch)
-        yield Chosen(0, _extents_between(self._leaf.catalog, begin, end))
+        yield Chosen(0, self._stored.extents(indices, spec, epoch))
 
     def matching(self, key: str) -> Matching | None:
         """See `Leaf`. A pack matches that has a token of the sample."""
-        catalog, wanted = self._leaf.catalog, self._leaf.ids_of(self._leaf.with_key(key))
-        if not wanted.size:
-            return None
-        addresses, lengths = (each.reshape(-1) for each in catalog.locate(wanted))
-
-        def found(indices: Ints, spec: OrderSpec, epoch: int) -> Mask:
-            mask = np.zeros(indices.size, np.bool_)
-            stored = self._order.stored(indices, spec, epoch)
-            for low, high in zip(addresses.tolist(), (addresses + lengths).tolist(), strict=True):
-                mask[stored.row[(stored.begin < high) & (stored.end > low)]] = True
-            return mask
-
-        return found
+        wanted = self._leaf.ids_of(self._leaf.with_key(key))
+        return partial(self._stored.having, wanted) if wanted.size else None
 
 
 class Mixed:
@@ -242,12 +226,18 @@ class Mixed:
             found.update(zip(rows.tolist(), self._parts[index].named(inner, own, own_epoch), strict=True))
         return [found[row] for row in range(indices.size)]
 
-    def samples(self, indices: Ints) -> Iterator[Chosen]:
+    def sum(self, indices: Ints, spec: OrderSpec, epoch: int, contents_of: ContentsIn) -> SampleSum:
         """See `Leaf`."""
         component, _, inner = split_spots(self._sizes, indices)
+        total = SampleSum()
         for index, part in enumerate(self._parts):
-            for _, samples in part.samples(inner[component == index]):
-                yield Chosen(index, samples)
+            mine = component == index
+            if isinstance(part, Leaf):
+                total += part.sum(inner[mine], spec, epoch, contents_of)
+                continue
+            for _, _, own, own_epoch, packs in groups_of(self._sizes, indices[mine], spec):
+                total += part.sum(packs, own, own_epoch, contents_of)
+        return total
 
     def extents(self, indices: Ints, spec: OrderSpec, epoch: int) -> Iterator[Chosen]:
         """See `Leaf`."""
@@ -280,23 +270,3 @@ def sizes_of(parts: Sequence[Leaf | Packs]) -> tuple[int, ...]:
     """The samples of each component in an epoch of its own."""
     any_order = OrderSpec(seed=0, global_batch=1)
     return tuple(part.size(any_order, 0) for part in parts)
-
-
-def extents_of(catalog: Catalog, samples: Ints) -> Ints:
-    """The extents of samples, ascending, with those into which samples continue."""
-    begin = np.searchsorted(catalog.extent_first, samples, side="right") - 1
-    if isinstance(catalog.layout, (Columns, Indirect)) or not samples.size:
-        return np.unique(begin)
-    addresses, lengths = catalog.locate(samples)
-    held = lengths > 0
-    low, high = addresses[held], addresses[held] + lengths[held]
-    return np.unique(np.concatenate([begin, _extents_between(catalog, low, high)]))
-
-
-def _extents_between(catalog: Catalog, begin: Ints, end: Ints) -> Ints:
-    """The extents with bytes of the ranges [begin[i], end[i]), none of them empty, of the address space, ascending."""
-    first, last = (
-        np.searchsorted(catalog.extent_starts, each, side="right") - 1 for each in (begin, end - 1)
-    )
-    spans = [np.arange(*pair) for pair in np.unique(np.stack((first, last + 1)), axis=1).T.tolist()]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *spans]))

@@ -3,10 +3,9 @@ sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +13,13 @@ import numpy as np
 from cachesvc.catalog.columns import Ints
 from cachesvc.core.errors import InvalidInput, NotFound, StateMismatch
 from cachesvc.core.order.assignment import Assignment
-from cachesvc.core.order.digests import SampleSum, sum_of
+from cachesvc.core.order.digests import SampleSum
 from cachesvc.core.order.epoch_order import EpochOrder, OrderSpec
 from cachesvc.core.order.excluded import parse_excluded
 from cachesvc.core.order.run import RunOrder
 from cachesvc.core.order.skipped import RunSteps, parse_skipped
 from cachesvc.core.order.state import STATE_VERSION, LoaderState
-from cachesvc.saved_runs.run_data import Leaf, Mixed, NamedSample, RunData
+from cachesvc.saved_runs.run_data import ContentsIn, Leaf, Mixed, NamedSample, RunData
 
 _CHUNK = 1 << 18
 """Samples of which the digest is summed at once."""
@@ -156,18 +155,13 @@ class SavedRun:
                 if not self._excluded.among(np.array([index]), np.array(step)).any():
                     yield Taken(step, self.trained(step), place[1], index)
 
-    def digest_of(self, steps: range, contents_of: Callable[[Leaf, Ints], Sequence[bytes]]) -> bytes:
-        """The digest of the samples of data steps: what their batches add to the loader's `digest()`. `contents_of` gives
-        digests of the bytes of a dataset's extents. Raises InvalidInput for packs."""
-        total, waiting = SampleSum(), list[Ints]()
-        for step in steps:
-            waiting.append(self._samples(step, 0, self._spec.global_batch)[1])
-            if len(waiting) * self._spec.global_batch < _CHUNK and step != steps[-1]:
-                continue
-            for number, samples in self.data.samples(np.concatenate(waiting)):
-                leaf = self.data.leaves[number]
-                total += sum_of(samples, leaf.catalog.extent_first, partial(contents_of, leaf))
-            waiting = []
+    def digest_of(self, steps: range, contents_of: ContentsIn) -> bytes:
+        """The digest of the samples of data steps: what their batches add to the loader's `digest()`."""
+        total, at_once = SampleSum(), max(1, _CHUNK // self._spec.global_batch)
+        for epoch, some in groupby(steps, lambda step: self.place(step)[0]):
+            while few := [*islice(some, at_once)]:
+                indices = [self._samples(step, 0, self._spec.global_batch)[1] for step in few]
+                total += self.data.sum(np.concatenate(indices), self._spec, epoch, contents_of)
         return total.digest
 
     def extents_ahead(self, steps: int, slots: Sequence[tuple[int, int]]) -> list[tuple[Leaf, Ints]]:

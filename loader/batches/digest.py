@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from cachesvc.core.errors import InvalidInput, StateMismatch
 from cachesvc.core.order.digests import SampleSum, sum_of
+from cachesvc.core.order.epoch_order import OrderSpec
 from loader.batches.feed import Feed
-from loader.datasets.dataset import Dataset
 from loader.datasets.mixture import Mixture
+from loader.datasets.packing import Packed
 from loader.datasets.wrapped import as_view
 from loader.job.handed_over import HandedOver, Span
+from loader.reading.opened_dataset import OpenedDataset
 from loader.reading.reader import Ints
 
 
 def has_digest(dataset: object) -> bool:
-    """Tell whether samples of a dataset can be summed: those of a dataset of `open_dataset`, of a part of it, or of a
-    mixture of such, unless a daemon keeps them prepared."""
-    parts = dataset.components if isinstance(dataset, Mixture) else (as_view(dataset),)
-    return all(isinstance(part, Dataset) and part.preparing is None for part in parts)
+    """Tell whether samples of a dataset can be summed: those of a dataset of `open_dataset`, of a part of it, of packs, or
+    of a mixture of such."""
+    return isinstance(dataset, (Mixture, Packed)) or as_view(dataset) is not None
 
 
 def known_before(handed: HandedOver) -> SampleSum:
@@ -47,13 +49,13 @@ def fold(handed: HandedOver, dataset: object, reads: bool = True) -> SampleSum:
     digest are read. Raises InvalidInput for datasets without a sum, and what reading raises."""
     if not has_digest(dataset):
         raise InvalidInput(
-            f"digest() sums samples of open_dataset as they are stored, and those of {type(dataset).__name__} are made of "
-            "several, or were prepared by a function"
+            f"digest() sums samples of open_dataset, parts, packs and mixtures of them; those of {type(dataset).__name__} "
+            "are made of several, or in a way of its own"
         )
     found = handed.own
     for span in handed.spans:
         for indices in _chunks(span):
-            found += _sum(span.feed.dataset, indices, reads)
+            found += _sum(span.feed.dataset, indices, span.feed.spec, span.epoch, reads)
     handed.own, handed.spans = found, []
     return found
 
@@ -69,27 +71,32 @@ def _chunks(span: Span) -> Iterator[Ints]:
     return feed.orders.taken(feed.share, span.epoch, span.first, span.last)
 
 
-def _sum(dataset: object, indices: Ints, reads: bool) -> SampleSum:
+def _sum(dataset: object, indices: Ints, spec: OrderSpec, epoch: int, reads: bool) -> SampleSum:
+    if isinstance(dataset, Mixture):
+        return _sum_of_mixture(dataset, indices, spec, reads)
+    if isinstance(dataset, Packed):
+        return dataset.sum(indices, spec, epoch, partial(_contents, dataset.leaf.summed, reads))
     view = as_view(dataset)
-    if view is not None:
-        return _sum_of_view(view, indices, reads)
-    assert isinstance(dataset, Mixture), "has_digest"
+    assert view is not None, "has_digest"
+    return sum_of(view.ids_of(indices), view.catalog.extent_first, partial(_contents, view.summed, reads))
+
+
+def _sum_of_mixture(mixture: Mixture, spots: Ints, spec: OrderSpec, reads: bool) -> SampleSum:
+    component, _, inner = mixture.locate(spots)
     total = SampleSum()
-    component, _, inner = dataset.locate(indices)
-    for number, part in enumerate(dataset.components):
-        assert isinstance(part, Dataset), "has_digest"
-        total += _sum_of_view(part, inner[component == number], reads)
+    for number, part in enumerate(mixture.components):
+        mine = component == number
+        if isinstance(part, Packed):  # other packs in each epoch of their own
+            for _, _, own, own_epoch, packs in mixture.groups(spots[mine], spec):
+                total += _sum(part, packs, own, own_epoch, reads)
+        else:
+            total += _sum(part, inner[mine], spec, 0, reads)
     return total
 
 
-def _sum_of_view(view: Dataset, indices: Ints, reads: bool) -> SampleSum:
-    opened = view.opened
-
-    def contents_of(extents: Ints) -> list[bytes]:
-        if reads:
-            opened.learn_contents(extents)
-        elif opened.contents.unknown(extents).size:
-            raise _Unknown
-        return opened.contents.of(extents)
-
-    return sum_of(view.ids_of(indices), opened.catalog.extent_first, contents_of)
+def _contents(opened: OpenedDataset, reads: bool, extents: Ints) -> list[bytes]:
+    if reads:
+        opened.learn_contents(extents)
+    elif opened.contents.unknown(extents).size:
+        raise _Unknown
+    return opened.contents.of(extents)

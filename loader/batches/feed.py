@@ -280,13 +280,13 @@ class Feed(TorchDataset[Any]):
     def take_contents(self) -> list[tuple[int, int, bytes]]:
         """Return what this worker process was granted since the last call: the number of a dataset among this feed's, an
         extent, and the digest of its bytes."""
-        each = ((number, opened.contents.take_unreported()) for number, opened in enumerate(self._opened))
+        each = ((number, leaf.summed.contents.take_unreported()) for number, leaf in enumerate(self._leaves))
         return [(number, *one) for number, found in each for one in found]
 
     def note_contents(self, contents: Iterable[tuple[int, int, bytes]]) -> None:
         """Enter digests that a worker reported."""
         for number, extent, content in contents:
-            self._opened[number].contents.note(extent, content)
+            self._leaves[number].summed.contents.note(extent, content)
 
     def passed(self, turn: int) -> None:
         """Report that every batch before this turn is consumed."""

@@ -286,7 +286,7 @@ class Dataset(TorchDataset[Any]):
         name, spec = text("prepare_name", name), replace(self.sample_spec, prepare=prepare)
         if not self.opened.link.daemon:
             return Dataset(self.opened, spec, self.ids, self._picks)
-        unclaimed = OpenedDataset(replace(self.opened.link, claims=False))
+        unclaimed = OpenedDataset(replace(self.opened.link, claims=False), self.opened.verify)
         source = Dataset(unclaimed, replace(spec, transform=None))
         opened, form = open_prepared(unclaimed.link, source, source.sample_spec, name)
         return Dataset(opened, spec, self.ids, self._picks, PreparingSource(source, form))
@@ -372,6 +372,11 @@ class Dataset(TorchDataset[Any]):
     def leaves(self) -> tuple[Dataset, ...]:
         """The datasets whose extents are read."""
         return (self,)
+
+    @property
+    def summed(self) -> OpenedDataset:
+        """The dataset whose bytes a run's digest sums: of samples that a daemon keeps prepared, their source."""
+        return self.opened if self.preparing is None else self.preparing.opened
 
     @property
     def sample_kind(self) -> str:

@@ -14,14 +14,16 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.documents import documents_ending_at, documents_of, documents_of_rows, rows_of
-from cachesvc.catalog.sample_places import SamplePlace, grouped, pack_places, places_of
+from cachesvc.catalog.sample_places import SamplePlace
 from cachesvc.core.arguments import one_of, place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.best_fit import Overflow, WholePackRun, WholePacks, whole_packs
+from cachesvc.core.order.digests import ContentsOf, SampleSum
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.core.order.pack_order import Documents, PackOrder
 from cachesvc.core.order.packing import PackRun
 from cachesvc.saved_runs.data import PackSource, identity_of_packs
+from cachesvc.saved_runs.stored_packs import StoredPacks
 from loader.datasets.components import IN_ORDER, refuse_subsets
 from loader.datasets.dataset import Dataset
 from loader.datasets.dtypes import DType, check_range, dtype_name, dtype_named, output_dtype
@@ -171,6 +173,8 @@ class Packed(TorchDataset[Any]):
             self._documents = documents_of(dataset.catalog, dataset.ids, fields, dtype)
         self._whole = None if overflow is None else whole or self._fitted(overflow)
         self._order = PackOrder(self._documents, dataset.ids, form.length, self._whole)
+        rows = None if self._rows is None else self._rows.samples
+        self._stored_packs = StoredPacks(dataset.catalog, self._order, rows)
         if not len(self):
             raise InvalidInput(
                 f"packs of {form.length} tokens out of {self._documents.tokens}: give a smaller seq_len"
@@ -217,7 +221,15 @@ class Packed(TorchDataset[Any]):
         """The place of the data, and how it is packed: for saved states."""
         counted = self._counts is not None
         fields, dtype = tuple(self.leaf.sample_spec.fields or ()), self._source.dtype or ""
-        return PackSource(self.leaf.source, self.form.length, dtype, fields, self._overflow or "", counted)
+        return PackSource(
+            self.leaf.source,
+            self.form.length,
+            dtype,
+            fields,
+            self._overflow or "",
+            counted,
+            self._source.eos,
+        )
 
     @property
     def sample_kind(self) -> str:
@@ -288,13 +300,12 @@ class Packed(TorchDataset[Any]):
         ]
 
     def places(self, spots: Ints, spec: OrderSpec, epoch: int) -> list[tuple[SamplePlace, ...]]:
-        """Return where the tokens of each pack are stored: a place for each piece of a document, and the whole row where
-        rows are tokenised."""
-        if self._rows is None:
-            return pack_places(self.leaf.catalog, self._order.stored(spots, spec, epoch), len(spots))
-        pieces = self.run(spec, epoch).pieces(spots)
-        rows = self._rows.samples[self._order.documents_in(spec).place_of(pieces.document)]
-        return grouped(pieces.row, places_of(self.leaf.catalog, rows), len(spots))
+        """Return where the tokens of each pack are stored; see `StoredPacks`."""
+        return self._stored_packs.places(spots, spec, epoch)
+
+    def sum(self, spots: Ints, spec: OrderSpec, epoch: int, contents_of: ContentsOf) -> SampleSum:
+        """Return the sum over packs in a run's digest. `contents_of` gives digests of the bytes of extents."""
+        return self._stored_packs.sum(spots, spec, epoch, contents_of)
 
     def default_batch(
         self, spots: Ints, spec: OrderSpec, epoch: int, name: SampleName = name_by_place

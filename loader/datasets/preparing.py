@@ -37,6 +37,7 @@ class Source(Protocol):
     """A dataset whose samples are made by `prepare` on each read."""
 
     catalog: Catalog
+    opened: OpenedDataset
 
     def iter_samples(self, ids: Ints, rng_key: RngKey) -> Iterator[Any]:
         """Make samples by catalog id one at a time."""
@@ -67,6 +68,11 @@ class PreparingSource:
         return self._source.catalog
 
     @property
+    def opened(self) -> OpenedDataset:
+        """The source."""
+        return self._source.opened
+
+    @property
     def form(self) -> PreparedForm:
         """The form of the samples' records."""
         return self._form
@@ -74,6 +80,21 @@ class PreparingSource:
     def samples(self, ids: Ints) -> Iterator[Any]:
         """Make samples one at a time. Raises the error of the first that cannot be made."""
         return self._source.iter_samples(ids, None)
+
+    def content_of(self, sample: int) -> bytes:
+        """Return the digest of the bytes of a sample's extent in the source. Raises the errors of reading."""
+        extents = self._extents_of(np.asarray([sample]))
+        self.opened.learn_contents(extents)
+        return self.opened.contents.of(extents)[0]
+
+    def note_contents(self, samples: Ints, contents: np.ndarray[Any, Any]) -> None:
+        """Enter digests of the bytes that samples were made of, uint8[n, 16]."""
+        extents, rows = np.unique(self._extents_of(samples), return_index=True)
+        for extent, content in zip(extents.tolist(), contents[rows], strict=True):
+            self.opened.contents.note(extent, content.tobytes())
+
+    def _extents_of(self, samples: Ints) -> Ints:
+        return np.searchsorted(self.catalog.extent_first, samples, "right") - 1
 
     def reader_of(self, opened: OpenedDataset, spec: SampleSpec) -> PreparedSamples:
         """Return what reads the prepared samples of a dataset, and its views."""
@@ -111,7 +132,7 @@ def open_prepared(
     recipe = _recipe(spec, name)
     prepared, found = link.prepared(recipe, lambda: form_by_trial(source).to_json())
     _check(recipe, found)
-    opened = OpenedDataset(prepared)
+    opened = OpenedDataset(prepared, source.opened.verify)
     layout = opened.catalog.layout
     assert isinstance(layout, Prepared), "the daemon answers with a prepared dataset"
     form = PreparedForm(layout.container, layout.stride_bytes, layout.fields)

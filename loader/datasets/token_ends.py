@@ -10,9 +10,10 @@ import numpy as np
 from cachesvc.catalog.layout import Fixed
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput
+from cachesvc.saved_runs.kept_counts import KeptCounts, key_of_ends
 from loader.datasets.dataset import Dataset
 from loader.datasets.dtypes import dtype_named
-from loader.datasets.kept_counts import KeptCounts, in_turns
+from loader.job.topology import in_turns
 from loader.reading.reader import Ints
 
 _READ_BYTES = 4 << 20
@@ -42,7 +43,7 @@ def places_after(dataset: Dataset, eos: Any, stated: str | None, folder: str | N
     token, kept = whole_number("eos", eos, room.min, room.max), KeptCounts(folder)
     found = {
         extent: kept.get(
-            f"{dataset.version} eos {token} {dtype.str} {extent}",
+            key_of_ends(dataset.version, token, dtype, extent),
             partial(_ends, dataset, extent, dtype, token),
         )
         for extent in in_turns(np.arange(len(catalog.extent_sizes)))

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from cachesvc.core.errors import InvalidInput
+from cachesvc.saved_runs.kept_counts import KeptCounts, key_of_rows
 from loader.datasets.dataset import Dataset
 from loader.datasets.dtypes import check_range
-from loader.datasets.kept_counts import KeptCounts, in_turns
+from loader.job.topology import in_turns
 from loader.reading.reader import Ints
 
 Tokenize = Callable[[Any], Sequence[int]]
@@ -48,7 +49,7 @@ class TokenizedRows:
         counts, kept = np.empty(len(self.samples), np.int64), KeptCounts(folder)
         for extent in in_turns(np.flatnonzero(np.diff(first_of) > 0)):
             low, high = first_of[extent : extent + 2].tolist()
-            key = f"{self._dataset.identity} {self._dataset.sample_spec.fields} {low} {high}"
+            key = key_of_rows(self._dataset.identity, self._dataset.sample_spec.fields, low, high)
             counts[low:high] = kept.get(key, partial(self._counted, low, high))
         if folder is not None and len(counts):
             probes = np.unique(np.linspace(0, len(counts) - 1, _PROBES).astype(np.int64))

@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from cachesvc.catalog.columns import Ints
 from cachesvc.core.arguments import whole_number
 from cachesvc.core.errors import InvalidInput, StateMismatch
 
@@ -146,6 +149,14 @@ def rank_hint(env: Mapping[str, str] = os.environ) -> tuple[int, int]:
     if found is not None:
         return found.rank, found.size
     return 0, _number(env, "WORLD_SIZE") if "WORLD_SIZE" in env else 1
+
+
+def in_turns(extents: Ints) -> list[int]:
+    """Return extents as this process goes through them: processes that share a folder of results begin at different ones,
+    and make each about once."""
+    rank, processes = rank_hint()
+    turned: list[int] = np.roll(extents, -(len(extents) * rank // processes)).tolist()
+    return turned
 
 
 def from_arguments(rank: int | None, world_size: int | None) -> _Rank | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
 import textwrap
@@ -21,7 +22,8 @@ import numpy as np
 from cachesvc.core.errors import InvalidInput
 
 _LIBRARIES = ("numpy", "torch", "PIL")
-_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib"))
+_INSTALLED = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/|.*/(site|dist)-packages/")
+"""Files of libraries: those of Python, and of packages in any environment, user site or folder of the system."""
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _TOO_DEEP = 50
 
@@ -173,4 +175,4 @@ def _is_installed(value: Any) -> bool:
     if module is None or module.__name__ == "__main__":
         return False
     path = getattr(module, "__file__", None)
-    return path is None or path.startswith(_INSTALLED)
+    return path is None or _INSTALLED.match(path) is not None

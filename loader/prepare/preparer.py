@@ -50,6 +50,10 @@ class Maker(Protocol):
         """Make samples one at a time. Raises the error of the first that cannot be made."""
         ...
 
+    def content_of(self, sample: int) -> bytes:
+        """Return the digest of the bytes of a sample's extent in the source. Raises the errors of reading."""
+        ...
+
 
 class Preparers:
     """The preparing threads of one dataset in this process. Safe to share between threads; a forked child begins anew."""
@@ -191,14 +195,14 @@ def _records(maker: Maker, ids: Ints) -> Iterator[bytearray]:
         while len(some):
             done = 0
             try:
-                for sample in maker.samples(some):
-                    record = encode(maker.form, sample)
+                for number, sample in zip(some.tolist(), maker.samples(some), strict=True):
+                    record = encode(maker.form, sample, maker.content_of(number))
                     done += 1
                     yield record
             except Exception as error:
                 if not is_bad_sample(error):
                     raise
-                yield encode_error(maker.form, error)
+                yield encode_error(maker.form, error, maker.content_of(int(some[done])))
                 done += 1
             some = some[done:]
 

@@ -17,10 +17,12 @@ import torch
 from cachesvc.catalog.layout import PreparedField
 from cachesvc.catalog.prepared import PreparedForm
 from cachesvc.core.errors import CacheError, CorruptData, InvalidInput, from_code
+from cachesvc.core.wire import NO_DATASET as UNKNOWN
 
-END = struct.Struct("<HHI")
-"""The end of a record: `MADE` or `FAILED` (0: never written), the code of the error, and the length of its message, which
-lies at the record's beginning."""
+END = struct.Struct("<HHI16s")
+"""The end of a record: `MADE` or `FAILED` (0: never written), the code of the error, the length of its message, which lies
+at the record's beginning, and the digest of the bytes of the source's extent."""
+CONTENT_AT = END.size - len(UNKNOWN)
 MADE, FAILED = 1, 2
 _ALIGNMENT = 8
 _ADVICE = "return a tensor, an array or a number, or a tuple or dict of these"
@@ -37,8 +39,9 @@ def form_of(sample: Any) -> PreparedForm:
     return PreparedForm(container, end + END.size, tuple(fields))
 
 
-def encode(form: PreparedForm, sample: Any) -> bytearray:
-    """Return the record of a sample. Raises InvalidInput for a sample of another form."""
+def encode(form: PreparedForm, sample: Any, content: bytes = UNKNOWN) -> bytearray:
+    """Return the record of a sample. `content`: the digest of its extent in the source. Raises InvalidInput for a sample of
+    another form."""
     container, names, values = _parts(sample)
     if container != form.container or names != tuple(each.name for each in form.fields):
         raise _other_form(f"a {container} of {', '.join(names)}", f"a {form.container}")
@@ -49,24 +52,24 @@ def encode(form: PreparedForm, sample: Any) -> bytearray:
             found = f"{array.dtype} {list(array.shape)}"
             raise _other_form(found, f"{np.dtype(field.dtype)} {list(field.shape)}", field.name)
         np.ndarray(field.shape, field.dtype, record, field.offset)[...] = array
-    END.pack_into(record, form.stride_bytes - END.size, MADE, 0, 0)
+    END.pack_into(record, form.stride_bytes - END.size, MADE, 0, 0, content)
     return record
 
 
-def encode_error(form: PreparedForm, error: Exception) -> bytearray:
-    """Return the record of a sample that could not be made. Errors of the user's code become CorruptData."""
+def encode_error(form: PreparedForm, error: Exception, content: bytes = UNKNOWN) -> bytearray:
+    """Return the record of a sample that could not be made; see `encode`. Errors of the user's code become CorruptData."""
     record, room = bytearray(form.stride_bytes), form.stride_bytes - END.size
     code = error.code if isinstance(error, CacheError) else CorruptData.code
     text = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
     message = " ".join(text.split()).encode("utf-8", "replace")[:room]
     record[: len(message)] = message
-    END.pack_into(record, room, FAILED, code, len(message))
+    END.pack_into(record, room, FAILED, code, len(message), content)
     return record
 
 
 def error_in(record: bytes | bytearray, key: str) -> CacheError:
     """Return the error that a record holds in place of the sample `key`."""
-    state, code, length = END.unpack_from(record, len(record) - END.size)
+    state, code, length, _ = END.unpack_from(record, len(record) - END.size)
     if state != FAILED:
         return CorruptData(f"{key}: its prepared record was never written; cachesvc evict drops it")
     error = from_code(code, f"{key}: {record[:length].decode('utf-8', 'replace')}")

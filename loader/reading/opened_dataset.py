@@ -39,7 +39,7 @@ class OpenedDataset:
     def __init__(self, link: DatasetLink, verify: bool = False) -> None:
         """`verify`: check reads of cached files. Raises what mapping the catalog raises."""
         self.link = link
-        self._verify = verify
+        self.verify = verify
         self.catalog: Catalog = link.catalog()
         self.contents = Contents(len(self.catalog.extent_starts))
         self._reader: ExtentReader | None = None
@@ -59,7 +59,7 @@ class OpenedDataset:
         abandon_in_children(self)
 
     def __getstate__(self) -> tuple[DatasetLink, bool]:
-        return self.link, self._verify
+        return self.link, self.verify
 
     def __setstate__(self, state: tuple[DatasetLink, bool]) -> None:
         self.__init__(*state)  # type: ignore[misc]
@@ -77,7 +77,7 @@ class OpenedDataset:
                     NotingGrants(self._access.grants, self.contents),
                     timeout_s=read_timeout_s(),
                     suspect=self._access.suspect,
-                    verify=self._verify,
+                    verify=self.verify,
                 )
                 if self.link.daemon:
                     self._recalls = Recalls(self._access.recalled, reader)

@@ -328,6 +328,6 @@ def test_each_verb_says_what_it_does_in_a_line(capsys: Any) -> None:
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
     lines = [line for line in out.split("Exit codes")[0].splitlines() if line.strip()]
-    verbs = [line for line in lines if line.split()[0] in cli.commands]
+    verbs = [line for line in lines if line.split()[0] in cli.all_commands()]
     assert len(verbs) > 10
     assert [line for line in verbs if not line.endswith(".") or line.endswith(("...", "e.g."))] == []

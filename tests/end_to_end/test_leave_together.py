@@ -69,5 +69,5 @@ def test_both_runs_together_read_each_sample_once(
     taken.append(ledger(folder, 1, 0))
     assert sorted(index for ranks_ in taken for batch in ranks_ for index in batch) == [*range(SAMPLES)]
     capsys.readouterr()
-    assert cachesvc(["order", "--state", str(folder / "loader.json"), "--digest"]) == 0
+    assert cachesvc(["order", "--state", str(folder / "loader.json"), "--digest", "--fetch"]) == 0
     assert "as the state has it" in capsys.readouterr().out

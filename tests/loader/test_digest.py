@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset
 
+from cachesvc.catalog.catalog import Catalog
+from cachesvc.catalog.sample_places import SamplePlace
 from cachesvc.core.errors import InvalidInput, StateMismatch
-from cachesvc.core.order.digests import SampleSum, parse_sum, sum_of
+from cachesvc.core.order.digests import SampleSum, parse_sum, sum_of, sum_of_parts
 from cachesvc.tiers.checksum import block_digest
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums
 from loader import DataLoader, mix, pack
@@ -147,7 +150,7 @@ def _refusing(record: Any) -> Any:
     return record
 
 
-def test_mixtures_have_a_digest_and_packs_none(tmp_path: Path) -> None:
+def test_a_mixture_sums_the_samples_of_its_components(tmp_path: Path) -> None:
     components = numbers(mixture_data(tmp_path))
     mixed = DataLoader(mix({components[0]: 1, components[1]: 1}), 8, shuffle=True)
     total, size = SampleSum(), 0
@@ -161,11 +164,41 @@ def test_mixtures_have_a_digest_and_packs_none(tmp_path: Path) -> None:
             size += int((where[0] == number).sum())
     assert mixed.digest() == total.digest
     assert size == len(mixed.dataset)  # type: ignore[arg-type]
-    packs = DataLoader(pack(text(tmp_path), 24), 4)
-    next(iter(packs))
-    assert packs.state_dict()["digest"] == ""
-    with pytest.raises(InvalidInput, match="as they are stored"):
-        packs.digest()
+
+
+def parts_of(place: SamplePlace, catalog: Catalog) -> Iterator[tuple[int, int, int]]:
+    """The extents of stored bytes, and the addresses from which to which each has them."""
+    for extent, start in enumerate(catalog.extent_starts.tolist()):
+        (piece,) = catalog.extent(extent).pieces
+        begin, end = max(place.begin, piece.offset), min(place.end, piece.offset + piece.length)
+        if piece.object.uri == place.object and begin < end:
+            yield extent, start + begin - piece.offset, start + end - piece.offset
+
+
+@pytest.mark.parametrize(("fit", "mixed"), [("wrap", False), ("best", True)])
+def test_packs_sum_the_parts_of_their_documents(tmp_path: Path, fit: Any, mixed: bool) -> None:
+    """Each token that was handed over is in the sum, as often as it was."""
+    dataset = text(mixture_data(tmp_path))
+    packs = pack(dataset, 24, fit=fit, targets="shifted")
+    loader = DataLoader(mix({packs: 1}) if mixed else packs, 4, shuffle=True, window=8192, epochs=2)
+    steps = sum(1 for _ in loader)
+    places = [place for step in range(steps) for each in loader.samples_of(step) for place in each.places]
+    parts = [part for place in places for part in parts_of(place, dataset.catalog)]
+    extents, *numbers = (np.array(column, np.int64) for column in zip(*parts, strict=True))
+    tokens = int((numbers[1] - numbers[0]).sum()) // 2
+    assert tokens == 2 * (len(dataset) - packs.dropped_tokens), "a sample of the dataset is a token"
+    assert loader.digest() == sum_of_parts(extents, numbers, contents_in(dataset)).digest
+    lost = sum_of_parts(extents[1:], [each[1:] for each in numbers], contents_in(dataset))
+    assert loader.digest() != lost.digest
+
+
+def test_a_dataset_that_wraps_ours_has_no_digest(link: MemoryLink) -> None:
+    joined: Any = ConcatDataset([in_memory(link), in_memory(link)])
+    loader: DataLoader = DataLoader(joined, 8)
+    next(iter(loader))
+    assert loader.state_dict()["digest"] == ""
+    with pytest.raises(InvalidInput, match="made of several"):
+        loader.digest()
 
 
 def test_noting_a_batch_takes_constant_memory(link: MemoryLink) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cachesvc.core.order.digests import SampleSum
 from loader import DataLoader, Dataset, mix, open_dataset, pack
@@ -51,6 +52,21 @@ def packed(root: Path, **form: Any) -> Any:
     return pack(opened(root, "text", format="tokens", seq_len=1, out="int64"), SEQ, **form)
 
 
+def mixed_packs(root: Path) -> Any:
+    """Packs whose documents end at a token, and packs of rows that are tokenised."""
+    of_rows = pack(
+        opened(root, "rows.npy", format="records"),
+        SEQ,
+        tokenize=lambda row: [*row[: 1 + int(row[0]) % 9].tolist()],
+    )
+    words = opened(root, "n1.npy", format="tokens", seq_len=8)
+    return mix({of_rows: 2, pack(words, SEQ, eos=1003): 1}, schedule=[], size=64)
+
+
+def tripled(record: torch.Tensor) -> torch.Tensor:
+    return record.long() * 3
+
+
 ITEMS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "left out": (
         lambda root: opened(root, "rows.npy", format="records"),
@@ -64,6 +80,11 @@ ITEMS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "ramp, once": (lambda root: ramp(root, "once"), {"skip_steps": [range(6, 8)]}),
     "packs": (lambda root: packed(root, targets="shifted"), {"skip_steps": [range(2, 4)]}),
     "whole packs": (lambda root: packed(root, targets="unshifted", fit="best", document_ids=True), {}),
+    "mixed packs": (lambda root: mixed_packs(root), {"skip_steps": [range(5, 6)]}),
+    "prepared": (
+        lambda root: opened(root, "rows.npy", format="records", prepare=tripled),
+        {"exclude": ["rows.npy:5"]},
+    ),
 }
 QUICK = [
     ("left out", "daemon", 2, 2),

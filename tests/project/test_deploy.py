@@ -394,7 +394,7 @@ def verb_of(command: list[str]) -> str:
     """The verb of a `cachesvc` command line; click raises UsageError when it would not parse."""
     program, verb, *arguments = command
     assert program == "cachesvc"
-    cli.commands[verb].make_context(verb, arguments)
+    cli.all_commands()[verb].make_context(verb, arguments)
     return verb
 
 
@@ -403,7 +403,7 @@ def daemon_settings(
 ) -> config.Settings:
     """Return the settings that `cachesvc serve` makes of a command line, validated as it validates them."""
     verb, *arguments = command
-    serve = cli.commands[verb]
+    serve = cli.all_commands()[verb]
     known = {option.envvar for option in serve.params}
     assert {name for name in environment if name.startswith("CACHESVC")} <= known
     with monkeypatch.context() as patch:

@@ -179,7 +179,7 @@ def test_serve_accepts_the_command_line_given(client: None) -> None:
     assert verb_lines("serve")
     for words in verb_lines("serve"):
         assert isinstance(cli, click.Group)
-        with cli.commands["serve"].make_context("serve", words[1:]) as context:
+        with cli.all_commands()["serve"].make_context("serve", words[1:]) as context:
             assert context.params["allow"]
 
 
@@ -284,8 +284,8 @@ def test_code_cites_no_document_that_is_not_here() -> None:
 
 def test_every_verb_and_every_option_of_serve_is_documented() -> None:
     assert isinstance(cli, click.Group)
-    assert [verb for verb in cli.commands if f"`{verb}`" not in TEXT] == []
-    options = [name for option in cli.commands["serve"].params for name in option.opts]
+    assert [verb for verb in cli.all_commands() if f"`{verb}`" not in TEXT] == []
+    options = [name for option in cli.all_commands()["serve"].params for name in option.opts]
     assert [name for name in options if not re.search(rf"^\| `{name}[ `]", TEXT, re.M)] == []
 
 
@@ -295,7 +295,9 @@ def test_every_variable_that_is_read_is_documented() -> None:
     ]
     read = {name for text in sources for name in re.findall(r"[\"'](CACHESVC(?:_[A-Z_]+)?)[\"']", text)}
     assert isinstance(cli, click.Group)
-    read |= {str(option.envvar) for verb in cli.commands.values() for option in verb.params if option.envvar}
+    read |= {
+        str(option.envvar) for verb in cli.all_commands().values() for option in verb.params if option.envvar
+    }
     assert {"CACHESVC", "CACHESVC_RAM", "CACHESVC_LOG"} <= read
     assert [name for name in sorted(read) if not re.search(rf"^\|.*`{name}`", TEXT, re.M)] == []
 

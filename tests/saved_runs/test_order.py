@@ -13,6 +13,7 @@ import torch
 
 from cachesvc.__main__ import run
 from cachesvc.client.control import Control
+from cachesvc.saved_runs.kept_counts import KeptCounts, key_of_ends
 from cachesvc.saved_runs.open import opened_run
 from loader import DataLoader, Dataset, mix, open_dataset, pack
 from testbed.node import Daemon
@@ -97,7 +98,36 @@ COMPOSED = {
     "packs": lambda a, b: pack(b, 24),
     "whole packs": lambda a, b: pack(a, 24, fit="best", targets="shifted"),
     "mixed packs": lambda a, b: mix({pack(b, 24): 0.5, pack(a, 24, fit="best"): 0.5}, schedule=[]),
+    "packs that end at a token": lambda a, b: pack(b, 24, eos=7, counts=counts_beside(b)),
+    "tokenised packs": lambda a, b: mix(
+        {pack(each, 24, tokenize=three, counts=counts_beside(a)): 1 for each in (a, b)}
+    ),
 }
+
+
+def counts_beside(dataset: Dataset) -> Path:
+    return Path(dataset.catalog.object(0).uri.removeprefix("file://")).parent / "counts"
+
+
+def three(record: torch.Tensor) -> list[int]:
+    return record.tolist()[:3] * (1 + int(record[0]) % 5)
+
+
+def composed(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Dataset]]:
+    """A dataset of `COMPOSED`, read without a daemon, and the two that it is made of."""
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("CACHESVC_SOCKET", str(root / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+    for name, count in (("a", 40), ("b", 25)):
+        array_file(root / f"{name}.bin", np.arange(count * 10, dtype="<u2").reshape(count, 10))
+    form: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 10, "out": "int64"}
+    parts = [open_dataset(root / f"{name}.bin", extent_bytes=4096, **form) for name in "ab"]
+    return COMPOSED[kind](*parts), parts
+
+
+def counts_in(root: Path) -> list[str]:
+    """The arguments that name the folder of `counts_beside`, where there is one."""
+    return ["--counts", str(root / "counts")] if (root / "counts").exists() else []
 
 
 @pytest.mark.parametrize("kind", COMPOSED)
@@ -110,21 +140,15 @@ def test_mixtures_and_packs_come_from_the_state_alone(
     shuffle: bool,
 ) -> None:
     """The samples are those that the loader names, in every step; a key leads back to its steps."""
-    monkeypatch.setenv("CACHESVC", "off")
-    monkeypatch.setenv("CACHESVC_SOCKET", str(tmp_path / "none"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name, count in (("a", 40), ("b", 25)):
-        array_file(tmp_path / f"{name}.bin", np.arange(count * 10, dtype="<u2").reshape(count, 10))
-    form: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "seq_len": 10, "out": "int64"}
-    parts = [open_dataset(tmp_path / f"{name}.bin", extent_bytes=4096, **form) for name in "ab"]
-    data = COMPOSED[kind](*parts)
+    data, parts = composed(kind, tmp_path, monkeypatch)
     given = GIVEN | {"shuffle": shuffle, "skip_steps": [range(3, 5)]}
     loader = DataLoader(data, 4, **given)
     steps = 2 * loader.state_dict()["steps"] + 1
     loader.skip(steps)
     state = saved(loader, tmp_path / "state.json")
     last = loader.state_dict()["data_step"]
-    rows = ordered(capsys, "--state", state, "--steps", f"0:{last}")
+    counts = counts_in(tmp_path)
+    rows = ordered(capsys, "--state", state, "--steps", f"0:{last}", *counts)
     found: dict[str, list[int]] = {}
     for step in range(last):
         named = loader.samples_of(step)
@@ -140,7 +164,7 @@ def test_mixtures_and_packs_come_from_the_state_alone(
                 for record in range(first, end):
                     found.setdefault(f"{Path(place['object']).name}:{record}", []).append(step)
     key, within = max(found.items(), key=lambda each: len(each[1]))
-    again = ordered(capsys, "--state", state, "--key", key)
+    again = ordered(capsys, "--state", state, "--key", key, *counts)
     assert [row["step"] for row in again] == sorted(within)
     wanted = {part.catalog.id: set[int]() for part in parts}
     for place in (
@@ -149,7 +173,7 @@ def test_mixtures_and_packs_come_from_the_state_alone(
         catalog = next(part.catalog for part in parts if place.object.endswith(part.catalog.uri[-5:]))
         first, end = np.searchsorted(catalog.extent_starts, [place.begin, place.end - 1], "right") - 1
         wanted[catalog.id].update(range(first, end + 1))
-    opened_again = opened_run(state)
+    opened_again = opened_run(state, counts=counts[1] if counts else None)
     ahead = {
         leaf.catalog.id: {*extents.tolist()}
         for leaf, extents in opened_again.extents_ahead(2, [opened_again.slots_of(None, None)])
@@ -212,6 +236,47 @@ def test_the_digest_of_a_run_is_computed_without_training_it(
     file.write_text(json.dumps(state | {"digest": part["digest"]}))
     assert run(["order", "--state", str(file), "--digest", "--fetch"]) == 12
     assert "other samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["once", "packs", "mixed packs", "tokenised packs"])
+def test_the_digest_of_packs_and_mixtures_is_computed_without_training_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    loader = DataLoader(composed(kind, tmp_path, monkeypatch)[0], 4, **GIVEN, skip_steps=[range(2, 4)])
+    for _ in islice(loader, 2 * loader.state_dict()["steps"] + 1):
+        pass
+    expected, state = loader.digest().hex(), saved(loader, tmp_path / "state.json")
+    arguments = ["--state", state, "--digest", "--fetch", *counts_in(tmp_path)]
+    assert ordered(capsys, *arguments) == [{"digest": expected, "state": expected}]
+    parts = [ordered(capsys, *arguments, "--steps", steps)[0]["digest"] for steps in ("0:3", "3:99")]
+    assert expected not in parts
+
+
+def test_packs_that_reading_the_data_gave_need_what_it_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, (_, dataset) = composed("packs that end at a token", tmp_path, monkeypatch)
+    arguments = [
+        "order",
+        "--state",
+        saved(DataLoader(data, 4, **GIVEN), tmp_path / "state.json"),
+        "--steps",
+        "0",
+    ]
+    assert run(arguments) == 4
+    assert "as --counts" in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    assert run([*arguments, "--counts", str(tmp_path / "other")]) == 4
+    assert "other does not have them" in capsys.readouterr().err
+    for file in (tmp_path / "counts").iterdir():
+        file.unlink()
+    pack(dataset, 24, eos=7, counts=tmp_path / "counts")
+    assert run([*arguments, *counts_in(tmp_path)]) == 0
+    (file,) = (tmp_path / "counts").iterdir()
+    KeptCounts(str(tmp_path / "other")).get(
+        key_of_ends(dataset.version, 7, np.dtype("<u2"), 0), lambda: np.array([4])
+    )
+    assert run([*arguments, "--counts", str(tmp_path / "other")]) == 12, "of other tokens"
 
 
 def test_the_digest_of_a_run_is_of_bytes_whoever_reads_them(

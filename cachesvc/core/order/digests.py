@@ -3,14 +3,15 @@
 It is the hash of a multiset by addition: AdHash of Bellare and Micciancio ("A new paradigm for collision-free hashing",
 1997), with lanes that are added apart as in LtHash (Lewi et al., 2019). The digest of samples is the sum, modulo 2^64 in
 each of four lanes, of h(extent, sample) = finalise(key + sample * golden), where the lanes of `key` are BLAKE2b-256 of a
-digest of the extent's bytes. The sum finds lost, repeated and other samples, and other bytes. It is no proof against
-somebody who forges it: 256 bits of a sum are too few for that.
+digest of the extent's bytes. A part of a sample is named by several numbers, which are added and finalised in turn: a
+pack's sum is over its parts of documents. The sum finds lost, repeated and other samples, and other bytes. It is no proof
+against somebody who forges it: 256 bits of a sum are too few for that.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -24,6 +25,8 @@ _GOLDENS = np.array(
 )
 """Odd factors that keep the lanes apart."""
 _SLICE = 1 << 14
+ContentsOf = Callable[[I64], Iterable[bytes]]
+"""Gives digests of the bytes of extents, int64[m], ascending."""
 
 
 class SampleSum:
@@ -59,25 +62,36 @@ def parse_sum(text: str) -> SampleSum:
     return SampleSum(np.frombuffer(raw, "<u8").astype(np.uint64))
 
 
-def sum_of(samples: I64, extent_first: I64, contents_of: Callable[[I64], Iterable[bytes]]) -> SampleSum:
-    """The sum over samples of one dataset, int64[n], which may repeat. `extent_first` as of `EpochOrder`. `contents_of`
-    gives digests of the bytes of extents, int64[m], ascending."""
+def sum_of(samples: I64, extent_first: I64, contents_of: ContentsOf) -> SampleSum:
+    """The sum over samples of one dataset, int64[n], which may repeat. `extent_first` as of `EpochOrder`."""
     ascending = np.sort(samples)  # a search for each sample would take most of the time
     counts = np.diff(np.searchsorted(ascending, extent_first))
-    held = counts > 0
-    contents = contents_of(np.flatnonzero(held))
+    held = np.flatnonzero(counts)
+    return _summed(contents_of(held), np.repeat(np.arange(held.size), counts[held]), ascending)
+
+
+def sum_of_parts(extents: I64, parts: Sequence[I64], contents_of: ContentsOf) -> SampleSum:
+    """The sum over parts of samples, which may repeat: part i lies in extent `extents[i]`, and the i-th numbers of `parts`
+    name it."""
+    held, row = np.unique(extents, return_inverse=True)
+    return _summed(contents_of(held), row, *parts)
+
+
+def _summed(contents: Iterable[bytes], row: I64, *numbers: I64) -> SampleSum:
+    """The sum over all i of h(contents[row[i]], numbers[0][i], numbers[1][i], ...)."""
     raw = (hashlib.blake2b(each, digest_size=DIGEST_BYTES).digest() for each in contents)
     keys = np.frombuffer(b"".join(raw), "<u8").astype(np.uint64).reshape(-1, LANES).T.copy()
-    row = np.repeat(np.arange(len(keys[0])), counts[held])
     total = np.zeros(LANES, np.uint64)
-    for start in range(0, ascending.size, _SLICE):
-        numbers, rows = ascending[start : start + _SLICE].astype(np.uint64), row[start : start + _SLICE]
-        total += np.array(
-            [
-                _finalised(keys[lane][rows] + numbers * _GOLDENS[lane]).sum(dtype=np.uint64)
-                for lane in range(LANES)
-            ]
-        )
+    for start in range(0, row.size, _SLICE):
+        rows = row[start : start + _SLICE]
+        slices = [each[start : start + _SLICE].astype(np.uint64) for each in numbers]
+        lanes = []
+        for key, golden in zip(keys, _GOLDENS, strict=True):
+            state = key[rows]
+            for each in slices:
+                state = _finalised(state + each * golden)
+            lanes.append(state.sum(dtype=np.uint64))
+        total += np.array(lanes)
     return SampleSum(total)
 
 

@@ -49,6 +49,7 @@ from cachesvc.core.order.permute import (
     U64,
     Network,
     Use,
+    distinct,
     mix,
     mix_each,
     permute,
@@ -259,7 +260,7 @@ class EpochOrder:
         self.has_tail, self.tail_samples = assignment.has_tail, assignment.tail_size
         cut = assignment.tail_size > 0 or spec.node_parts > 1
         self._rotated = spec.shuffle and cut and (spec.by_node or epoch >= spec.rotated_from)
-        borders = np.unique([*assignment.regions()]) if self._rotated else None
+        borders = distinct(np.array([*assignment.regions()], np.int64).reshape(-1)) if self._rotated else None
         self._homes = homes(first, spec.seed, assignment.bounds) if spec.by_node else None
         pieces, rings = (first, ()) if self._homes is None else (self._homes.first, self._homes.of_node)
         self.run = ExtentRun(pieces, spec.seed, epoch, spec.shuffle, borders, rings)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cachesvc.core.order.intervals import Intervals
-from cachesvc.core.order.permute import I64, Network, Use, mix, mix_each, permute
+from cachesvc.core.order.permute import I64, Network, Use, distinct, mix, mix_each, permute
 
 _ROUNDS = 4
 """Rounds of the permutations inside extents. They separate neighbours and do no more: the samples of a block are permuted
@@ -137,7 +137,7 @@ class ExtentRun:
         if not self.extents.size:
             return CutExtents(np.empty(0, np.int64), *self._permutations(self.extents))
         entry = np.minimum(np.searchsorted(self.first, borders, side="right") - 1, self.extents.size - 1)
-        cut = np.unique(self.extents[entry[self.begins[entry] < borders]])
+        cut = distinct(self.extents[entry[self.begins[entry] < borders]])
         # The ends of a ring are one extent.
         of_entry = np.searchsorted(cut, self.extents)
         row = np.where(np.append(cut, -1)[of_entry] == self.extents, of_entry, -1)

@@ -103,6 +103,13 @@ def _finalise(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def distinct(values: I64) -> I64:
+    """The values in ascending order, each once. `np.unique` would first import numpy's masked arrays."""
+    ascending = np.sort(values)
+    found: I64 = ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]
+    return found
+
+
 class Network:
     """The rounds of g permutations: arrays of length g, or of length 1 that broadcast.
 

@@ -15,7 +15,7 @@ from loader.datasets.generators import RngKey, call_user, rng_parameter
 from loader.datasets.plain_values import Empty, collates_as_torch
 from loader.datasets.samples.sample_form import SampleSpec
 from loader.prepare.preparer import Maker, Preparers
-from loader.prepare.records import END, MADE, contained, encode, error_in, value_of
+from loader.prepare.records import CONTENT_AT, END, MADE, contained, encode, error_in, value_of
 from loader.reading.prepared_grants import NotPrepared
 from loader.reading.reader import ExtentReader, Ints
 
@@ -28,6 +28,10 @@ class SamplesOf(Maker, Protocol):
     @property
     def catalog(self) -> Catalog:
         """The source's."""
+        ...
+
+    def note_contents(self, samples: Ints, contents: _Array) -> None:
+        """Enter digests of the bytes that samples were made of, uint8[n, 16]."""
         ...
 
 
@@ -114,14 +118,12 @@ class PreparedSamples:
             len(samples),
             self._layout.stride_bytes,
         )
-        ends = (
-            reader.items(addresses + stride - END.size, END.size, extents)
-            .view("<u2")
-            .reshape(count, END.size // 2)
-        )
+        ends = reader.items(addresses + stride - END.size, END.size, extents).reshape(count, END.size)
+        states = ends[:, :2].copy().view("<u2")[:, 0]
+        self._source.note_contents(samples[states > 0], ends[states > 0, CONTENT_AT:])
         columns = [self._field(reader, field, addresses, extents, empty) for field in self._layout.fields]
         errors: dict[int, Exception] = {}
-        for row in np.flatnonzero(ends[:, 0] != MADE).tolist():
+        for row in np.flatnonzero(states != MADE).tolist():
             (record,) = reader.read(addresses[row : row + 1], np.asarray([stride]))
             key = f"{self._source.catalog.key(int(samples[row]))} of {self._source.catalog.uri}"
             errors[row] = error_in(record or b"", key)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.client.grants import DaemonGrants
-from cachesvc.client.own_catalogs import own_home
+from cachesvc.client.own_home import own_home
 from cachesvc.client.protocol import Grants
 from cachesvc.config_files import own_sections
 from cachesvc.core.model import Extent

@@ -107,14 +107,15 @@ def test_tokens_are_those_of_one_run_after_resumes_at_other_scales(root: Path, s
     whole, end = run(root, 1, stop=steps)
     draw = np.random.default_rng(seed)
     cuts = [0, *sorted(draw.choice(np.arange(1, steps), 2, replace=False).tolist()), steps]
-    found, state = list[Batch](), None
+    found = list[Batch]()
+    state: Any = None
     for low, high in pairwise(cuts):
         world, workers = int(draw.choice([1, 2, 4, 8])), int(draw.integers(0, 3))
         forked: Any = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
         part, state = run(root, world, high - low, state, **forked)
         found += part
     assert found == whole
-    assert state == end
+    assert state | {"digest": ""} == end | {"digest": ""}
     assert tokens_in(found) == tokens_in(whole)
 
 

@@ -307,6 +307,32 @@ def test_evicted_samples_are_prepared_again(daemon: Daemon, data: str, called: P
     assert calls(called) == dict.fromkeys(range(COUNT), 1)
 
 
+def test_the_digest_of_a_run_is_that_of_plain_samples(
+    daemon: Daemon, data: str, tmp_path: Path, called: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepared in this run, before it, by its own process, or not at all; and records say which bytes they are made of."""
+
+    def digest(dataset: Dataset, workers: int = 0) -> str:
+        batches = DataLoader(dataset, 9, shuffle=True, num_workers=workers, on_error="skip")
+        assert sum(len(labels) for _, labels in batches) == COUNT - 1
+        found: str = batches.state_dict()["digest"]
+        assert found == batches.digest().hex()
+        return found
+
+    prepared = open_dataset(data, prepare=fails)
+    expected = digest(prepared, workers=2)
+    prepared.close()
+    plain = open_dataset(data)
+    wait_until(lambda: evicted(daemon, plain.opened.link.id))
+    called.write_text("")
+    assert digest(open_dataset(data, prepare=fails)) == expected
+    assert not calls(called), "from records alone, without the source's bytes"
+    assert digest(open_dataset(data, transform=fails), workers=2) == expected
+    monkeypatch.setenv("CACHESVC", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert digest(open_dataset(data, prepare=fails, extent_bytes=EXTENT)) == expected
+
+
 def evicted(daemon: Daemon, dataset: DatasetId) -> bool:
     """Evict a dataset; return True once no reader that a collected loader left keeps any of it."""
     gc.collect()

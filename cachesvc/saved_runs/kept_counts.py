@@ -5,23 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from cachesvc.catalog.columns import Ints
 from cachesvc.core.errors import OutOfSpace
-from loader.job.topology import rank_hint
-from loader.reading.reader import Ints
 
 _CHECKSUM_BYTES = 16
 
 
-def in_turns(extents: Ints) -> list[int]:
-    """Return the extents as this process counts them: processes that share a folder begin at different ones, and count each
-    about once."""
-    rank, processes = rank_hint()
-    turned: list[int] = np.roll(extents, -(len(extents) * rank // processes)).tolist()
-    return turned
+def key_of_ends(version: str, eos: int, dtype: np.dtype[Any], extent: int) -> str:
+    """The key of the addresses after each token `eos` in an extent of a dataset version."""
+    return f"{version} eos {eos} {dtype.str} {extent}"
+
+
+def key_of_rows(identity: str, fields: Sequence[str] | None, low: int, high: int) -> str:
+    """The key of the numbers of tokens of the rows [low, high) of a dataset."""
+    return f"{identity} {fields} {low} {high}"
 
 
 class KeptCounts:
