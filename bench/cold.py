@@ -172,4 +172,4 @@ def _opened(s3: SeaweedFS, counted: ProxyProcess, prefix: str, options: Options)
             opened = control.open_dataset([prefix], options)
             for _ in control.prefetch(opened.id):
                 pass
-            return time.perf_counter() - started, opened.stored_bytes
+            return time.perf_counter() - started, opened.dataset.stored_bytes

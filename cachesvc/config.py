@@ -461,8 +461,6 @@ def validate(settings: Settings) -> None:
             raise InvalidInput(
                 f"{option} {address} is open to others; give --tls-cert, --tls-key and --tls-ca, or 127.0.0.1"
             )
-    if settings.log_format not in ("text", "json"):
-        raise InvalidInput(f"log format {settings.log_format!r} is neither text nor json")
     if settings.log not in LOG_LEVELS:
         raise InvalidInput(f"--log (CACHESVC_LOG) {settings.log} is no level; give {', '.join(LOG_LEVELS)}")
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from torch.utils.data import Dataset as TorchDataset
 
-from cachesvc.core.arguments import whole_number
+from cachesvc.core.arguments import one_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import Last, ShuffleScope
 from cachesvc.core.order.state import MAX_COUNT
@@ -29,12 +29,9 @@ def check_arguments(
     peer_failure_s: float,
 ) -> None:
     """Raise InvalidInput for values that are wrong for any rank and any data."""
-    if on_error not in get_args(OnError):
-        raise InvalidInput(f"on_error={on_error!r} is none of {', '.join(get_args(OnError))}")
-    if last is not None and last not in get_args(Last):
-        raise InvalidInput(f"last={last!r} is none of {', '.join(get_args(Last))}")
-    if shuffle_scope is not None and shuffle_scope not in get_args(ShuffleScope):
-        raise InvalidInput(f"shuffle_scope={shuffle_scope!r} is none of {', '.join(get_args(ShuffleScope))}")
+    one_of("on_error", on_error, get_args(OnError))
+    one_of("last", last, get_args(Last), ", or None")
+    one_of("shuffle_scope", shuffle_scope, get_args(ShuffleScope), ", or None")
     if not isinstance(peer_failure_s, (int, float)) or not peer_failure_s > 0:
         raise InvalidInput(f"peer_failure_s={peer_failure_s!r} is no number of seconds above 0")
     if window is not None:

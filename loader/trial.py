@@ -19,6 +19,7 @@ from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.formats.all_formats import FORMATS
 from cachesvc.catalog.sample_places import places_of
 from cachesvc.sources.uri import local_path
+from cachesvc.system.descriptors import closing_fd
 from loader.dataloader import DataLoader
 from loader.datasets.dataset import Dataset, open_dataset
 from loader.prepare_ahead import function_of
@@ -151,11 +152,8 @@ def _forget(catalog: Catalog, ids: Ints) -> None:
         return
     paths = {local_path(place.object) for places in places_of(catalog, ids) for place in places}
     for path in list(filter(None, paths))[:FORGOTTEN]:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from cachesvc.config import SourceSection
+from cachesvc.sources.s3.s3 import S3Source, open_s3
 from testbed.forked import ForkedProcess
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
@@ -172,6 +173,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
 @pytest.fixture
 def source(fake: FakeS3) -> Iterator[S3Source]:
     """A source that reads from the fake server."""
-    found = open_s3(S3Settings(endpoint=fake.endpoint))
+    found = open_s3(SourceSection("s3://", endpoint=fake.endpoint))
     yield found
     found.close()

@@ -11,7 +11,17 @@ import numpy as np
 from cachesvc.catalog.address_space import aligned
 from cachesvc.catalog.column_file import mapped_columns
 from cachesvc.catalog.columns import Array, Ints, MappedColumns, MappedTexts, check_ascending
-from cachesvc.catalog.layout import Columns, Field, Fixed, Indirect, Layout, Prepared, PreparedField, Rows
+from cachesvc.catalog.layout import (
+    Columns,
+    Field,
+    Fixed,
+    Indirect,
+    Layout,
+    Prepared,
+    PreparedField,
+    Rows,
+    check_count,
+)
 from cachesvc.catalog.row_syntax import CsvHeader
 from cachesvc.core.errors import CorruptData
 from cachesvc.core.model import PAGE_BYTES, DatasetId, Extent, ExtentId, ObjectVersion, Piece
@@ -93,10 +103,6 @@ class Catalog:
         raw = self.columns["extent.id"].tobytes()
         return [ExtentId(raw[at : at + 16]) for at in range(0, len(raw), 16)]
 
-    def extent_id(self, index: int) -> ExtentId:
-        """Return one extent's id."""
-        return ExtentId(self.columns["extent.id"][16 * index : 16 * index + 16].tobytes())
-
     def extent(self, index: int) -> Extent:
         """Return one extent with its pieces."""
         columns, first = self.columns, self.columns["extent.piece"]
@@ -163,13 +169,7 @@ class Catalog:
     def check_shard(self, index: int, head: bytes) -> None:
         """Raise CorruptData where the sample count in a shard, its first 4 bytes, is not its index's. Indirect only."""
         indexed = int(self.extent_first[index + 1] - self.extent_first[index])
-        stated = int.from_bytes(head, "little")
-        if stated != indexed:
-            uri = self.object(self._extent_object(index)).uri
-            raise CorruptData(
-                f"{uri} says that it holds {stated:,} samples, its index.json says {indexed:,}: write the index or the "
-                "shard anew"
-            )
+        check_count(self.object(self._extent_object(index)).uri, int.from_bytes(head, "little"), indexed)
 
     def split(self, row: bytes) -> tuple[bytes | None, ...]:
         """Split a row into its columns, in the order of `fields`. Indirect only. Raises CorruptData."""

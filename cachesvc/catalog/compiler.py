@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import Array, Ints, TextColumn
@@ -15,6 +16,9 @@ from cachesvc.catalog.layout import Field
 from cachesvc.catalog.options import Options
 from cachesvc.core.model import Extent, ObjectVersion
 
+THREADS = 32
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 _SEPARATORS = re.compile(r"[-._\s\d]+")
 
 
@@ -98,6 +102,12 @@ class Inputs:
     progress: Callable[[int, int], None]
     unrelated: frozenset[int] = frozenset()
     found_out: bool = False
+
+
+def in_threads(call: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
+    """Yield what a call for each item returns, in their order. Many calls run at once, each a request to the source."""
+    with ThreadPoolExecutor(THREADS, "compile") as pool:
+        yield from pool.map(call, items)
 
 
 @dataclass(slots=True)

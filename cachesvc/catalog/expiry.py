@@ -12,6 +12,8 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import suppress
 
+from cachesvc.system.descriptors import closing_fd
+
 FRESH_S = 60.0
 """Time within which a process opens a catalog that it has marked."""
 UNUSED_S = 30 * 86_400.0
@@ -29,14 +31,12 @@ def mark_used(path: str) -> bool:
         return False
     except OSError:
         return True  # opening it raises the reason
-    try:
+    with closing_fd(fd):
         if _age_s(fd) > FRESH_S:
             with suppress(OSError):  # without lock or time it may be removed, and is built again
                 fcntl.flock(fd, fcntl.LOCK_SH)
                 os.utime(fd)
         return os.fstat(fd).st_nlink > 0
-    finally:
-        os.close(fd)
 
 
 def remove_unused(directory: str, kept: Container[str], most_bytes: int = UNUSED_BYTES) -> list[str]:
@@ -77,17 +77,15 @@ def _removed_beyond(left: Sequence[tuple[float, int, str]], directory: str, most
 
 
 def _removed(path: str, age_s: float) -> bool:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _age_s(fd) <= age_s or not os.fstat(fd).st_nlink:
-            return False  # used, or removed and built again, since it was listed
-        os.unlink(path)
-        return True
-    except BlockingIOError:
-        return False  # another process is marking it
-    finally:
-        os.close(fd)
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _age_s(fd) <= age_s or not os.fstat(fd).st_nlink:
+                return False  # used, or removed and built again, since it was listed
+            os.unlink(path)
+            return True
+        except BlockingIOError:
+            return False  # another process is marking it
 
 
 def _age_s(file: int | str) -> float:

@@ -138,6 +138,17 @@ class Indirect:
         return tuple(columns)
 
 
+def check_count(
+    uri: str, stated: int, indexed: int, where: str = "its index.json", noun: str = "samples"
+) -> None:
+    """Raise CorruptData where the count at the begin of a shard is not its index's. Found later, it would fail in an epoch,
+    or leave samples out."""
+    if stated != indexed:
+        raise CorruptData(
+            f"{uri} says that it holds {stated:,} {noun}, {where} says {indexed:,}: write the index or the shard anew"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Chunks of rows whose values lie in buffers, as Arrow lays them out (`sources/columnar`).

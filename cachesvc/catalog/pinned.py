@@ -12,14 +12,14 @@ from cachesvc.catalog.options import Options
 from cachesvc.catalog.survey import survey
 from cachesvc.core.errors import CacheError, NotFound
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Checker, OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
 from cachesvc.sources.uri import expanded
 
 _ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Source):
     """A `Source` that lists the objects of a catalog."""
 
     catalog: Catalog
@@ -38,11 +38,6 @@ class _Kept:
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         raise NotFound(f"{version.uri}: a version is looked up by listings alone")
-
-    def checker(self, version: ObjectVersion) -> Checker | None:
-        return None
-
-    def close(self) -> None: ...
 
 
 def kept_version(directory: str, version: str, uris: Sequence[str], options: Options) -> bool:

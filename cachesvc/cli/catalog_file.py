@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from cachesvc.catalog.build import DirectBytes, build
 from cachesvc.catalog.catalog import Catalog
@@ -21,6 +20,7 @@ from cachesvc.core.errors import DaemonUnavailable
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.shard_lists import spelled_uris
 from cachesvc.sources.uri import canonical
+from cachesvc.system.descriptors import closing_fd
 
 
 @contextmanager
@@ -51,15 +51,8 @@ def catalog_file(
 def _granted(directory: str, name: str, options: Options, as_json: bool) -> Iterator[str]:
     with Control(directory) as control:
         dataset = resolve.current_version(control, name, options, as_json)
-        grants = DaemonGrants(directory, dataset)
-        try:
-            fd = grants.catalog()
-            try:
-                yield f"/proc/self/fd/{fd}"
-            finally:
-                os.close(fd)
-        finally:
-            grants.close()
+        with closing(DaemonGrants(directory, dataset)) as grants, closing_fd(grants.catalog()) as fd:
+            yield f"/proc/self/fd/{fd}"
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def list_datasets(wide: bool, socket: str | None, json: bool) -> int:
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @options.dataset
 @options.daemon
 def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
@@ -58,7 +58,7 @@ def pin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @options.dataset
 @options.daemon
 def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
@@ -74,7 +74,7 @@ def unpin(name: str, socket: str | None, json: bool, **given: Any) -> int:
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @options.dataset
 @options.daemon
 def evict(name: str, socket: str | None, json: bool, **given: Any) -> int:

@@ -174,22 +174,17 @@ def _source(found: Situation, _: str) -> _Found:
     kept = f"{share(row.resident_bytes, row.dataset.size_bytes)} of {row.dataset.uri} is here" if row else ""
     cold = row is not None and (not row.epochs or row.epochs[-1].number == 0)
     even = usual >= EVEN * best
+    fill = f"fill the cache before the job: cachesvc prefetch {found.uri}"
     if cold and even:
-        return (
-            "full link",
-            "waits for the source, which gives no more",
-            [rate, kept],
-            f"fill the cache before the job: cachesvc prefetch {found.uri}; nodes that share: --cluster",
-        )
-    if cold:
-        return (
-            "cold cache",
-            "waits for the source in its first epoch",
-            [rate, kept],
-            f"fill the cache before the job: cachesvc prefetch {found.uri}",
-        )
+        says = "waits for the source, which gives no more"
+        return "full link", says, [rate, kept], f"{fill}; nodes that share: --cluster"
     missing = found.missing_bytes
-    if missing and even and row is not None:
+    if cold or not missing:
+        says = (
+            "waits for the source in its first epoch" if cold else "waits for extents that are not here yet"
+        )
+        return "cold cache", says, [rate, kept], fill
+    if even and row is not None:
         hits = f"hit rate {share(row.hit_rate, 1)}, at most {share(row.bound, 1)} with this cache"
         return (
             "small cache",
@@ -197,18 +192,11 @@ def _source(found: Situation, _: str) -> _Found:
             [hits, rate],
             f"give the cache {size(missing)} more (--ram, --nvme), which keeps all of it; or --cluster",
         )
-    if missing:
-        return (
-            "small window",
-            "waits for the source, which is read in bursts",
-            [rate, kept],
-            "a larger window= in the DataLoader fetches further ahead, so that the source is read evenly",
-        )
     return (
-        "cold cache",
-        "waits for extents that are not here yet",
+        "small window",
+        "waits for the source, which is read in bursts",
         [rate, kept],
-        f"fill the cache before the job: cachesvc prefetch {found.uri}",
+        "a larger window= in the DataLoader fetches further ahead, so that the source is read evenly",
     )
 
 

@@ -364,14 +364,5 @@ def skew(endpoint: str, date: str, now_s: float) -> Finding:
 
 def _held_bytes(path: str) -> int:
     """Return the bytes of the extents below a directory, which count as free for its budget."""
-    total, pending = 0, [f"{path}/{NAME}/v1/extents"]
-    while pending:
-        try:
-            entries = list(os.scandir(pending.pop()))
-        except OSError:
-            continue
-        pending += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-        total += sum(
-            e.stat(follow_symlinks=False).st_size for e in entries if e.is_file(follow_symlinks=False)
-        )
-    return total
+    found = (each.lstat() for each in Path(path, NAME, "v1", "extents").rglob("*"))
+    return sum(each.st_size for each in found if stat.S_ISREG(each.st_mode))

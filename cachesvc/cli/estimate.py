@@ -82,7 +82,7 @@ def forecast(size_bytes: int, samples: int, cluster: Cluster, shared: bool = Fal
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @options.dataset
 @click.option(
     "--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Nodes of the job."

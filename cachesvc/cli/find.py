@@ -12,7 +12,7 @@ from cachesvc.core.safe_text import printable
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @click.argument("expression")
 @options.dataset
 @click.option("--count", is_flag=True, help="Print only how many match.")

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from cachesvc import config
 from cachesvc.cluster.addresses import split_address
@@ -94,6 +93,11 @@ def _memory(text: str) -> int:
     if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?", part) is None or not 0 < float(part) <= 100:
         raise InvalidInput(f"{text!r} is not a part of the memory; write 1% to 100%")
     return int(allowed_bytes() * float(part) / 100)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The names of `NAME,...`."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 RAM = Parsed("size", _memory)
@@ -197,41 +201,26 @@ loudness = (
 """Options of verbs whose process ends with its answer."""
 
 
-class _Known(_Param):
-    """A URI, or the id of a dataset; Tab offers the datasets that the daemon knows."""
+def known_uris(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the URIs of the datasets that the daemon knows and that begin so, for Tab; none where no daemon answers."""
+    from cachesvc.client.control import Control
+    from cachesvc.core.errors import CacheError
 
-    name = "text"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the URIs that begin so; none where no daemon answers."""
-        from cachesvc.client.control import Control
-        from cachesvc.core.errors import CacheError
-
-        try:
-            with Control(ctx.params.get("socket")) as control:
-                uris = sorted({row.dataset.uri for row in control.list()})
-        except CacheError:
-            return []
-        return [CompletionItem(uri) for uri in uris if uri.startswith(incomplete)]
+    try:
+        with Control(context.params.get("socket")) as control:
+            uris = {row.dataset.uri for row in control.list()}
+    except CacheError:
+        return []
+    return sorted(uri for uri in uris if uri.startswith(incomplete))
 
 
-class _Format(_Param):
-    """The name of a format, which the opening checks; Tab offers all."""
+def _formats(_context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of formats that begin so, for Tab. The opening checks what is given."""
+    from cachesvc.catalog.formats.all_formats import FORMATS
 
-    name = "text"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the names that begin so."""
-        from cachesvc.catalog.formats.all_formats import FORMATS
-
-        return [CompletionItem(name) for name in FORMATS if name.startswith(incomplete)]
+    return [name for name in FORMATS if name.startswith(incomplete)]
 
 
-KNOWN = _Known()
 split = click.option(
     "--split",
     default="",
@@ -240,7 +229,7 @@ split = click.option(
 dataset = _together(
     click.option(
         "--format",
-        type=_Format(),
+        shell_complete=_formats,
         default="",
         help="files, objects, whole, images, webdataset, mds, litdata, parquet, arrow, jsonl, csv, text, "
         "documents, tfrecord, records or tokens; inferred unless given.",
@@ -256,8 +245,9 @@ dataset = _together(
     split,
     click.option(
         "--fields",
+        type=Parsed("name,...", _names),
         metavar="NAME,...",
-        default="",
+        default=(),
         help="Fetch these fields alone (parquet), as open_dataset(fields=) does.",
     ),
     click.option(
@@ -280,7 +270,7 @@ def dataset_options(given: dict[str, Any]) -> Options:
     """Return the catalog's options from a verb's arguments. The extent size is the daemon's."""
     from cachesvc.catalog.options import Options, fields_text
 
-    names = [name.strip() for name in given.pop("fields").split(",") if name.strip()]
+    names = given.pop("fields")
     return Options(extent_bytes=0, fields=fields_text(names) if names else "", **given)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("uris", nargs=-1, metavar="[URI|ID]...", type=options.KNOWN)
+@click.argument("uris", nargs=-1, metavar="[URI|ID]...", shell_complete=options.known_uris)
 @options.dataset
 @click.option("--together", is_flag=True, help="All URIs are one dataset, as in open_dataset([...]).")
 @click.option("--refresh", is_flag=True, help="List the source anew instead of trusting a recent listing.")

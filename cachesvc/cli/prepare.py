@@ -48,15 +48,13 @@ def prepare(
     """
     if importlib.util.find_spec("torch") is None:
         raise InvalidInput(f"torch missing: {install('torch')}")
-    fields = [field.strip() for field in given.pop("fields").split(",") if field.strip()]
     count = workers or len(os.sched_getaffinity(0))
     job = {
         "uri": resolve.absolute_uri(uri),
         "function": function,
         "name": name,
         "workers": 0 if dry_run else count,
-        "given": {key: value for key, value in given.items() if value}
-        | ({"fields": fields} if fields else {}),
+        "given": {key: value for key, value in given.items() if value},
     }
     target = f"{uri} by {function}"
     with Control(socket) as control, rows_of("loader.prepare_ahead", job, control.directory) as rows:

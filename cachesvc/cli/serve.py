@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
@@ -19,18 +19,18 @@ from cachesvc.system.memory import allowed_bytes
 SERVER_MODULES = ("grpc_health", "grpc_reflection", "prometheus_client")
 
 
-_OF_CLUSTER = (
-    "node_name",
-    "advertise",
-    "zone",
-    "domain",
-    "rejoin_grace",
-    "cluster_wait",
-    "peer_bandwidth",
-    "compare_peers",
-    "tls_name",
-)
-"""Options that need --cluster."""
+_OF_CLUSTER = {
+    "node_name": "node_name",
+    "advertise": "advertise",
+    "zone": "zone",
+    "domain": "by_zone",
+    "rejoin_grace": "rejoin_grace_s",
+    "cluster_wait": "wait_s",
+    "peer_bandwidth": "bytes_per_s",
+    "compare_peers": "compared_share",
+    "tls_name": "tls_name",
+}
+"""Options that need --cluster, and the fields of `ClusterSettings` that they set."""
 GROUPS = {
     "Memory and disks": (
         "ram",
@@ -77,8 +77,11 @@ class ServeCommand(config_file.ConfiguredCommand):
     """The command, whose help lists its options by group."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options."""
-        write_groups(self, ctx, formatter, GROUPS, DEFAULTS)
+        """Write the options by group; others come last."""
+        left = {str(each.name): each for each in self.get_params(ctx)}
+        for title, names in GROUPS.items():
+            _write(title, [left.pop(name) for name in names], ctx, formatter)
+        _write("Other", list(left.values()), ctx, formatter)
 
 
 @click.command(cls=ServeCommand, epilog=EXAMPLES)
@@ -247,68 +250,27 @@ def settings_of(**options: Any) -> config.Settings:
     return settings
 
 
-def _member(
-    members: str,
-    node_name: str = "",
-    advertise: str = "",
-    zone: str = "",
-    domain: str = "zone",
-    rejoin_grace: float = config.REJOIN_GRACE_S,
-    cluster_wait: float = config.CLUSTER_WAIT_S,
-    peer_bandwidth: int = 0,
-    compare_peers: float | None = None,
-    tls_name: str = "",
-) -> config.ClusterSettings:
-    name = node_name or config.default_node_name()
-    return config.ClusterSettings(
-        members=members,
-        node_name=name,
-        advertise=advertise or f"{name}:{config.PEER_PORT}",
-        zone=zone,
-        by_zone=domain != "none",
-        rejoin_grace_s=rejoin_grace,
-        wait_s=cluster_wait,
-        bytes_per_s=peer_bandwidth,
-        tls_name=tls_name,
-        compared_share=compare_peers,
-    )
-
-
-def write_groups(
-    command: click.Command,
-    ctx: click.Context,
-    formatter: click.HelpFormatter,
-    groups: Mapping[str, Sequence[str]],
-    shown: Mapping[str, Callable[..., str]],
-) -> None:
-    """Write the options of a command by group, named as parameters; others come last. `shown` formats defaults of
-    `config.Settings`, by field."""
-    left = {str(each.name): each for each in command.get_params(ctx)}
-    for title, names in groups.items():
-        _write(title, [left.pop(name) for name in names if name in left], ctx, formatter, shown)
-    _write("Other", list(left.values()), ctx, formatter, shown)
+def _member(members: str, **options: Any) -> config.ClusterSettings:
+    given = {_OF_CLUSTER[name]: value for name, value in options.items()}
+    name = given.pop("node_name", "") or config.default_node_name()
+    advertise = given.pop("advertise", "") or f"{name}:{config.PEER_PORT}"
+    by_zone = given.pop("by_zone", "zone") != "none"
+    return config.ClusterSettings(members, name, advertise, by_zone=by_zone, **given)
 
 
 def _write(
-    title: str,
-    options: Sequence[click.Parameter],
-    ctx: click.Context,
-    formatter: click.HelpFormatter,
-    shown: Mapping[str, Callable[..., str]],
+    title: str, options: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    records = [(each, each.get_help_record(ctx)) for each in options]
-    rows = [
-        (record[0], _with_default(str(each.name), record[1], shown)) for each, record in records if record
-    ]
-    if rows:
+    records = [(str(each.name), each.get_help_record(ctx)) for each in options]
+    if rows := [(record[0], _with_default(name, record[1])) for name, record in records if record]:
         with formatter.section(title):
             formatter.write_dl(rows)
 
 
-def _with_default(name: str, text: str, shown: Mapping[str, Callable[..., str]]) -> str:
+def _with_default(name: str, text: str) -> str:
     """Add the default of a setting, which is written in `config.Settings` alone."""
-    if name not in shown or "[default" in text:
+    if name not in DEFAULTS or "[default" in text:
         return text
     field = next(each for each in fields(config.Settings) if each.name == name)
     value = field.default_factory() if callable(field.default_factory) else field.default
-    return f"{text}  [default: {shown[name](value)}]"
+    return f"{text}  [default: {DEFAULTS[name](value)}]"

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import struct
 from contextlib import closing
 
 import click
@@ -15,6 +14,7 @@ from cachesvc.cli import options, output
 from cachesvc.client.control import find_daemon, no_answer
 from cachesvc.config import GRANTS_SOCKET, default_socket_dir
 from cachesvc.core.errors import DaemonUnavailable, DeadlineExceeded, NotAllowed
+from cachesvc.daemon.unix_sockets import peer_process
 
 STOP_S = 30.0
 """Timeout of the shutdown, which waits for fills that are being committed."""
@@ -64,7 +64,7 @@ def _listener(path: str) -> int:
             probe.connect(path)
         except OSError as error:
             raise no_answer(path, error) from None
-        pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, _ = peer_process(probe)
     if not pid:
         raise NotAllowed(f"the daemon at {path} runs in another PID namespace; end it there")
-    return int(pid)
+    return pid

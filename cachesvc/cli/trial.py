@@ -89,9 +89,7 @@ def trial(
     name, allowed = resolve.absolute_uri(uri), allowed_bytes()
     largest = largest_ram_bytes(allowed, footprint_bytes(default_fillers(), EXTENT_BYTES))
     ram_bytes = max(2 * EXTENT_BYTES, min(MOST_RAM, largest // 2))
-    fields = [field.strip() for field in given.pop("fields").split(",") if field.strip()]
-    given = {key: value for key, value in given.items() if value not in ("", 0, "raise")}
-    given |= {"fields": fields} if fields else {}
+    given = {key: value for key, value in given.items() if value not in ("", 0, (), "raise")}
     with (
         tempfile.TemporaryDirectory(prefix="cachesvc-try-") as folder,
         signal_handlers(ENDING, lambda number, _: sys.exit(128 + number)),

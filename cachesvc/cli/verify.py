@@ -14,7 +14,7 @@ from cachesvc.core.model import DatasetId
 
 
 @click.command()
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @options.dataset
 @options.daemon
 def verify(name: str, socket: str | None, json: bool, **given: Any) -> int:

@@ -29,7 +29,7 @@ _TERM = """\
 
 
 @click.command("where")
-@click.argument("name", metavar="URI|ID", type=options.KNOWN)
+@click.argument("name", metavar="URI|ID", shell_complete=options.known_uris)
 @click.option("--nodes", type=click.IntRange(1), help="Only the N nodes that hold most.", metavar="N")
 @click.option("--slurm", is_flag=True, help="Print the nodes as a host list for `sbatch --nodelist`.")
 @click.option("--affinity", is_flag=True, help="Print a nodeAffinity that prefers the nodes, for a pod.")

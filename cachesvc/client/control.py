@@ -52,12 +52,7 @@ class DatasetInfo:
     """A dataset version as the daemon resolved it."""
 
     id: DatasetId
-    uri: str
-    format: str
-    samples: int
-    extents: int
-    size_bytes: int
-    stored_bytes: int
+    dataset: pb.Dataset
     notes: tuple[str, ...] = ()
     stale: str = ""
     """The warning where the source is down, and this is the version that was opened last; "" otherwise."""
@@ -136,7 +131,8 @@ class Control:
         request = self._pb.OpenDatasetRequest(uris=uris, options=wanted, version=version, refresh=refresh)
         for reply in self._stream(self._stub.OpenDataset, request):
             if reply.HasField("dataset"):
-                return _info(reply)
+                of_source = tuple(reply.notes), reply.stale, tuple(reply.kept)
+                return DatasetInfo(DatasetId(reply.dataset.id), reply.dataset, *of_source)
             if progress is not None:
                 progress(reply.indexed_bytes, reply.total_bytes)
         raise CacheError("the daemon ended OpenDataset without an answer; see its log")
@@ -337,22 +333,6 @@ def _unavailable(path: str) -> CacheError:
         except OSError as error:
             return no_answer(path, error)
     return DaemonUnavailable(f"the daemon at {path} broke the connection; try again, and see its log")
-
-
-def _info(reply: pb.OpenDatasetReply) -> DatasetInfo:
-    dataset = reply.dataset
-    return DatasetInfo(
-        DatasetId(dataset.id),
-        dataset.uri,
-        dataset.format,
-        dataset.samples,
-        dataset.extents,
-        dataset.size_bytes,
-        dataset.stored_bytes,
-        tuple(reply.notes),
-        reply.stale,
-        tuple(reply.kept),
-    )
 
 
 def answers(directory: str) -> bool:

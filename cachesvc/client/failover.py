@@ -29,6 +29,7 @@ class FailoverGrants:
     ) -> None:
         """`upgrading` tells whether the primary will be back in a moment: then there is no fallback."""
         self._primary, self._fallback, self._upgrading = primary, fallback, upgrading
+        self.passed = primary.passed
         self._lock = threading.Lock()
         self._from_fallback: dict[int, int] = {}
         """Leases by extent."""
@@ -82,10 +83,6 @@ class FailoverGrants:
             self._fallback.release(from_fallback)
         self._primary.release([extent for extent in extents if extent not in set(from_fallback)])
 
-    def passed(self, step: int) -> None:
-        """See `Grants`."""
-        self._primary.passed(step)
-
     def close(self) -> None:
         """See `Grants`."""
         self._primary.close()
@@ -136,7 +133,6 @@ class FailoverGrants:
 
 
 WARN_AFTER_S = 5.0
-_log = logging.getLogger("cachesvc")
 
 
 class RoomWait:

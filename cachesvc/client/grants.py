@@ -29,6 +29,7 @@ from cachesvc.core.model import DatasetId
 from cachesvc.core.order.epoch_order import Plan
 from cachesvc.core.stalls import StallReport
 from cachesvc.core.wire import Message, Op
+from cachesvc.system.descriptors import closing_fd
 
 
 class DaemonGrants:
@@ -205,11 +206,8 @@ class DaemonGrants:
 
     def open_catalog(self) -> Catalog:
         """Map the dataset's catalog. Raises as `connect`."""
-        fd = self.catalog()
-        try:
+        with closing_fd(self.catalog()) as fd:
             return Catalog.open(f"/proc/self/fd/{fd}")
-        finally:
-            os.close(fd)
 
     def close(self) -> None:
         """End every lease and the claim on the dataset, for good: a thread that waits for an extent raises CacheError."""
@@ -267,11 +265,9 @@ class DaemonGrants:
                     raise OutOfSpace(
                         f"no memory or descriptor for a plan ({error.strerror}); see ulimit -n"
                     ) from None
-                try:
+                with closing_fd(memory):
                     text = wire.LOCAL if self._plan.local else ""
                     self._connection.send([Message(Op.PLAN, rows, more, text=text)], memory)
-                finally:
-                    os.close(memory)
             self._plan_sent = True
 
     def _greet(self, connection: Connection) -> None:

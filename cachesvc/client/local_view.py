@@ -21,6 +21,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import stat_from_server
 from cachesvc.sources.files import FilesSource, etag_of, under
 from cachesvc.sources.uri import canonical, expanded, local_path
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.tiers.mounts import all_mounts
 
 MAX_LISTED = 4096
@@ -140,8 +141,6 @@ def _differs(path: str, version: ObjectVersion) -> bool:
         return True
     except OSError:
         return False
-    try:
+    with closing_fd(file):
         status = stat_from_server(file)
-    finally:
-        os.close(file)
     return status.st_size != version.size_bytes or etag_of(status) != version.etag

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.options import Options
 from cachesvc.client import local_view
 from cachesvc.client.control import Control
@@ -79,7 +79,8 @@ def open_by_policy(
             )
             if opened is None or not local:
                 return opened
-            differs = local_view.difference(uris, options, _catalog(opened))
+            with closing(DaemonGrants(opened.directory, opened.id)) as grants:
+                differs = local_view.difference(uris, options, grants.open_catalog())
             if not differs:
                 return opened
     except NotFound as error:
@@ -103,14 +104,6 @@ def open_by_policy(
         f"this process and the daemon see different files at {_folder(uris[0])} (the first: {differs}): mount the same "
         "folder for both, or set CACHESVC=off to read what this process sees"
     )
-
-
-def _catalog(opened: Opened) -> Catalog:
-    grants = DaemonGrants(opened.directory, opened.id)
-    try:
-        return grants.open_catalog()
-    finally:
-        grants.close()
 
 
 def _folder(uri: str) -> str:

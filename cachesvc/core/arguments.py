@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -38,6 +38,12 @@ def flag(name: str, given: Any) -> bool:
     if isinstance(given, (bool, int, np.bool_)) and given in (0, 1):
         return bool(given)
     raise InvalidInput(f"{name}={_short(given)}: give True or False")
+
+
+def one_of(name: str, given: Any, choices: Collection[object], none: str = "") -> None:
+    """Raise InvalidInput for an argument that is none of the choices. `none`: the error's end where None is allowed too."""
+    if given not in choices and not (none and given is None):
+        raise InvalidInput(f"{name}={_short(given)}: give one of {', '.join(map(repr, choices))}{none}")
 
 
 def share(name: str, given: Any) -> float:

@@ -6,6 +6,9 @@ chosen from it in `daemon/statuses.py` alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from cachesvc.core.safe_text import redacted
 
 INTERRUPTED = 130
@@ -23,6 +26,25 @@ class CacheError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+class translating:
+    """Context manager that raises what `translate` makes of a foreign error of its body. Typed errors pass, also those that
+    are OSErrors. A class, since a generator would cost each grant as much as the rest of `RamTier.open`."""
+
+    __slots__ = ("_kinds", "_translate")
+
+    def __init__(
+        self, kinds: type[Exception] | tuple[type[Exception], ...], translate: Callable[[Any], CacheError]
+    ) -> None:
+        self._kinds, self._translate = kinds, translate
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, self._kinds) and not isinstance(error, CacheError):
+            raise self._translate(error) from error
 
 
 class InvalidInput(CacheError, ValueError):

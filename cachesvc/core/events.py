@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from cachesvc.core.commands import Grant
 from cachesvc.core.errors import TierFailed
@@ -19,8 +18,14 @@ from cachesvc.core.model import DatasetId, ExtentId, ReaderId, SourceExtent, Tie
 from cachesvc.core.placement.view import View
 
 
+class Event:
+    """One of the events below."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class DatasetDeclared:
+class DatasetDeclared(Event):
     """A job claims a dataset: (extent, size_bytes) in catalog order. Several jobs may claim one.
 
     At most `quota_bytes` of it are kept, and at most `user_quota_bytes` of all datasets that the same `user` (a uid; -1:
@@ -45,14 +50,14 @@ class DatasetDeclared:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(Event):
     """A job ends, and its claims and plans with it. Its extents stay, as undeclared ones."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Event):
     """A rank declares its order: rows of (extent, first_step, last_step), sorted by first_step. It replaces the plan of the
     same number.
 
@@ -73,14 +78,14 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEnded:
+class PlanEnded(Event):
     """A rank gave its order up or finished it."""
 
     plan: int
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Event):
     """A rank has consumed everything before `step` of its plan."""
 
     plan: int
@@ -88,7 +93,7 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetched:
+class Prefetched(Event):
     """A job asks for all of a dataset that it declared, as far as it can be kept. See `Node.progress`."""
 
     job: int
@@ -96,7 +101,7 @@ class Prefetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
+class Demanded(Event):
     """A reader needs an extent. The answer is exactly one `Grant`, `Refuse` or `Fail`, unless the reader disconnects.
 
     `wait=False` is answered at once and starts nothing: `Grant` when resident, else `Refuse`. `size_bytes` is needed only
@@ -113,7 +118,7 @@ class Demanded:
 
 
 @dataclass(frozen=True, slots=True)
-class NotGranted:
+class NotGranted(Event):
     """A `Grant` could not be handed over, or its bytes are wrong: the lease ends, and the grant does not count. The
     answer is `Refuse`. With `again`, the demand is handled again instead."""
 
@@ -122,7 +127,7 @@ class NotGranted:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class Released(Event):
     """A reader releases an extent: its hold from before the restart, or else one lease."""
 
     reader: ReaderId
@@ -130,14 +135,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderGone:
+class ReaderGone(Event):
     """A reader's connection ended, and its leases, waits and holds with it."""
 
     reader: ReaderId
 
 
 @dataclass(frozen=True, slots=True)
-class HoldReported:
+class HoldReported(Event):
     """A reader reports that it still maps an extent from before the daemon's restart. Its bytes count against the RAM
     budget, once for each extent. `size_bytes` 0 (a file): only its release is expected.
 
@@ -152,7 +157,7 @@ class HoldReported:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(Event):
     """A fill is complete and its bytes are verified. `from_peer`: another node gave them, not the source. `code` (an
     `errors.py` code; 0: complete) and `message`: the permanent error of the first object that is missing in it."""
 
@@ -164,7 +169,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class FillFailed:
+class FillFailed(Event):
     """A fill ended without the bytes, and its reservation ends. `code` is an `errors.py` code.
 
     `retry`: the cause may be temporary (a source that throttles, a full disk), so another attempt makes sense.
@@ -178,7 +183,7 @@ class FillFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Event):
     """An NVMe copy became durable. Before this it may be granted, but not evicted."""
 
     extent: ExtentId
@@ -186,7 +191,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFailed:
+class CommitFailed(Event):
     """An NVMe copy could not be made durable: it is recalled, and evicted as soon as its leases end. The written bytes
     may be lost although the file can still be read."""
 
@@ -197,7 +202,7 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(Event):
     """The executor removed a copy; only now are its bytes free."""
 
     extent: ExtentId
@@ -205,7 +210,7 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Event):
     """A tier reports what it held at start: every committed extent and its size in bytes, oldest first."""
 
     tier: TierName
@@ -213,7 +218,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(Event):
     """An operator pins a declared dataset: what is resident of it, and what is kept later, stays until `Unpinned`. From
     here on it counts for this `user`, within these quotas (see `DatasetDeclared`), or all of it where there are none.
 
@@ -228,7 +233,7 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotasChanged:
+class QuotasChanged(Event):
     """A declared dataset has other quotas: `quota_bytes` of it are kept, and of all that a user was the first to claim, or
     pinned, what `of_users` says; None: no quota. The pin of an operator stays without any. It takes several `Tick`s."""
 
@@ -238,14 +243,14 @@ class QuotasChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpinned:
+class Unpinned(Event):
     """An operator ends a pin. For a large dataset that takes several `Tick`s; `Claims.settled` says when it is done."""
 
     dataset: DatasetId
 
 
 @dataclass(frozen=True, slots=True)
-class EvictAsked:
+class EvictAsked(Event):
     """An operator evicts a dataset: its extents that are neither leased nor pinned. A large one is evicted a few extents at
     each `Tick`; `Claims.evicted` says when that is done.
 
@@ -257,7 +262,7 @@ class EvictAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrupt:
+class Corrupt(Event):
     """A copy failed its checksums: it is never granted again, evicted once idle, and filled again if wanted."""
 
     extent: ExtentId
@@ -265,7 +270,7 @@ class Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class FillAgain:
+class FillAgain(Event):
     """Objects that are missing in a copy may be there by now: it is never granted again, evicted once idle, and filled
     again if wanted."""
 
@@ -274,7 +279,7 @@ class FillAgain:
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
+class Stalled(Event):
     """A tier has not answered for seconds, or answers again. Meanwhile nothing is filled into it. Comes before the
     `FillFailed` of its fills under way."""
 
@@ -283,21 +288,21 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
-class TierLost:
+class TierLost(Event):
     """A tier answers with errors: nothing is reserved in it or granted from it until `TierBack`."""
 
     tier: TierName
 
 
 @dataclass(frozen=True, slots=True)
-class TierBack:
+class TierBack(Event):
     """A lost tier works again, with the copies that it held."""
 
     tier: TierName
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class Renewed(Event):
     """A lost tier has another directory, with these extents. Its copies are gone, except for files that readers have open.
     Comes before `TierBack`, once the fills and commits that were under way are answered; evictions are not answered any
     more."""
@@ -307,7 +312,7 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
-class Resized:
+class Resized(Event):
     """A tier's budget changed: other files on its disk took room, or freed it."""
 
     tier: TierName
@@ -315,7 +320,7 @@ class Resized:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Event):
     """The check that `Verify` asked for ended: the bytes are right, or could not be read. For wrong bytes, `Corrupt` comes
     before this. `looked`: the bytes were read."""
 
@@ -325,7 +330,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewChanged:
+class ViewChanged(Event):
     """The members of the cluster changed. Where the claimed data does not fit this node, only extents that it owns are
     kept."""
 
@@ -333,7 +338,7 @@ class ViewChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerWants:
+class PeerWants(Event):
     """Another node wants an extent that no node holds, and this node owns it. Where this node keeps it, it fetches it now,
     and the other one reads it from here. `Node.will_keep` tells whether it does. `without_source`: the other node cannot
     read the source, so this node fetches whatever it has claimed and has room for."""
@@ -343,7 +348,7 @@ class PeerWants:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparerJoined:
+class PreparerJoined(Event):
     """A process offers to prepare extents of a dataset, one at a time: a new one, or one that made no progress before.
     `ReaderGone` ends the offer."""
 
@@ -352,50 +357,12 @@ class PreparerJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparerStalled:
+class PreparerStalled(Event):
     """A preparer makes no progress, and gets no work until it joins again. Comes before the `FillFailed` of its fill."""
 
     preparer: ReaderId
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event):
     """Time passed. Owed when `Node.next_deadline()` is reached."""
-
-
-Event: TypeAlias = (
-    DatasetDeclared
-    | JobEnded
-    | Planned
-    | PlanEnded
-    | Passed
-    | Prefetched
-    | Demanded
-    | NotGranted
-    | Released
-    | ReaderGone
-    | HoldReported
-    | Filled
-    | FillFailed
-    | Committed
-    | CommitFailed
-    | Evicted
-    | Recovered
-    | Pinned
-    | QuotasChanged
-    | Unpinned
-    | EvictAsked
-    | Corrupt
-    | FillAgain
-    | Stalled
-    | TierLost
-    | TierBack
-    | Renewed
-    | Resized
-    | Verified
-    | ViewChanged
-    | PeerWants
-    | PreparerJoined
-    | PreparerStalled
-    | Tick
-)

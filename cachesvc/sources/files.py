@@ -26,11 +26,13 @@ from cachesvc.core.errors import (
     NotFound,
     SourceChanged,
     SourceUnavailable,
+    translating,
 )
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.file_attributes import Attributes, stat_from_server
 from cachesvc.sources.ignored import is_ignored_folder, is_named_folder
-from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
+from cachesvc.system.descriptors import closing_fd
 
 SCHEME = "file://"
 _MAX_READ_BYTES = 1 << 30
@@ -40,7 +42,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSource:
+class FilesSource(Source):
     """A `Source` of `file:///absolute/path` and plain absolute paths.
 
     `roots`: the real paths that may be read; empty allows all. A file must lie under the same root as its URI, judged by
@@ -55,78 +57,53 @@ class FilesSource:
         """Yield the regular files below a folder, sorted by path bytes, or the file that the prefix names. Raises NotFound,
         NotAllowed, InvalidInput."""
         path = path_of(prefix)
-        try:
-            file = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            try:
-                self._check(file, prefix)
-                found = os.fstat(file)
+        with self._translating(prefix):
+            with self._place(path, prefix) as (file, found):
                 if stat.S_ISREG(found.st_mode):
                     yield _version(path, found)
                     return
                 folder = os.open(".", _FOLDER, dir_fd=file)
-            finally:
-                os.close(file)
             yield from self._list_folder(folder, path.rstrip("/") or "/", ())
-        except CacheError:
-            raise
-        except OSError as error:
-            raise self._translated(error, prefix) from error
 
     def head(self, uri: str) -> ObjectVersion:
         """Return the file's size and version. Raises NotFound, NotAllowed."""
         path = path_of(uri)
-        try:
-            file = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            try:
-                self._check(file, uri)
-                found = os.fstat(file)
-            finally:
-                os.close(file)
-        except CacheError:
-            raise
-        except OSError as error:
-            raise self._translated(error, uri) from error
-        if not stat.S_ISREG(found.st_mode):
-            raise NotFound(f"{uri} is not a regular file")
+        with self._translating(uri), self._place(path, uri) as (_, found):
+            if not stat.S_ISREG(found.st_mode):
+                raise NotFound(f"{uri} is not a regular file")
         return _version(path, found)
+
+    @contextmanager
+    def _place(self, path: str, uri: str) -> Iterator[tuple[int, os.stat_result]]:
+        """Open a file or folder without its content; yield the descriptor and the attributes."""
+        with closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC)) as file:
+            self._check(file, uri)
+            yield file, os.fstat(file)
 
     def read_into(
         self, version: ObjectVersion, offset: int, into: memoryview, received: OnReceived = ignore_received
     ) -> None:
         """Read a range; check the version on the open file before and after."""
-        try:
+        with self._translating(version.uri):
             try:
                 self._read(version, offset, into)
             except OSError as error:
                 if error.errno != errno.ESTALE:
                     raise
                 self._read(version, offset, into)  # replaced on the server: opens the new file
-        except CacheError:
-            raise
-        except OSError as error:
-            raise self._translated(error, version.uri) from error
-
-    def checker(self, version: ObjectVersion) -> None:
-        """Return None: file systems state no checksums."""
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
 
     def _read(self, version: ObjectVersion, offset: int, into: memoryview) -> None:
         # Without O_NONBLOCK, opening a FIFO waits for its writer.
-        file = os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with closing_fd(os.open(path_of(version.uri), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
             self._check(file, version.uri)
             _unchanged(os.fstat(file), version)
             _read(file, offset, into, version)
             _unchanged(stat_from_server(file), version)
-        finally:
-            os.close(file)
 
     def _list_folder(self, folder: int, path: str, above: tuple[str, ...]) -> Iterator[ObjectVersion]:
         """Yield the files below an open folder, then close it. Lookups are relative to the descriptor: replacing a link
         above the folder must not lead the listing elsewhere."""
-        try:
+        with closing_fd(folder):
             self.heartbeat()
             real = _path_of_fd(folder)
             if real in above:  # a link to a folder above: it would never end
@@ -138,7 +115,7 @@ class FilesSource:
             above = (*above, real)
             if not under(real, above[:1]) or not self._inside(real, path):
                 raise _outside(path)
-            with self._naming_folder(path), os.scandir(folder) as entries:
+            with self._translating(SCHEME + path), os.scandir(folder) as entries:
                 named = sorted(self._entries(entries, folder, path, above[0]), key=lambda each: each[0])
             for key, name, target in named:
                 here = os.path.join(path, name)
@@ -163,8 +140,6 @@ class FilesSource:
                     yield from self._list_folder(inner, here, above)
                 elif found and stat.S_ISREG(found.st_mode) and not name.startswith(".nfs"):
                     yield _version(_utf8(here), found)
-        finally:
-            os.close(folder)
 
     def _entries(
         self, entries: Iterable[os.DirEntry[str]], folder: int, path: str, root: str
@@ -183,13 +158,8 @@ class FilesSource:
             # "a-b" sorts before "a/b", so a folder's key ends with its slash.
             yield os.fsencode(entry.name) + b"/" * is_folder, entry.name, target
 
-    @contextmanager
-    def _naming_folder(self, path: str) -> Iterator[None]:
-        """Translate errors of the body to ones that name this folder, not the listed root."""
-        try:
-            yield
-        except OSError as error:
-            raise self._translated(error, SCHEME + path) from error
+    def _translating(self, uri: str) -> translating:
+        return translating(OSError, lambda error: self._translated(error, uri))
 
     def _target(self, name: str, folder: int, path: str, root: str) -> os.stat_result | None:
         """Return the attributes of a link's target; None for a dangling link, a cycle of links, or a target outside."""
@@ -201,11 +171,9 @@ class FilesSource:
             if error.errno != errno.ELOOP and under(_real(path), (root,)) and not is_ignored_folder(name):
                 raise self._translated(error, SCHEME + path) from error
             return None
-        try:
+        with closing_fd(file):
             real = _path_of_fd(file)
             return os.fstat(file) if under(real, (root,)) and self._inside(real, path) else None
-        finally:
-            os.close(file)
 
     def _check(self, opened: int, uri: str) -> None:
         if self.roots and not self._inside(_path_of_fd(opened), path_of(uri)):

@@ -14,6 +14,7 @@ class MappedSource:
 
     def __init__(self, source: Source, prefix: str, target: str) -> None:
         self._source, self._prefix, self._target = source, prefix, target
+        self.close = source.close
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """List the other source, with URIs of this one."""
@@ -32,10 +33,6 @@ class MappedSource:
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return the other source's checker."""
         return self._source.checker(self._placed(version))
-
-    def close(self) -> None:
-        """Close the other source."""
-        self._source.close()
 
     def _moved(self, uri: str) -> str:
         return self._target + uri.removeprefix(self._prefix.removesuffix("/")).removeprefix("/")

@@ -62,16 +62,11 @@ def _opened(
     elif not mark or scheme == "file":
         backend = WatchedSource(FilesSource(settings.roots, watch.heartbeat), watch)
     elif scheme == "s3":
-        from cachesvc.sources.s3.s3 import (  # boto3 takes 9 MB and 0.2 s, and a trainer seldom needs it
-            S3Settings,
-            open_s3,
+        from cachesvc.sources.s3.s3 import (
+            open_s3,  # boto3 takes 9 MB and 0.2 s, and a trainer seldom needs it
         )
 
-        backend = storage = open_s3(
-            S3Settings(
-                section.endpoint, section.region, section.profile, section.requester_pays, section.anonymous
-            )
-        )
+        backend = storage = open_s3(section)
         endpoint = storage.endpoint
     elif scheme in ("http", "https"):
         from cachesvc.sources.web.files import WebSource

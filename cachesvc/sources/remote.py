@@ -21,13 +21,14 @@ from cachesvc.core.errors import (
     NotFound,
     SourceChanged,
     SourceUnavailable,
+    translating,
 )
 from cachesvc.core.limits import DRIVER_CALL_S, DRIVER_LIST_S
 from cachesvc.core.model import ObjectVersion
 from cachesvc.core.safe_text import redacted
 from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.sources.s3.responses import RepeatedFaults, check_encoding, encoding_of, same_tag
-from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
 
 log = logging.getLogger(__name__)
 _VERSION_KEYS = (
@@ -54,7 +55,7 @@ _MOST_CALLS = 128
 _T = TypeVar("_T")
 
 
-class FsspecSource:
+class FsspecSource(Source):
     """A `Source` over one fsspec file system, for example of `gs://`, `az://`, `memory://`.
 
     A version is what the driver states as one: an entity tag, checksum or modification time in `info`, or its `modified` or
@@ -74,16 +75,12 @@ class FsspecSource:
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """Yield every file below `prefix`, sorted by name, or the file that it names. Raises NotFound, and InvalidInput for
         names that are not UTF-8."""
-        try:
+        with _translating(prefix):
             self._filesystem.invalidate_cache()
             path = self._filesystem._strip_protocol(prefix)
             found = self._within(self._list_s, prefix, lambda: self._filesystem.find(path, detail=True))
             if not found and not self._within(self._call_s, prefix, lambda: self._filesystem.exists(path)):
                 raise NotFound(f"{prefix}: no such file or folder")
-        except CacheError:
-            raise
-        except Exception as error:
-            raise _translated(error, prefix) from error
         for name in sorted(found, key=_utf8):
             if found[name].get("type", "file") == "file":
                 # Drivers write names in their own way; URIs keep the prefix as it was given.
@@ -91,14 +88,10 @@ class FsspecSource:
 
     def head(self, uri: str) -> ObjectVersion:
         """Return the object's current version. Raises NotFound."""
-        try:
+        with _translating(uri):
             self._filesystem.invalidate_cache()
             path = self._filesystem._strip_protocol(uri)
             found = self._within(self._call_s, uri, lambda: self._filesystem.info(path))
-        except CacheError:
-            raise
-        except Exception as error:
-            raise _translated(error, uri) from error
         if found.get("type", "file") != "file":
             raise NotFound(f"{uri} is not a file")
         return self._version(uri, path, found)
@@ -109,16 +102,12 @@ class FsspecSource:
         """Read a range, then check that the object is still that version."""
         if not len(into):
             return
-        try:
+        with _translating(version.uri):
             path = self._filesystem._strip_protocol(version.uri)
             end = offset + len(into)
             data = self._within(
                 self._call_s, version.uri, lambda: self._filesystem.cat_file(path, start=offset, end=end)
             )
-        except CacheError:
-            raise
-        except Exception as error:
-            raise _translated(error, version.uri) from error
         now = self.head(version.uri)
         if now.size_bytes != version.size_bytes or not same_tag(now.etag, version.etag):
             raise SourceChanged(f"{version.uri} is no longer the version that was listed; open it again")
@@ -154,14 +143,9 @@ class FsspecSource:
 
     def _asked(self, uri: str, call: Callable[[], object]) -> object:
         """Return what a method of the driver says of a file; None where it is not implemented."""
-        try:
+        with _translating(uri), suppress(NotImplementedError):
             return self._within(self._call_s, uri, call)
-        except NotImplementedError:
-            return None
-        except CacheError:
-            raise
-        except Exception as error:
-            raise _translated(error, uri) from error
+        return None
 
     def _within(self, limit_s: float, uri: str, call: Callable[[], _T]) -> _T:
         """Return what a call of the driver returns. Raises what it raises, and SourceUnavailable after the limit."""
@@ -189,22 +173,15 @@ class FsspecSource:
         with suppress(Exception):  # the next call fails, too, and is tried again
             self._filesystem = type(old)(*old.storage_args, **old.storage_options, skip_instance_cache=True)
 
-    def checker(self, version: ObjectVersion) -> None:
-        """Return None: fsspec states no checksums."""
-
-    def close(self) -> None:
-        """Do nothing: fsspec owns and reuses the file system."""
-
 
 def open_fsspec(uri: str) -> FsspecSource:
     """Open the source of a URL. Raises InvalidInput when no driver for it is installed."""
-    try:
-        return FsspecSource(fsspec.core.url_to_fs(uri)[0])
-    except (ImportError, ValueError, TypeError) as error:  # TypeError: the driver needs an argument
-        reason = " ".join(str(error).split())[:200]
-        raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
-    except Exception as error:
-        raise _translated(error, uri) from error
+    with _translating(uri):
+        try:
+            return FsspecSource(fsspec.core.url_to_fs(uri)[0])
+        except (ImportError, ValueError, TypeError) as error:  # TypeError: the driver needs an argument
+            reason = " ".join(str(error).split())[:200]
+            raise InvalidInput(f"{uri}: no driver for this kind of URL ({reason})") from error
 
 
 def _states(filesystem: Any, method: str) -> bool:
@@ -226,6 +203,10 @@ def _utf8(name: str) -> bytes:
         return name.encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(f"a file name is not UTF-8: {name!a}; rename it") from error
+
+
+def _translating(uri: str) -> translating:
+    return translating(Exception, lambda error: _translated(error, uri))
 
 
 def _translated(error: Exception, uri: str) -> CacheError:

@@ -51,11 +51,11 @@ class Source(Protocol):
     def checker(self, version: ObjectVersion) -> Checker | None:
         """Return a function that compares the bytes of a whole object, read by several calls, with a checksum of the
         source; None when the source states none, or its transport detects flipped bits."""
-        ...
+        return None
 
     def close(self) -> None:
-        """Close connections and files."""
-        ...
+        """Close connections and files; nothing is held where a source does not say otherwise."""
+        return None
 
 
 class Send(Protocol):

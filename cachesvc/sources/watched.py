@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from cachesvc.core.limits import HUNG_S
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.source import Checker, OnReceived, Source, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
 
 
 class CallWatch:
@@ -61,6 +61,7 @@ class WatchedSource:
 
     def __init__(self, source: Source, calls: CallWatch) -> None:
         self._source, self._calls = source, calls
+        self.checker, self.close = source.checker, source.close
 
     def list(self, prefix: str) -> Iterator[ObjectVersion]:
         """List the source; each object is a call of its own."""
@@ -83,11 +84,3 @@ class WatchedSource:
         """Read a range of the source."""
         with self._calls.watching(version.uri):
             self._source.read_into(version, offset, into, received)
-
-    def checker(self, version: ObjectVersion) -> Checker | None:
-        """Return the source's checker."""
-        return self._source.checker(version)
-
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()

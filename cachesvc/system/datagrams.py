@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import socket
-import struct
 from contextlib import suppress
-
-_DESCRIPTOR = struct.Struct("i")
-_ROOM_FOR_ONE = socket.CMSG_LEN(_DESCRIPTOR.size)
 
 
 def send(channel: socket.socket, data: bytes, fd: int | None) -> None:
@@ -15,7 +11,7 @@ def send(channel: socket.socket, data: bytes, fd: int | None) -> None:
     if fd is None:
         channel.send(data)
     else:
-        channel.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(fd))])
+        socket.send_fds(channel, [data], [fd])
 
 
 def receive(channel: socket.socket, size_bytes: int) -> tuple[bytes, int | None]:
@@ -23,12 +19,12 @@ def receive(channel: socket.socket, size_bytes: int) -> tuple[bytes, int | None]
 
     The kernel closes further descriptors. Raises OSError.
     """
-    given = size_bytes, _ROOM_FOR_ONE, socket.MSG_CMSG_CLOEXEC
+    given = channel, size_bytes, 1, socket.MSG_CMSG_CLOEXEC
     try:
-        data, rights, _, _ = channel.recvmsg(*given)
+        data, descriptors, _, _ = socket.recv_fds(*given)
     except ConnectionResetError:  # the other side had not read all; what it sent comes after the error
-        data, rights, _, _ = channel.recvmsg(*given)
-    return data, _DESCRIPTOR.unpack(rights[0][2])[0] if rights else None
+        data, descriptors, _, _ = socket.recv_fds(*given)
+    return data, descriptors[0] if descriptors else None
 
 
 def close(channel: socket.socket) -> None:

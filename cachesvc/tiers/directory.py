@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, TierFailed
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.tiers.tier import tier_error, translated
 
 Sync = Callable[[int], None]
@@ -116,11 +117,8 @@ def lay_out(root: Path, sync: Sync) -> None:
 
 def sync_directory(directory: str | Path, sync: Sync) -> None:
     """Make the entries of a directory durable. Raises OSError."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         sync(fd)
-    finally:
-        os.close(fd)
 
 
 def _is_directory(path: Path) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.tiers.tier import translated
 
 _BYTES = 4096
@@ -74,12 +75,9 @@ def _new(directory: Path, sync: Callable[[int], None]) -> None:
     new = directory / "probe.new"
     with suppress(FileNotFoundError):
         os.unlink(new)
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with closing_fd(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
         os.write(fd, _PATTERN)
         sync(fd)
-    finally:
-        os.close(fd)
 
 
 def _read(path: Path) -> bytes:
@@ -90,9 +88,6 @@ def _read(path: Path) -> bytes:
         if error.errno != errno.EINVAL:  # a file system without direct reads
             raise
         fd = os.open(path, flags)
-    try:
-        with mmap.mmap(-1, _BYTES) as page:  # direct reads need an aligned buffer
-            os.preadv(fd, [page], 0)
-            return bytes(page)
-    finally:
-        os.close(fd)
+    with closing_fd(fd), mmap.mmap(-1, _BYTES) as page:  # direct reads need an aligned buffer
+        os.preadv(fd, [page], 0)
+        return bytes(page)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from cachesvc.core.errors import OutOfSpace, TierFailed
 from cachesvc.core.model import RAM, ExtentId, TierName
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.system.huge_pages import SIZE_SEALS
 from cachesvc.tiers.tier import CHECKSUM_BLOCK_BYTES, Checksums, tier_error, translated
 
@@ -164,13 +165,10 @@ class RamTier:
 
 def _sealed(name: str, body: bytes) -> int:
     """Return a read-only descriptor of a new memfd that holds these bytes for good."""
-    own = _memfd(name)
-    try:
+    with closing_fd(_memfd(name)) as own:
         os.pwrite(own, body, 0)
         fcntl.fcntl(own, fcntl.F_ADD_SEALS, SIZE_SEALS | _CONTENT_SEALS)
         return os.open(f"/proc/self/fd/{own}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(own)
 
 
 def _memfd(name: str) -> int:

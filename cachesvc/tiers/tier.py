@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from xxhash import xxh3_128_digest
 
-from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed
+from cachesvc.core.errors import CacheError, OutOfSpace, TierFailed, translating
 from cachesvc.core.model import ExtentId, TierName
 
 CHECKSUM_BLOCK_BYTES = 64 << 10
@@ -104,18 +104,6 @@ def tier_error(error: OSError, where: str, doing: str) -> CacheError:
     return TierFailed(f"{said}; {remedy}" if remedy else said)
 
 
-class translated:
-    """Context manager that turns an OSError of its body into `tier_error`. Every grant enters one, and a generator-based
-    context manager would cost as much as the rest of `RamTier.open`."""
-
-    __slots__ = ("_doing", "_where")
-
-    def __init__(self, where: str, doing: str) -> None:
-        self._where, self._doing = where, doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, CacheError):
-            raise tier_error(error, self._where, self._doing) from error
+def translated(where: str, doing: str) -> translating:
+    """Return a context that raises `tier_error` in the place of an OSError of its body."""
+    return translating(OSError, lambda error: tier_error(error, where, doing))

@@ -259,8 +259,10 @@ class Feed(TorchDataset[Any]):
 
     def _read_ahead(self, reader: ExtentReader, slab: _Slab, row: int) -> None:
         """Start the disk reads of a later batch while this one is copied. The last batches of a slab start none."""
-        if self._view is not None and self._samples is not None and row < len(slab.rows):
-            self._samples.expect(reader, self._view.ids_of(slab.rows[row]))
+        places = None if self._samples is None else self._samples.places
+        if self._view is not None and places is not None and row < len(slab.rows):
+            addresses, lengths = places(self._view.ids_of(slab.rows[row]))
+            reader.expect(addresses.ravel(), lengths.ravel())
 
     def indices(self, epoch: int, turn: int) -> tuple[Ints, int]:
         """Return a batch's indices in the dataset, and how many of them are real: those behind them are padding."""

@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.layout import Fixed
-from cachesvc.core.arguments import place_of, shares, whole_number
+from cachesvc.core.arguments import one_of, place_of, shares, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.epoch_order import OrderSpec
 from cachesvc.core.order.mixture import MixtureRun, Size, SpotGroup, groups_of, seeded, split_spots
@@ -267,8 +267,7 @@ class Mixture(TorchDataset[Any]):
         self, place: Any, weights: Mapping[Dataset | Packed, float], unit: Unit, ramp: Ramp
     ) -> Mixture:
         """Return the mixture with other weights from a step, or from a number of tokens, on."""
-        if ramp not in get_args(Ramp):
-            raise InvalidInput(f"ramp={ramp!r}: give 'step' or 'linear'")
+        one_of("ramp", ramp, get_args(Ramp))
         by_sample, ordered = unit_is_tokens(unit), self._ordered(weights)
         first = whole_number("the place of new weights", place, 1, 2**62)
         if by_sample:
@@ -352,8 +351,7 @@ def is_in_time_order(identity: str) -> bool:
 
 def unit_is_tokens(unit: Any) -> bool:
     """Tell whether a unit is tokens. Raises InvalidInput for one that is neither steps nor tokens."""
-    if unit not in get_args(Unit):
-        raise InvalidInput(f"unit={unit!r}: give 'steps' or 'tokens'")
+    one_of("unit", unit, get_args(Unit))
     return bool(unit == "tokens")
 
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from cachesvc.core.arguments import flag
+from cachesvc.core.arguments import flag, one_of
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.packing import Pieces
 from loader.datasets.targets import Rows, Targets, check_targets, split_targets
@@ -73,15 +73,9 @@ class PackForm:
     ) -> PackForm:
         """The form of checked arguments, with the targets that a layout implies. Raises InvalidInput."""
         check_targets(targets)
-        if edges is not None and edges not in get_args(Edges):
-            raise InvalidInput(
-                f"edges={edges!r}: give one of {', '.join(map(repr, get_args(Edges)))}, or None"
-            )
+        one_of("edges", edges, get_args(Edges), ", or None")
+        one_of("layout", layout, _TARGETS_OF, ", or None")
         if layout is not None:
-            if layout not in _TARGETS_OF:
-                raise InvalidInput(
-                    f"layout={layout!r}: give one of {', '.join(map(repr, _TARGETS_OF))}, or None"
-                )
             if targets not in (None, _TARGETS_OF[layout]):
                 raise InvalidInput(f"layout={layout!r} has {_TARGETS_OF[layout]} targets, not {targets}")
             targets = _TARGETS_OF[layout]

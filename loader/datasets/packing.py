@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from cachesvc.catalog.documents import documents_ending_at, documents_of, documents_of_rows, rows_of
 from cachesvc.catalog.sample_places import SamplePlace
-from cachesvc.core.arguments import place_of, whole_number
+from cachesvc.core.arguments import one_of, place_of, whole_number
 from cachesvc.core.errors import InvalidInput
 from cachesvc.core.order.best_fit import Overflow, WholePackRun, WholePacks, whole_packs
 from cachesvc.core.order.digests import ContentsOf, SampleSum
@@ -122,10 +122,8 @@ class TokenSource:
 
 def _fit_of(fit: Any, overflow: Any) -> Overflow | None:
     """Return how whole documents are fitted; None where they are laid end to end."""
-    if fit not in get_args(Fit):
-        raise InvalidInput(f"fit={fit!r}: give one of {', '.join(map(repr, get_args(Fit)))}")
-    if overflow not in get_args(Overflow):
-        raise InvalidInput(f"overflow={overflow!r}: give one of {', '.join(map(repr, get_args(Overflow)))}")
+    one_of("fit", fit, get_args(Fit))
+    one_of("overflow", overflow, get_args(Overflow))
     if fit == "wrap" and overflow != "split":
         raise InvalidInput(
             f"overflow={overflow!r} is for fit='best': under fit='wrap' long documents are cut"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from cachesvc.catalog.layout import Fixed
+from cachesvc.core.arguments import one_of
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.plain_values import Empty, number_tensor
 
@@ -20,8 +21,7 @@ Rows = np.ndarray[Any, Any]
 
 def check_targets(targets: Any) -> None:
     """Raise InvalidInput for an unknown kind of targets."""
-    if targets is not None and targets not in TARGETS:
-        raise InvalidInput(f"targets={targets!r}: give one of {', '.join(map(repr, TARGETS))}, or None")
+    one_of("targets", targets, TARGETS, ", or None")
 
 
 def check_rows(targets: Targets, layout: object, gathered: bool, is_tokens: bool, uri: str) -> None:

@@ -22,6 +22,7 @@ class PreparedGrants:
 
     def __init__(self, daemon: Grants) -> None:
         self._daemon = daemon
+        self.release, self.passed, self.close = daemon.release, daemon.passed, daemon.close
 
     def acquire(self, extents: Sequence[int], timeout_s: float) -> list[Granted | Refused]:
         """See `Grants`. Raises NotPrepared, and then no extent of this call stays leased."""
@@ -37,15 +38,3 @@ class PreparedGrants:
             os.close(each.fd)
         self._daemon.release([each.extent for each in granted])
         raise NotPrepared(refused)
-
-    def release(self, extents: Sequence[int]) -> None:
-        """See `Grants`."""
-        self._daemon.release(extents)
-
-    def passed(self, step: int) -> None:
-        """See `Grants`."""
-        self._daemon.passed(step)
-
-    def close(self) -> None:
-        """See `Grants`."""
-        self._daemon.close()

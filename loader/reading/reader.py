@@ -7,7 +7,7 @@ needs it: a gather runs without the interpreter lock.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -63,21 +63,17 @@ class ExtentReader:
         self._leases = Leases(catalog, grants, mapped_bytes, timeout_s)
         self._held = self._leases.held
         self.wait_clock = self._leases.wait_clock
+        self.release_unused_mappings = self._leases.release_unused_mappings
+        self.release_when_unused = self._leases.release_when_unused
+        self.origin_bytes = self._held.origin_bytes
         self._changed_files = ChangedFiles(catalog, self._leases)
         self._files = FileReads(catalog, self._leases, self._changed_files, timeout_s, suspect, verify)
+        self.expect = self._files.expect
         self._records = self._record_view()
         self._open = True
         abandon_in_children(self)
 
     # ---- for callers
-
-    def release_unused_mappings(self) -> None:
-        """See `Leases.release_unused_mappings`."""
-        self._leases.release_unused_mappings()
-
-    def release_when_unused(self, extents: Iterable[int]) -> None:
-        """See `Leases.release_when_unused`; later reads lease these extents anew."""
-        self._leases.release_when_unused(extents)
 
     def spans(self, addresses: Ints, lengths: Ints) -> tuple[Ints, Ints]:
         """The first and the last extent that each byte range touches; for an empty range, the extent of its address."""
@@ -211,10 +207,6 @@ class ExtentReader:
         """Whether `expect` has an effect: extents are held as files, and their bytes come from the disk."""
         return self._held.files > 0 and self._files.reads_ahead
 
-    def expect(self, addresses: Ints, lengths: Ints) -> None:
-        """Announce the ranges that will be read next; see `FileReads.expect`."""
-        self._files.expect(addresses, lengths)
-
     def array(self) -> Bytes:
         """The whole address space as one flat read-only array, every extent mapped until `close`.
 
@@ -228,10 +220,6 @@ class ExtentReader:
     def count_prepared(self, size_bytes: int) -> None:
         """Count bytes of prepared samples that this process made, since no extent with them was there."""
         self._leases.count_origins([(ORIGINS.index("prepared"), size_bytes)])
-
-    def origin_bytes(self) -> dict[str, int]:
-        """Bytes read so far, by origin."""
-        return self._held.origin_bytes()
 
     def close(self) -> None:
         """Release every extent. The caller has ended its reads."""

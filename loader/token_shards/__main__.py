@@ -5,28 +5,20 @@ It prints JSON, one object a line: {"done_bytes", "total_bytes"} while it runs, 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from typing import Any
 
-from cachesvc.core.errors import INTERRUPTED, CacheError
+from loader.process.command_job import run_job, say
 from loader.token_shards.job import Job, write_shards
 
 
-def main() -> int:
-    """Run the job of the command line. Returns the exit code."""
+def run(given: dict[str, Any]) -> None:
+    """Run a job, and say how far it is."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has a core, and no threads of the parent's
-    job = Job(**json.loads(sys.argv[1]))
-    try:
-        for row in write_shards(job):
-            print(json.dumps(row), flush=True)
-    except CacheError as error:
-        print(json.dumps({"error": str(error), "code": error.code}), flush=True)
-        return error.code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
+    for row in write_shards(Job(**given)):
+        say(**row)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job(run))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -46,27 +46,10 @@ LENGTH_TOLD = "_IterableDataset_len_called"
 """torch's attribute for the length that an iterable dataset has told: more samples than that give a warning."""
 
 
-class LoaderAttributes(Protocol):
-    """Attributes that are read from a loader, besides those named in MIRRORED."""
-
-    dataset: Any
-    batch_size: int | None
-    drop_last: bool
-    sampler: Any
-    batch_sampler: Any
-    persistent_workers: bool
-    shuffle: bool
-    has_sampler: bool
-    generator: torch.Generator | None
-
-    @property
-    def _index_sampler(self) -> Any: ...
-
-
 class ResumableLoader:
     """A StatefulDataLoader with the arguments of a loader of ours. The loader's own epoch is part of the states."""
 
-    def __init__(self, loader: LoaderAttributes, kind: Any) -> None:
+    def __init__(self, loader: Any, kind: Any) -> None:
         """`kind`: the class StatefulDataLoader. The loader is not kept: it would end, with its workers, in a garbage
         collection at any moment, as while new workers start."""
         self._epoch: int | None = None
@@ -82,7 +65,7 @@ class ResumableLoader:
             given["batch_sampler"] = _index_sampler_of(loader)
         self._inner = kind(loader.dataset, **given)
 
-    def begin(self, loader: LoaderAttributes, epoch: int) -> Iterator[Any]:
+    def begin(self, loader: Any, epoch: int) -> Iterator[Any]:
         """Begin an iteration with the loader's arguments as they are now; at the place of a state if one was loaded."""
         for name in (*MIRRORED, LENGTH_TOLD):
             value = getattr(loader, name)
@@ -107,7 +90,7 @@ class ResumableLoader:
         return whole_number("epoch of the state", state.get(EPOCH, epoch), 0, MAX_COUNT)
 
 
-def resumable_loader(loader: LoaderAttributes) -> ResumableLoader | None:
+def resumable_loader(loader: Any) -> ResumableLoader | None:
     """The loader with a state; None without torchdata."""
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -180,7 +163,7 @@ class _ResumableDraws:
         return len(self._source)
 
 
-def _index_sampler_of(loader: LoaderAttributes) -> Any:
+def _index_sampler_of(loader: Any) -> Any:
     """The sampler of a loader's batches, or of its samples without a batch size, in a form whose state is exact."""
     from torchdata.stateful_dataloader.sampler import BatchSampler as StatefulBatchSampler
 

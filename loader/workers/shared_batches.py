@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.reduction import DupFd
@@ -263,27 +263,26 @@ def pack_into_slot(value: Any, slot: Slot) -> Any:
         return _array_in(value, slot)
     if kind in (list, tuple) and value and all(type(each) is bytes for each in value):
         return _bytes_in(value, slot)
-    if kind is dict:
-        return {name: pack_into_slot(each, slot) for name, each in value.items()}
-    if kind is list or kind is tuple:
-        return kind(pack_into_slot(each, slot) for each in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*(pack_into_slot(each, slot) for each in value))
-    return value
+    return _with_parts(value, lambda each: pack_into_slot(each, slot))
 
 
 def _unpacked(tree: Any, memory: Bytes) -> Any:
     """Reverse `pack_into_slot`."""
-    kind = type(tree)
-    if kind in (_TensorAt, _ArrayAt, _BytesAt):
+    if type(tree) in (_TensorAt, _ArrayAt, _BytesAt):
         return tree.open(memory)
+    return _with_parts(tree, lambda each: _unpacked(each, memory))
+
+
+def _with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a dict, list or tuple with its parts changed; another value as it is."""
+    kind = type(value)
     if kind is dict:
-        return {name: _unpacked(each, memory) for name, each in tree.items()}
+        return {name: change(each) for name, each in value.items()}
     if kind is list or kind is tuple:
-        return kind(_unpacked(each, memory) for each in tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return kind(*(_unpacked(each, memory) for each in tree))
-    return tree
+        return kind(map(change, value))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*map(change, value))
+    return value
 
 
 def _tensor_in(value: torch.Tensor, slot: Slot) -> Any:

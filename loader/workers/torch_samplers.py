@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch.utils.data import (
     BatchSampler,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -98,17 +97,6 @@ def planned_batches(sampler: Any, dataset: TorchDataset[Any], lag: int) -> Any:
     return PlannedBatches(sampler, dataset, lag) if known else sampler
 
 
-class TorchLoader(Protocol):
-    """The attributes of a loader that torch alone runs which matter here, besides the worker settings."""
-
-    seed: int
-    shard: bool
-    dataset: TorchDataset[Any]
-    batch_size: int | None
-    sampler: Sampler[Any] | Iterable[Any]
-    batch_sampler: Sampler[Any] | Iterable[Any] | None
-
-
 def why_as_torch(dataset: TorchDataset[Any]) -> str:
     """Explain why torch alone runs a loader over this dataset."""
     if not isinstance(dataset, IterableDataset) and any(True for _ in leaves_in(dataset)):
@@ -127,7 +115,7 @@ def why_stateless(dataset: TorchDataset[Any]) -> str:
 
 
 def begin_as_torch(
-    loader: TorchLoader, settings: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
+    loader: Any, settings: WorkerSettings, epoch: int, begin: Callable[[], Iterator[Any]]
 ) -> Iterator[Any]:
     """Begin an iteration of torch's own loader. Transforms draw from the loader's seed and this epoch. Raises
     InvalidInput for settings that torch does not have."""
@@ -147,7 +135,7 @@ def begin_as_torch(
         return begin()
 
 
-def _warn_unshared(loader: TorchLoader) -> None:
+def _warn_unshared(loader: Any) -> None:
     """Warn if a user's dataset holds one of `open_dataset` that no loader divides among ranks: in an attribute where the
     loader does not look for it, or under an iterable dataset, which has no order to divide."""
     iterable, processes = isinstance(loader.dataset, IterableDataset), rank_hint()[1]

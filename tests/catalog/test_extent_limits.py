@@ -76,7 +76,7 @@ def test_a_huge_sparse_file_is_refused_at_once_and_the_daemon_goes_on(tmp_path: 
             with pytest.raises(InvalidInput, match=r"1,000,000 extents; raise extent_bytes="):
                 control.open_dataset([f"{data}/"], options)
             os.truncate(data / "0.bin", 1 << 20)
-            assert control.open_dataset([f"{data}/"], options, refresh=True).extents == 16
+            assert control.open_dataset([f"{data}/"], options, refresh=True).dataset.extents == 16
         assert "Traceback" not in daemon.log
 
 

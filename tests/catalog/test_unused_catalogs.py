@@ -158,7 +158,7 @@ def test_a_disk_full_of_unused_catalogs_gets_room_for_another(tmp_path: Path) ->
         with pytest.raises(OutOfSpace, match="No space left"):
             control.open_dataset([f"{tmp_path}/data/"], options)
         wait_until(lambda: not junk[6].exists())
-        assert control.open_dataset([f"{tmp_path}/data/"], options).extents == 1
+        assert control.open_dataset([f"{tmp_path}/data/"], options).dataset.extents == 1
         daemon.stop()
 
 

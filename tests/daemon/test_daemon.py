@@ -103,7 +103,12 @@ def gets(proxy: Proxy) -> dict[str, int]:
 
 def test_extents_are_granted_with_the_bytes_of_the_source(daemon: Daemon, uri: str, data: bytes) -> None:
     info = opened(daemon, uri)
-    assert (info.extents, info.samples, info.stored_bytes) == (EXTENTS, EXTENTS * EXTENT // 4096, len(data))
+    found = info.dataset
+    assert (found.extents, found.samples, found.stored_bytes) == (
+        EXTENTS,
+        EXTENTS * EXTENT // 4096,
+        len(data),
+    )
     grants = DaemonGrants(daemon.socket_dir, info.id)
     answers = grants.acquire(range(EXTENTS), WAIT_S)
     assert b"".join(map(contents, answers)) == data

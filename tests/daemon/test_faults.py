@@ -166,7 +166,7 @@ def test_openings_of_more_uris_than_a_datagram_holds(tmp_path: Path, daemon: Dae
     for name in names:
         Path(name).write_bytes(b"x" * 4096)
     with Control(daemon.socket_dir) as control:
-        assert control.open_dataset(names, RECORDS).samples == len(names)
+        assert control.open_dataset(names, RECORDS).dataset.samples == len(names)
     assert len(children(daemon.pid)) >= 2
 
 

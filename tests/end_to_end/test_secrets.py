@@ -16,13 +16,14 @@ import pytest
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CacheError, InvalidInput
 from cachesvc.core.model import DatasetId, ReaderId
 from cachesvc.core.safe_text import redacted
 from cachesvc.daemon.access.tenants import Peer
 from cachesvc.daemon.grants.reader_events import ConnectedReader
 from cachesvc.sources.s3.proxies import Proxy
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from testbed import WAIT_S
 from testbed.node import Daemon
 from testbed.servers import SeaweedFS, free_ports
@@ -115,7 +116,7 @@ raise ValueError("the program: https://u:S3CR3T@h/x?sig=S3CR3T")
 def test_a_bucket_with_a_user_is_refused_without_naming_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "key")
-    settings = S3Settings(endpoint="http://127.0.0.1:9", region="us-east-1")
+    settings = SourceSection("s3://", endpoint="http://127.0.0.1:9", region="us-east-1")
     with pytest.raises(InvalidInput) as caught:
         list(open_s3(settings).list("s3://u:PASS@bkt/"))
     assert "PASS" not in f"{caught.value!r}"

@@ -177,7 +177,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         ({"seed": None}, "seed=None"),
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": 1.5}, "epochs=1.5"),
-        ({"last": "maybe"}, "last='maybe' is none of drop"),
+        ({"last": "maybe"}, "last='maybe': give one of 'drop'"),
         ({"window": "some"}, "window='some'"),
         ({"window": 0}, "window=0"),
         ({"window": -5}, "window=-5"),

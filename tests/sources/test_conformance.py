@@ -18,7 +18,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
 from cachesvc.sources.remote import FsspecSource, open_fsspec
 from cachesvc.sources.resilient import Resilient
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from cachesvc.sources.source import Source
 from cachesvc.sources.watched import CallWatch, WatchedSource
 from testbed.servers import SeaweedFS
@@ -63,7 +63,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         request.getfixturevalue("s3_env")
         server: SeaweedFS = request.getfixturevalue("s3_server")
         bucket, client = request.getfixturevalue("bucket"), server.client()
-        source: Source = open_s3(S3Settings())
+        source: Source = open_s3()
         if request.param == "resilient-s3":
             source = Resilient(source)
         made = Store(

@@ -21,10 +21,11 @@ from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
 from cachesvc.client.protocol import Granted
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import NotFound, SourceUnavailable
 from cachesvc.core.limits import SILENCE_S
 from cachesvc.core.model import ObjectVersion
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from testbed.servers import Fault, Proxy, SeaweedFS
@@ -108,7 +109,7 @@ def test_a_body_that_stops_is_given_up_after_30_s_where_no_second_read_is_due(
 ) -> None:
     body = os.urandom(EXTENT)
     etag = s3_server.client().put_object(Bucket=bucket, Key="x", Body=body)["ETag"].strip('"')
-    source, into = open_s3(S3Settings(endpoint=proxy.endpoint)), bytearray(EXTENT)
+    source, into = open_s3(SourceSection("s3://", endpoint=proxy.endpoint)), bytearray(EXTENT)
     version = ObjectVersion(f"s3://{bucket}/x", EXTENT, etag)
     proxy.faults.append(Fault("stall", after_bytes=EXTENT // 2))
     began = time.monotonic()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, NotFound, SourceChanged
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from cachesvc.sources.uri import allowlist
 
 METADATA = "169.254.169.254"
@@ -234,7 +235,7 @@ def test_redirects_are_errors_and_are_not_followed(
     redirecting: tuple[str, list[str]], s3_env: dict[str, str], status: int, target: str
 ) -> None:
     endpoint, visitors = redirecting
-    source = open_s3(S3Settings(endpoint=endpoint, region="us-east-1"))
+    source = open_s3(SourceSection("s3://", endpoint=endpoint, region="us-east-1"))
     uri = f"s3://bkt-{status}-{target}/key"
     try:
         with pytest.raises(CacheError):

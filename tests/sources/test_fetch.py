@@ -14,11 +14,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CorruptData, InvalidInput, NotFound, SourceChanged, TierFailed
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import Fetcher
 from cachesvc.sources.files import FilesSource
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from cachesvc.sources.source import OnReceived, ignore_received
 from testbed import WAIT_S
 from testbed.servers import Proxy, SeaweedFS
@@ -182,7 +183,7 @@ def test_a_fetch_sends_one_get_for_each_part(
     }
     for key, data in blobs.items():
         client.put_object(Bucket=bucket, Key=key, Body=data)
-    source = open_s3(S3Settings(endpoint=proxy.endpoint))
+    source = open_s3(SourceSection("s3://", endpoint=proxy.endpoint))
     extent = extent_of(Piece(version, 0, version.size_bytes) for version in source.list(f"s3://{bucket}/"))
     proxy.reset()
     fetcher = Fetcher(lambda _: source, threads=16, part_bytes=1 << 18)

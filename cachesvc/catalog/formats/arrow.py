@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from cachesvc.catalog.address_space import AddressSpace
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, in_threads
 from cachesvc.catalog.described_data import check_one_table, tables_about
 from cachesvc.catalog.formats.arrow_buffers import ArrowFile, Placed, Walk
 from cachesvc.catalog.formats.arrow_ipc import Batch, IpcFile, read_ipc
@@ -26,7 +25,6 @@ from cachesvc.sources.columnar.column import Column
 from cachesvc.sources.columnar.extent import MAX_BYTES
 from cachesvc.sources.parquet.recipe import pyarrow_for
 
-_THREADS = 16
 _INFOS = frozenset({"state.json", "dataset_info.json"})
 """Files that `save_to_disk` writes beside the data."""
 _MOST_TIMES = {"lz4": 256, "zstd": 1 << 20}
@@ -107,10 +105,9 @@ def _read(inputs: Inputs, ranges: Sequence[tuple[int, int, int]]) -> Iterator[tu
             version.uri, begin, end, lambda offset, length: inputs.fetch(version, offset, length)
         )
 
-    with ThreadPoolExecutor(_THREADS, "arrow") as pool:
-        for number, file in enumerate(pool.map(one, ranges)):
-            inputs.progress(number + 1, len(ranges))
-            yield file
+    for number, file in enumerate(in_threads(one, ranges)):
+        inputs.progress(number + 1, len(ranges))
+        yield file
 
 
 class _Compiling:

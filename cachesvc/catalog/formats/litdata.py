@@ -12,7 +12,6 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,11 @@ import zstandard
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, in_threads
 from cachesvc.catalog.formats.arrow import compile_ipc
 from cachesvc.catalog.formats.records import Cut, Payload, lay_out
 from cachesvc.catalog.kinds import kind_of
-from cachesvc.catalog.layout import LITDATA, Field
+from cachesvc.catalog.layout import LITDATA, Field, check_count
 from cachesvc.catalog.parsing.json_index import JsonRecord, Listed, indices, stream_of
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES, ObjectVersion
@@ -35,7 +34,6 @@ _ARROW_TAIL, _ARROW_MAGIC = struct.Struct("<I8s"), b"LDARW01\0"
 _MAX_FIELDS = 1024
 _MAX_HEADS = 1024
 """Number of plain chunks whose first bytes are compared with the index."""
-_THREADS = 32
 _FRAME_HEAD_BYTES = 18
 _TOKENS = {
     8: "<f2",
@@ -120,8 +118,7 @@ def compile_litdata(inputs: Inputs) -> Draft:
 
 def _rows(inputs: Inputs, chunks: Sequence[_Chunk]) -> Draft:
     """Compile chunks that are all Arrow."""
-    with ThreadPoolExecutor(_THREADS, "tails") as pool:
-        ranges = list(pool.map(lambda chunk: _arrow_range(inputs, chunk), chunks))
+    ranges = list(in_threads(lambda chunk: _arrow_range(inputs, chunk), chunks))
     for chunk, found in zip(chunks, ranges, strict=True):
         if found is None:
             uri = inputs.entries[chunk.object].object.uri
@@ -187,27 +184,13 @@ def _sizes(inputs: Inputs, chunks: Sequence[_Chunk]) -> list[int]:
         version = inputs.entries[chunk.object].object
         if not chunk.codec:
             if at < _MAX_HEADS:
-                _check_plain(inputs, version, chunk)
+                head = inputs.fetch(version, 0, min(4, version.size_bytes))
+                check_count(version.uri, int.from_bytes(head, "little"), chunk.items, chunk.where, "items")
             return version.size_bytes
         head = inputs.fetch(version, 0, min(version.size_bytes, HEAD.size))
         return (_zstd_size if chunk.codec == "zstd" else _framed_size)(inputs, version, chunk, head)
 
-    with ThreadPoolExecutor(_THREADS, "heads") as pool:
-        return list(pool.map(size, range(len(chunks))))
-
-
-def _check_plain(inputs: Inputs, version: ObjectVersion, chunk: _Chunk) -> None:
-    _check_items(
-        version, chunk, int.from_bytes(inputs.fetch(version, 0, min(4, version.size_bytes)), "little")
-    )
-
-
-def _check_items(version: ObjectVersion, chunk: _Chunk, stated: int) -> None:
-    if stated != chunk.items:
-        raise CorruptData(
-            f"{version.uri} says that it holds {stated:,} items, {chunk.where} says {chunk.items:,}: write the index or "
-            "the chunk anew"
-        )
+    return list(in_threads(size, range(len(chunks))))
 
 
 def _zstd_size(inputs: Inputs, version: ObjectVersion, chunk: _Chunk, head: bytes) -> int:
@@ -220,7 +203,7 @@ def _zstd_size(inputs: Inputs, version: ObjectVersion, chunk: _Chunk, head: byte
 
 def _framed_size(inputs: Inputs, version: ObjectVersion, chunk: _Chunk, head: bytes) -> int:
     items = items_of(version.uri, head)
-    _check_items(version, chunk, items)
+    check_count(version.uri, items, chunk.items, chunk.where, "items")
     last = HEAD.size + 4 * items
     if last + 4 > version.size_bytes:
         raise CorruptData(f"{version.uri} is truncated in its offsets: write it anew")

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
-from cachesvc.catalog.layout import Field
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, in_threads
+from cachesvc.catalog.layout import Field, check_count
 from cachesvc.catalog.parsing.json_index import JsonRecord, Listed, indices, stream_of
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import ObjectVersion
@@ -23,7 +22,6 @@ from cachesvc.sources.stated_hashes import is_known
 
 _MAX_HEADS = 1024
 """Number of shards whose first bytes are compared with the index: 64 GiB of data, and about a second."""
-_THREADS = 32
 _CODECS = {"": "", "br": "brotli", "bz2": "bz2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 """Our names of the codecs, by those of MosaicML's writer."""
 
@@ -88,21 +86,13 @@ def compile_mds(inputs: Inputs) -> Draft:
 
 
 def _check_heads(inputs: Inputs, heads: Sequence[_Head]) -> None:
-    """Raise CorruptData naming a shard whose sample count differs from its index's.
-
-    Found later, it would fail in an epoch, or leave samples out.
-    """
+    """Raise CorruptData naming a shard whose sample count differs from its index's."""
 
     def stated(head: _Head) -> int:
         return int.from_bytes(inputs.fetch(head.object, 0, 4), "little")
 
-    with ThreadPoolExecutor(_THREADS, "heads") as pool:
-        for head, samples in zip(heads, pool.map(stated, heads), strict=True):
-            if samples != head.samples:
-                raise CorruptData(
-                    f"{head.object.uri} says that it holds {samples:,} samples, {head.where} says {head.samples:,}: "
-                    "write the index or the shard anew"
-                )
+    for head, samples in zip(heads, in_threads(stated, heads), strict=True):
+        check_count(head.object.uri, samples, head.samples, head.where)
 
 
 def _shards(inputs: Inputs, index: ListedObject) -> Iterator[_Shard]:

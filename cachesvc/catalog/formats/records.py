@@ -13,26 +13,23 @@ import io
 import math
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from tokenize import TokenError
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace, unit
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.compiler import Draft, Inputs
+from cachesvc.catalog.compiler import Draft, Inputs, in_threads
 from cachesvc.catalog.layout import Field
 from cachesvc.core.errors import CorruptData, InvalidInput
 from cachesvc.core.model import PAGE_BYTES, ObjectVersion
 
 _NPY_HEADER_BYTES = 16 << 10
 """Bytes read of a header; numpy refuses headers of more than 10,000 characters."""
-_THREADS = 32
-_Read = TypeVar("_Read")
 _MAX_DIMENSIONS = 32
 """Limit of numpy before 2.0."""
 _HEAD_BYTES = 24
@@ -212,12 +209,6 @@ def raw_payload(
     return Payload(index, skipped, version.size_bytes - skipped, stated, header="")
 
 
-def read_payloads(inputs: Inputs, read: Callable[[int], _Read], entries: Iterable[int]) -> list[_Read]:
-    """Apply `read` to the heads of these entries, many in parallel: each is a request to the source."""
-    with ThreadPoolExecutor(_THREADS, "heads") as pool:
-        return list(pool.map(read, entries))
-
-
 def check_payloads(inputs: Inputs, payloads: Sequence[Payload]) -> None:
     """Raise InvalidInput where only some files have a header, or `header_bytes` is given for a format with headers."""
     raw = [payload for payload in payloads if payload.header is not None]
@@ -237,7 +228,7 @@ def compile_records(inputs: Inputs) -> Draft:
     A tail that is not a whole record is left out, with a note. Raises InvalidInput for files of different types, and the
     errors of their headers.
     """
-    payloads = read_payloads(inputs, partial(_record_payload, inputs), range(len(inputs.entries)))
+    payloads = list(in_threads(partial(_record_payload, inputs), range(len(inputs.entries))))
     check_payloads(inputs, payloads)
     first = payloads[0]
     shape = first.row_shape or ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 
 from cachesvc.catalog.address_space import AddressSpace
 from cachesvc.catalog.columns import ints
-from cachesvc.catalog.compiler import Draft, Inputs
+from cachesvc.catalog.compiler import Draft, Inputs, in_threads
 from cachesvc.catalog.containers import HEAD_BYTES, by_content, compression_of
 from cachesvc.catalog.content_sniffing import is_text
 from cachesvc.catalog.formats.object_bytes import ObjectBytes
@@ -26,7 +25,6 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.decompression import codec_of, decompressed
 
 _BEGINNING_BYTES = 64 << 10
-_THREADS = 16
 
 
 class TextRows:
@@ -169,9 +167,8 @@ class TextRows:
 
 def first_lines(inputs: Inputs, wanted: Sequence[int]) -> dict[int, list[bytes]]:
     """Return the whole lines among the first bytes of objects. Raises InvalidInput for a compression that is not read."""
-    with ThreadPoolExecutor(_THREADS, "beginnings") as pool:
-        beginnings = pool.map(lambda at: _beginning(inputs, inputs.entries[at].object), wanted)
-        return {at: lines for at, lines in zip(wanted, beginnings, strict=True)}
+    beginnings = in_threads(lambda at: _beginning(inputs, inputs.entries[at].object), wanted)
+    return dict(zip(wanted, beginnings, strict=True))
 
 
 def _beginning(inputs: Inputs, version: ObjectVersion) -> list[bytes]:

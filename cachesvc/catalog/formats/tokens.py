@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cachesvc.catalog.columns import Ints
-from cachesvc.catalog.compiler import Draft, Inputs, ListedObject
+from cachesvc.catalog.compiler import Draft, Inputs, ListedObject, in_threads
 from cachesvc.catalog.formats.records import (
     Cut,
     Payload,
@@ -22,7 +22,6 @@ from cachesvc.catalog.formats.records import (
     npy_payload,
     parse_dtype,
     raw_payload,
-    read_payloads,
 )
 from cachesvc.catalog.parsing import token_indices
 from cachesvc.core.errors import InvalidInput
@@ -52,7 +51,7 @@ def compile_tokens(inputs: Inputs) -> Draft:
     beside = {_lowered(entry): at for at, entry in enumerate(inputs.entries) if _is_beside(entry)}
     shards = [at for at, entry in enumerate(inputs.entries) if not _is_beside(entry)]
     payloads, documents, stream = [], [], 0
-    for payload, bounds in read_payloads(inputs, lambda at: _shard(inputs, at, beside), shards):
+    for payload, bounds in in_threads(lambda at: _shard(inputs, at, beside), shards):
         if bounds is not None:
             documents.append(bounds + stream)
         payloads.append(payload)

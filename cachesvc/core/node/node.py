@@ -35,12 +35,12 @@ from cachesvc.core.node.prefetch import Prefetches
 from cachesvc.core.node.readers import Readers
 from cachesvc.core.node.reclaim import Reclaim
 from cachesvc.core.node.scrub import Scrub
-from cachesvc.core.node.status import Counters, PrefetchProgress, ReaderStatus, Status, TierStatus
+from cachesvc.core.node.status import Counters, PrefetchProgress, ReaderStatus
 from cachesvc.core.node.tier_outages import Outages
 from cachesvc.core.records.copy_phases import Phase
 from cachesvc.core.records.event_context import EventContext
 from cachesvc.core.records.incremental import IncrementalWork
-from cachesvc.core.tiering.copies import UNDECLARED, Copies
+from cachesvc.core.tiering.copies import Copies
 from cachesvc.core.tiering.fill_starts import FillStarts
 from cachesvc.core.tiering.policy import NodeSettings, Policy, TierSpec
 from cachesvc.core.tiering.role_changes import RoleChanges
@@ -137,36 +137,6 @@ class Node:
     def counters(self, dataset: DatasetId) -> Counters:
         """A dataset's hits, misses and bytes from the source, and the bound."""
         return self.claims.counters(dataset)
-
-    def status(self) -> Status:
-        """A snapshot of budgets, datasets and queues."""
-        tiers = tuple(
-            TierStatus(
-                tier=tier.name,
-                budget_bytes=tier.budget_bytes,
-                used_bytes=tier.used_bytes,
-                kept_bytes=tier.kept_bytes,
-                held_bytes=tier.held_bytes,
-                evicting_bytes=tier.evicting_bytes,
-                reserve_bytes=tier.reserve_bytes,
-                lost=tier.lost,
-                stalled=tier.stalled,
-                full=bool(tier.full_until),
-                corrupt_count=tier.corrupt_count,
-                scrubbed_bytes=tier.scrubbed_bytes,
-                evicted_bytes=tier.evicted_bytes,
-                granted_bytes=tier.granted_bytes,
-            )
-            for tier in self.policy.tiers.values()
-        )
-        return Status(
-            tiers=tiers,
-            datasets=tuple(self.counters(name) for name in self.policy.shares.datasets),
-            undeclared=self.counters(UNDECLARED),
-            fills=len(self.copies.filling),
-            queued=self.readers.queued,
-            plans=len(self.plans.plans),
-        )
 
     def reader(self, reader: ReaderId) -> ReaderStatus:
         """Return a reader's leases and waits, and its place in its plan, which has the reader's number."""

@@ -315,11 +315,6 @@ class Readers:
             return self.queue
         return self.prepared.setdefault(entry.datasets[0].id if entry.datasets else UNDECLARED, FairQueue())
 
-    @property
-    def queued(self) -> int:
-        """The length of all queues."""
-        return sum(map(len, [self.queue, *self.prepared.values()]))
-
     def _take_waiters(self, entry: CacheEntry) -> list[tuple[ReaderId, int]]:
         waiters, entry.waiters = entry.waiters, []
         for reader_id, _ in waiters:

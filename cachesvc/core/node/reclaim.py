@@ -112,9 +112,7 @@ class Reclaim:
         window, streaming copies included."""
         size, deficit = entry.size_bytes, self._deficit(entry, spare_bytes)
         tiers = [
-            tier
-            for tier in answering(self._policy.tiers)
-            if size <= tier.budget_bytes and not tier.full_until
+            tier for tier in answering(self._policy.tiers) if size <= tier.budget_bytes and not tier.full
         ]
         wanted = {tier: deficit + max(0, tier.kept_bytes - tier.keep_bytes) for tier in tiers}
         refused = not entry.copies and self._policy.place(entry, Requester.PLANNED_READER) == NOWHERE

@@ -1,10 +1,10 @@
-"""Reports of a node about itself: frozen snapshots, O(tiers + datasets) to take."""
+"""Reports of a node about its datasets and readers: frozen snapshots."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cachesvc.core.model import DatasetId, ExtentId, TierName
+from cachesvc.core.model import DatasetId, ExtentId
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +83,6 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class TierStatus:
-    """A tier's budget and accounts. `used_bytes` includes what is filling and evicting."""
-
-    tier: TierName
-    budget_bytes: int
-    used_bytes: int
-    kept_bytes: int
-    held_bytes: int
-    evicting_bytes: int
-    reserve_bytes: int
-    lost: bool
-    stalled: bool
-    full: bool
-    corrupt_count: int
-    scrubbed_bytes: int
-    evicted_bytes: int
-    granted_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReaderStatus:
     """A reader at one moment.
 
@@ -118,15 +98,3 @@ class ReaderStatus:
     waiting_since: float = 0.0
     step: int = 0
     steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A node at one moment. `queued` counts extents whose readers wait for a slot or for room."""
-
-    tiers: tuple[TierStatus, ...]
-    datasets: tuple[Counters, ...]
-    undeclared: Counters
-    fills: int
-    queued: int
-    plans: int

@@ -53,8 +53,7 @@ class Outages:
         """Set another budget. While the tier is full, it may only get smaller."""
         tier = self._tiers[event.tier]
         tier.given_bytes = event.budget_bytes
-        full = tier.full_until > 0.0
-        tier.budget_bytes = min(tier.budget_bytes, event.budget_bytes) if full else event.budget_bytes
+        tier.budget_bytes = min(tier.budget_bytes, event.budget_bytes) if tier.full else event.budget_bytes
         self._policy.reserve.retune()
 
     def full(self, tier: TierState) -> None:
@@ -67,14 +66,14 @@ class Outages:
     def shrink_full(self, copy: Copy) -> None:
         """Shrink the budget of a full tier by a copy that it could not commit: another in its place would fail too."""
         tier = copy.tier
-        if tier.full_until:
+        if tier.full:
             tier.budget_bytes = max(0, tier.budget_bytes - copy.entry.size_bytes)
             self._policy.reserve.retune()
 
     def reopen(self) -> None:
         """Try tiers again whose time as full is over."""
         for tier in self._tiers.values():
-            if tier.full_until and tier.full_until <= self._context.now:
+            if tier.full and tier.full_until <= self._context.now:
                 self._retry(tier)
 
     def _retry(self, tier: TierState) -> None:

@@ -330,6 +330,12 @@ class TierState:
     """Filled for a plan and not yet read, in the order of need."""
     in_use: EvictionList = field(default_factory=EvictionList)
     """Read, and needed again by a plan; the least recently used first."""
+
+    @property
+    def full(self) -> bool:
+        """The tier took no more bytes a short time ago."""
+        return self.full_until > 0.0
+
     kept: dict[DatasetId, EvictionList] = field(default_factory=dict)
     committing: set[Copy] = field(default_factory=set)
 

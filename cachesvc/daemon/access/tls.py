@@ -123,17 +123,19 @@ class TlsContexts:
             return self._contexts
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        server = self._context(ssl.PROTOCOL_TLS_SERVER)
-        client = self._context(ssl.PROTOCOL_TLS_CLIENT)  # checks the host's name by default
+        server = _context(self._tls, ssl.PROTOCOL_TLS_SERVER)
+        client = _context(self._tls, ssl.PROTOCOL_TLS_CLIENT)  # checks the host's name by default
         return server, client
 
-    def _context(self, side: int) -> ssl.SSLContext:
-        context = ssl.SSLContext(side)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(self._tls.certificate, self._tls.key, password="")
-        context.load_verify_locations(self._tls.ca)
-        return context
+
+def _context(tls: Tls, side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    # Without a password OpenSSL would prompt for one.
+    context.load_cert_chain(tls.certificate, tls.key, password="")
+    context.load_verify_locations(tls.ca)
+    return context
 
 
 _OF_THE_OTHER = {
@@ -197,11 +199,7 @@ def read_tls(tls: Tls) -> tuple[bytes, bytes, bytes]:
     be used."""
     try:
         key, certificate, ca = (Path(name).read_bytes() for name in (tls.key, tls.certificate, tls.ca))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(
-            tls.certificate, tls.key, password=""
-        )  # without it OpenSSL would prompt for one
-        context.load_verify_locations(tls.ca)
+        _context(tls, ssl.PROTOCOL_TLS_SERVER)
     except ssl.SSLError as error:
         reason = error.reason or "no PEM"
         raise InvalidInput(

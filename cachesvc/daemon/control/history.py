@@ -19,6 +19,10 @@ MAX_DATASETS = 64
 """Datasets whose hit rates are sampled: programs may open thousands of files by name."""
 
 
+SERIES = ("source", "peers", "ram", "nvme")
+"""Where bytes come from, by the names of the messages."""
+
+
 class History:
     """A timer of the runner. Runs on the loop's thread."""
 
@@ -42,17 +46,15 @@ class History:
 
     def throughput(self) -> pb.Throughput:
         """Return the rates of the last seconds."""
-        source, peers, ram, nvme = self._throughput.latest(time.monotonic(), self._totals())
-        return pb.Throughput(source=source, peers=peers, ram=ram, nvme=nvme)
+        latest = self._throughput.latest(time.monotonic(), self._totals())
+        return pb.Throughput(**dict(zip(SERIES, latest, strict=True)))
 
     def message(self) -> pb.History:
         """Return the rates of the last minutes."""
         found = pb.History(step_s=STEP_S)
-        for source, peers, ram, nvme in self._throughput.rates():
-            found.source.append(round(source))
-            found.peers.append(round(peers))
-            found.ram.append(round(ram))
-            found.nvme.append(round(nvme))
+        for rates in self._throughput.rates():
+            for name, rate in zip(SERIES, rates, strict=True):
+                getattr(found, name).append(round(rate))
         return found
 
     def hits(self, dataset: DatasetId) -> list[tuple[float, float]]:

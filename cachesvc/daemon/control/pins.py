@@ -21,6 +21,7 @@ from cachesvc.daemon.claims import DatasetClaims
 from cachesvc.daemon.datasets import Datasets, ServedDataset
 from cachesvc.daemon.loop.loop import Loop
 from cachesvc.daemon.runner import Runner
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.tiers.directory import sync_directory
 
 log = logging.getLogger(__name__)
@@ -150,9 +151,6 @@ class Pins:
 @contextmanager
 def _locked(directory: str) -> Iterator[None]:
     """Hold the lock of a state directory: daemons that share it rewrite its file one after the other. Raises OSError."""
-    lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(directory, os.O_RDONLY | os.O_CLOEXEC)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(lock)

@@ -152,7 +152,7 @@ def _add_unfit(node: Node, reply: pb.PrefetchReply, dataset: DatasetId, planned:
     prefetch, first estimate those bytes from the quotas and the room without kept extents. An extent lies in one tier, so
     up to an extent more for each tier may not fit."""
     shares = node.policy.shares
-    tiers = [tier for tier in node.status().tiers if not tier.lost]
+    tiers = [tier for tier in node.policy.tiers.values() if not tier.lost]
     room = sum(max(0, tier.budget_bytes - tier.reserve_bytes - tier.kept_bytes) for tier in tiers)
     left = max(0, shares.quota_left(shares.datasets[dataset]))
     missing = reply.size_bytes - reply.resident_bytes
@@ -163,6 +163,6 @@ def _add_unfit(node: Node, reply: pb.PrefetchReply, dataset: DatasetId, planned:
         reply.unfit_bytes = max(0, int(missing - min(room, left)))
     if reply.unfit_bytes:
         reply.lost_tiers.extend(tier.name for tier in node.policy.tiers.values() if tier.lost)
-        reply.full_tiers.extend(tier.tier for tier in tiers if tier.full)
+        reply.full_tiers.extend(tier.name for tier in tiers if tier.full)
     if left < missing:
         reply.over_quota_bytes = max(0, reply.unfit_bytes - max(0, missing - room))

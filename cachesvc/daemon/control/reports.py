@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice
 from time import gmtime, strftime
@@ -41,27 +41,21 @@ EVENTS = 20
 """The latest events in a snapshot."""
 
 
+@dataclass(eq=False)
 class Reports:
     """Takes snapshots for threads other than the loop's. `cluster` is None without one."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        node: Node,
-        datasets: Datasets,
-        pins: Pins,
-        grants: GrantsServer,
-        fills: Fills,
-        fillers: FillerPool,
-        cluster: ClusterLink | None,
-        history: History,
-        journal: Journal,
-    ) -> None:
-        self._loop, self._node = loop, node
-        self._datasets, self._pins, self._grants = datasets, pins, grants
-        self._fills, self._counts, self._fillers = fills, fills.counts, fillers
-        self._cluster, self._history, self._journal = cluster, history, journal
-        self._started = time.monotonic()
+    _loop: Loop
+    _node: Node
+    _datasets: Datasets
+    _pins: Pins
+    _grants: GrantsServer
+    _fills: Fills
+    _fillers: FillerPool
+    _cluster: ClusterLink | None
+    _history: History
+    _journal: Journal
+    _started: float = field(default_factory=time.monotonic)
 
     def snapshot(self, caller: Peer | None, allow: Sequence[str] = ()) -> pb.StatusReply:
         """Return this node at one moment, as a caller may see it. `allow`: the prefixes that the caller may use."""
@@ -136,10 +130,10 @@ class Reports:
         return {dataset.index_of[extent] for extent in extents if extent in dataset.index_of}
 
     def _status(self, caller: Peer | None) -> pb.StatusReply:
-        status, fills = self._node.status(), self._fills.reading()
+        fills = self._fills.reading()
         tiers = [
-            message_of(pb.TierStatus, tier, name=tier.tier, corrupt_extents=tier.corrupt_count)
-            for tier in status.tiers
+            message_of(pb.TierStatus, tier, corrupt_extents=tier.corrupt_count)
+            for tier in self._node.policy.tiers.values()
         ]
         return pb.StatusReply(
             version=cachesvc.__version__,
@@ -149,7 +143,7 @@ class Reports:
             uptime_s=time.monotonic() - self._started,
             tiers=tiers,
             readers=self._grants.readers().total(),
-            fills_running=status.fills,
+            fills_running=len(self._node.copies.filling),
             sources=message_of(pb.SourceStatus, self._fillers.source_requests),
             cluster=self._cluster_status(),
             throughput=self._history.throughput(),
@@ -162,7 +156,7 @@ class Reports:
     def _cluster_status(self) -> pb.ClusterStatus | None:
         if self._cluster is None:
             return None
-        report, received_bytes = self._cluster.report, self._counts.received.total()
+        report, received_bytes = self._cluster.report, self._fills.counts.received.total()
         states = Counter(row.state for row in report.rows)
         return message_of(
             pb.ClusterStatus,
@@ -182,8 +176,8 @@ class Reports:
             dataset=message,
             readers=self._grants.readers()[dataset.id],
             pinned=dataset.id in self._pins,
-            source_bytes=self._counts.source_bytes(dataset.id),
-            peer_bytes=self._counts.peer_bytes(dataset.id),
+            source_bytes=self._fills.counts.source_bytes(dataset.id),
+            peer_bytes=self._fills.counts.peer_bytes(dataset.id),
             listed_at=self._datasets.stale.get(dataset.id, 0),
             epochs=[message_of(pb.EpochStatus, each) for each in counters.epochs],
             hit_rate=hit_rate(counters),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from cachesvc.core import events
 from cachesvc.core.model import TierName
@@ -21,33 +22,23 @@ from cachesvc.tiers.probe import Room
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class DiskReactions:
     """Called by the watch over the disks, on the loop's thread."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        threads: TierThreads,
-        budgets: Budgets,
-        fillers: FillerPool,
-        fills: Fills,
-        checks: Checks,
-        granting: Granting,
-        hole_records: HoleRecords,
-    ) -> None:
-        self._node, self._handle = runner.node, runner.handle
-        self._threads = threads
-        self._budgets = budgets
-        self._fillers = fillers
-        self._fills = fills
-        self._checks = checks
-        self._granting = granting
-        self._hole_records = hole_records
+    _runner: Runner
+    _threads: TierThreads
+    _budgets: Budgets
+    _fillers: FillerPool
+    _fills: Fills
+    _checks: Checks
+    _granting: Granting
+    _hole_records: HoleRecords
 
     def stalled(self, name: TierName, stalled: bool) -> None:
         """Send fills elsewhere until the disk answers or is lost, in fillers that do not wait for it."""
         log.warning("a disk %s", "does not answer" if stalled else "answers again", extra={"tier": name})
-        self._handle(events.Stalled(name, stalled))
+        self._runner.handle(events.Stalled(name, stalled))
         if stalled:
             self._fillers.retire(name)
             self._fills.fail_tier(name, "it does not answer")
@@ -55,7 +46,7 @@ class DiskReactions:
     def lost(self, name: TierName, why: str) -> None:
         """Answer all that wait for the tier; its threads abort calls that finish later."""
         record(Event("tier_lost", tier=name, why=why))
-        self._handle(events.TierLost(name))
+        self._runner.handle(events.TierLost(name))
         self._fills.tier_lost(name, why)
         self._granting.tier_lost(name)
         self._fillers.tier_lost(name)  # last: the jobs that this answers find all of the above done
@@ -67,16 +58,16 @@ class DiskReactions:
             self._renew(name, successor)
         record(Event("tier_back", tier=name))
         self._checks.tier_back(name)
-        self._handle(events.TierBack(name))
+        self._runner.handle(events.TierBack(name))
 
     def measured(self, name: TierName, room: Room) -> None:
         """Adapt the tier's budget to the room on its disk; a room of 0 bytes is unknown."""
         if not room.total_bytes:
             return
-        tier = self._node.policy.tiers[name]
+        tier = self._runner.node.policy.tiers[name]
         budget_bytes = self._budgets.measured(name, room, tier.used_bytes)
         if budget_bytes != tier.given_bytes:
-            self._handle(events.Resized(name, budget_bytes))
+            self._runner.handle(events.Resized(name, budget_bytes))
 
     def _renew(self, name: TierName, successor: Successor) -> None:
         self._threads.replace(name, successor.tier)
@@ -84,5 +75,5 @@ class DiskReactions:
         self._checks.renewed(name)
         self._hole_records.renewed(name)
         self._budgets.renewed(name)
-        self._handle(events.Renewed(name, successor.extents))
+        self._runner.handle(events.Renewed(name, successor.extents))
         self.measured(name, successor.room)

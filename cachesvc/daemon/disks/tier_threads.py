@@ -10,7 +10,6 @@ does not answer is abandoned: its locks are released for the next daemon.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from cachesvc.core.records.residency import TierState
 from cachesvc.daemon.disks.opening import DirectoryOpening
 from cachesvc.daemon.disks.renewal import Disk
 from cachesvc.daemon.loop.lanes import Lane
+from cachesvc.sources.limited_calls import LimitedCall
 from cachesvc.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -117,22 +117,16 @@ def close_tier(tier: Tier, calls: Sequence[Lane], deadline: float) -> bool:
         except CacheError as error:
             log.warning("a tier did not close cleanly", extra={"tier": tier.name, "error": str(error)})
 
-    return all(lane.close(_left_s(deadline)) for lane in calls) and _in_time(close, _left_s(deadline))
+    if not all(lane.close(_left_s(deadline)) for lane in calls):
+        return False
+    return LimitedCall(close, "in-time").ends_within(_left_s(deadline))
 
 
 def abandon(disk: Disk) -> bool:
     """Release a disk's directory for another daemon; False where even that takes too long."""
     log.warning("a tier that does not answer is abandoned", extra={"tier": disk.name})
-    return _in_time(disk.unlock, ENDS_S)
+    return LimitedCall(disk.unlock, "in-time").ends_within(ENDS_S)
 
 
 def _left_s(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _in_time(work: Callable[[], None], wait_s: float) -> bool:
-    """Run a call on a new daemon thread and tell whether it ends within `wait_s`; otherwise it is left running."""
-    thread = threading.Thread(target=work, name="in-time", daemon=True)
-    thread.start()
-    thread.join(wait_s)
-    return not thread.is_alive()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -45,24 +45,17 @@ class _Watched:
     """The last logged reason why the tier stays lost."""
 
 
+@dataclass(eq=False)
 class DiskWatch:
     """Runs on the loop's thread, except the probes, which run on a thread of each tier."""
 
-    def __init__(
-        self,
-        lost: Callable[[TierName, str], None],
-        back: Callable[[TierName], None],
-        measured: Callable[[TierName, Room], None],
-        stalled: Callable[[TierName, bool], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._lost = lost
-        self._back = back
-        self._measured = measured
-        self._stalled = stalled
-        self._clock = clock
-        self._limits = Limits()
-        self._tiers: dict[TierName, _Watched] = {}
+    _lost: Callable[[TierName, str], None]
+    _back: Callable[[TierName], None]
+    _measured: Callable[[TierName, Room], None]
+    _stalled: Callable[[TierName, bool], None]
+    _clock: Callable[[], float]
+    _limits: Limits = field(default_factory=Limits)
+    _tiers: dict[TierName, _Watched] = field(default_factory=dict)
 
     def add(
         self, tier: ProbedTier, probes: Lane, calls: tuple[Lane, ...], jobs_s: Callable[[], float]

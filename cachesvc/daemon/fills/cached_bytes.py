@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,24 +27,22 @@ from cachesvc.sources.watched import CallWatch
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class CachedBytes:
     """`ExtentBytes` through the grants socket. A context manager, which removes the provisional catalog.
 
     Reads of copies are watched by `calls`, since a disk may hang.
     """
 
-    def __init__(
-        self, socket_dir: str, catalogs: str, survey: Survey, direct: ExtentBytes, calls: CallWatch
-    ) -> None:
-        self._socket_dir = socket_dir
-        self._catalogs = catalogs
-        self._survey = survey
-        self._direct = direct
-        self._calls = calls
-        self._path = ""
-        self._grants: DaemonGrants | None = None
-        self._held = -1
-        self._fd = -1
+    _socket_dir: str
+    _catalogs: str
+    _survey: Survey
+    _direct: ExtentBytes
+    _calls: CallWatch
+    _path: str = ""
+    _grants: DaemonGrants | None = None
+    _held: int = -1
+    _fd: int = -1
 
     def __enter__(self) -> CachedBytes:
         return self

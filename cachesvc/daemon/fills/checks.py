@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,32 +54,24 @@ class _Check:
     begun: bool = False
 
 
+@dataclass(eq=False)
 class Checks:
     """Opens copies and checks them against their checksums. Runs on the loop's thread."""
 
-    def __init__(
-        self,
-        node: Node,
-        tiers: Mapping[TierName, Tier],
-        openers: Mapping[TierName, Lane],
-        fillers: FillerPool,
-        handle: Callable[[events.Event], None],
-        suspect_tier: Callable[[TierName], None],
-    ) -> None:
-        self._node = node
-        self._tiers = tiers
-        self._openers = openers
-        self._fillers = fillers
-        self._handle = handle
-        self._suspect_tier = suspect_tier
-        self.unverified: dict[TierName, set[ExtentId]] = {tier: set() for tier in node.policy.tiers}
-        """Copies that may have changed since the last check: from before the daemon's start or the disk's trouble."""
-        self.committing: dict[tuple[ExtentId, TierName], Checksums] = {}
-        """Checksums of copies that `Fills` is committing to a disk; their files hold none until then."""
-        self._damaged: set[ExtentId] = set()
-        """Extents that were dropped, until they are filled again."""
-        self._checking: dict[tuple[ExtentId, TierName], _Check] = {}
-        self._queues = {tier: _CheckQueue() for tier in node.policy.tiers}
+    _node: Node
+    _tiers: Mapping[TierName, Tier]
+    _openers: Mapping[TierName, Lane]
+    _fillers: FillerPool
+    _handle: Callable[[events.Event], None]
+    _suspect_tier: Callable[[TierName], None]
+    unverified: dict[TierName, set[ExtentId]] = field(default_factory=lambda: defaultdict(set))
+    """Copies that may have changed since the last check: from before the daemon's start or the disk's trouble."""
+    committing: dict[tuple[ExtentId, TierName], Checksums] = field(default_factory=dict)
+    """Checksums of copies that `Fills` is committing to a disk; their files hold none until then."""
+    _damaged: set[ExtentId] = field(default_factory=set)
+    """Extents that were dropped, until they are filled again."""
+    _checking: dict[tuple[ExtentId, TierName], _Check] = field(default_factory=dict)
+    _queues: dict[TierName, _CheckQueue] = field(default_factory=lambda: defaultdict(_CheckQueue))
 
     def open(
         self, extent: ExtentId, tier: TierName, then: OnOpened, otherwise: Callable[[CacheError], None]

@@ -18,6 +18,7 @@ from cachesvc.daemon.fills.fill_parts import FillParts
 from cachesvc.daemon.fills.shared_fills import Located, SharedFill
 from cachesvc.daemon.loop.steps import Steps
 from cachesvc.daemon.processes import jobs
+from cachesvc.system.descriptors import closing_fd
 
 log = logging.getLogger(__name__)
 FromSource = Callable[[jobs.FetchJob, int, int], Steps[jobs.JobDone]]
@@ -121,9 +122,6 @@ def _failed(came: jobs.JobDone, why: str, end: ReadEnd) -> jobs.JobDone:
 @contextmanager
 def _memory(size_bytes: int) -> Iterator[int]:
     """Lend memory as a descriptor. Raises OSError."""
-    fd = os.memfd_create("cachesvc:comparison", os.MFD_CLOEXEC)
-    try:
+    with closing_fd(os.memfd_create("cachesvc:comparison", os.MFD_CLOEXEC)) as fd:
         os.ftruncate(fd, size_bytes)
         yield fd
-    finally:
-        os.close(fd)

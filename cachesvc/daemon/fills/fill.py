@@ -41,6 +41,7 @@ from cachesvc.daemon.fills.holes import CopyHoles
 from cachesvc.daemon.fills.shared_fills import Located, SharedFill
 from cachesvc.daemon.loop.steps import Step, Steps
 from cachesvc.daemon.processes import jobs
+from cachesvc.system.descriptors import closing_fd
 from cachesvc.tiers.tier import Checksums, PersistentTier
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,6 @@ class Fill:
         self.reads = ""
         """Where it reads now: "source", a tier or the name of a node; "" before it reads."""
         self._from_peer = False
-        self._began_at = time.monotonic()
         self._parts = parts
         self._counts = counts
         self._extent, self._tier_name = command.extent, command.tier
@@ -98,7 +98,7 @@ class Fill:
             yield self._tell_failed(error, retry=False)
             return
         try:
-            with _closing(target), self._followed(dataset, index, target) as shared:
+            with closing_fd(target), self._followed(dataset, index, target) as shared:
                 done = yield from self._fetch(dataset, index, target, shared)
                 checksums, holes = Checksums(size_bytes, done.digests), self._holes_of(done)
                 self._parts.hole_records.filled(self._extent, self._tier_name, holes)
@@ -114,7 +114,7 @@ class Fill:
             return
         self.filled = True
         record_filled(self.command, dataset, holes, self._parts.checks.repaired(self._extent))
-        self._counts.filled(self.command, self._from_peer, size_bytes, time.monotonic() - self._began_at)
+        self._counts.filled(self.command, self._from_peer, size_bytes, time.monotonic() - self.began)
         filled = events.Filled(self._extent, self._tier_name, self._from_peer, holes.code, holes.message)
         if isinstance(self._tier, PersistentTier):
             # NVMe: a copy may be granted once it is verified, before it is durable.
@@ -196,7 +196,7 @@ class Fill:
             done = jobs.JobDone(error.code, str(error), retry=True)
         else:
             assert checksums is not None, "a copy that is not committed"
-            with _closing(fd):
+            with closing_fd(fd):
                 copy = jobs.CopyJob(checksums.size_bytes, checksums.digests)
                 done = yield self._job(dataset, copy, (target, fd), (self._tier_name, origin))
         if done.code in (CorruptData.code, TierFailed.code):
@@ -381,14 +381,6 @@ def _checked(done: jobs.JobDone) -> jobs.JobDone:
     if done.code:
         raise FillError(from_code(done.code, done.message), done.retry)
     return done
-
-
-@contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def record_failure(error: CacheError, command: StartFill, dataset: ServedDataset) -> None:

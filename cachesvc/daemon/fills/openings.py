@@ -41,19 +41,16 @@ class KeptVersion:
     why: str = ""
 
 
+@dataclass(eq=False)
 class Openings:
     """The openings of a builder. Thread-safe. While a source is down, the version that was opened last is opened instead,
     unless its listing is older than `stale_s` seconds; 0 turns this off. A source is down after `after_s` seconds without
     an answer."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        stale_s: float,
-        after_s: float = STALE_AFTER_S,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._sources, self._stale_s, self._after_s, self._clock = sources, stale_s, after_s, clock
+    _sources: Sources
+    _stale_s: float
+    _after_s: float = STALE_AFTER_S
+    _clock: Callable[[], float] = time.time
 
     def find(self, job: BuildJob) -> Survey | KeptVersion:
         """Return the version that the job opens. Raises what listing the source raises."""

@@ -24,7 +24,7 @@ from cachesvc.core.errors import CacheError, CorruptData, SourceUnavailable
 from cachesvc.core.limits import BUILD_TRIES
 from cachesvc.core.model import TierName
 from cachesvc.daemon.processes import jobs
-from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
+from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.processes.fork_server import CANNOT_FORK, DEATH_S, Child, ForkServer
 from cachesvc.sources.paces import new_paces
 from cachesvc.sources.resilient import SourceCounters
@@ -274,11 +274,7 @@ class FillerPool:
             self._watch(filler.channel.fileno(), partial(self._read, filler))
 
     def _read(self, filler: _Filler) -> None:
-        try:
-            received = jobs.receive_answer(filler.channel)
-        except RECEIVE_ERRORS:
-            received = None
-        message, descriptors = received or (None, [])
+        message, descriptors = jobs.receive_answer.until_end(filler.channel)
         for fd in descriptors:  # none is expected
             os.close(fd)
         if isinstance(message, jobs.SourceRequests):

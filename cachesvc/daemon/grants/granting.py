@@ -6,7 +6,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from cachesvc.core import commands, events
 from cachesvc.core.errors import CacheError
@@ -20,24 +21,17 @@ from cachesvc.tiers.tier import Checksums, Tier
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Granting:
     """Executes the command `Grant`. Runs on the loop's thread."""
 
-    def __init__(
-        self,
-        server: GrantsServer,
-        tiers: Mapping[TierName, Tier],
-        checks: Checks,
-        hole_records: HoleRecords,
-        handle: Callable[[events.Event], None],
-    ) -> None:
-        self._server = server
-        self._tiers = tiers
-        self._checks = checks
-        self._hole_records = hole_records
-        self._handle = handle
-        self._numbers = itertools.count(1)
-        self._opening: dict[int, commands.Grant] = {}
+    _server: GrantsServer
+    _tiers: Mapping[TierName, Tier]
+    _checks: Checks
+    _hole_records: HoleRecords
+    _handle: Callable[[events.Event], None]
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _opening: dict[int, commands.Grant] = field(default_factory=dict)
 
     def grant(self, command: commands.Grant) -> None:
         """Send a descriptor of the copy. Where it cannot be opened, the reader reads elsewhere."""

@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import cachesvc
@@ -34,28 +35,22 @@ from cachesvc.system import datagrams
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class GrantsServer:
     """Keeps the connected readers and passes their requests to the runner. Decides nothing."""
 
-    def __init__(
-        self,
-        requests: ReaderEvents,
-        plans: PlanIntake,
-        watch: Callable[[int, Callable[[], object]], None],
-        unwatch: Callable[[int], None],
-        next_id: Callable[[], int],
-        bypass: Bypass,
-    ) -> None:
-        self._requests = requests
-        self._plans = plans
-        self._watch = watch
-        self._unwatch = unwatch
-        self._next_id = next_id
-        self.bypass = bypass
-        self._readers: dict[ReaderId, ConnectedReader] = {}
-        self._tokens: dict[int, ConnectedReader] = {}
-        self.waits = {answer: Histogram() for answer in ("granted", "refused", "failed")}
-        """How long readers waited for each kind of answer to a request for an extent."""
+    _requests: ReaderEvents
+    _plans: PlanIntake
+    _watch: Callable[[int, Callable[[], object]], None]
+    _unwatch: Callable[[int], None]
+    _next_id: Callable[[], int]
+    bypass: Bypass
+    _readers: dict[ReaderId, ConnectedReader] = field(default_factory=dict)
+    _tokens: dict[int, ConnectedReader] = field(default_factory=dict)
+    waits: dict[str, Histogram] = field(
+        default_factory=lambda: {answer: Histogram() for answer in ("granted", "refused", "failed")}
+    )
+    """How long readers waited for each kind of answer to a request for an extent."""
 
     def listen(self, path: str, mode: int, max_readers: int) -> None:
         """Open the socket. Raises as `bind`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import (
@@ -80,32 +81,26 @@ _OF_DEMANDS = {
 }
 
 
+@dataclass(eq=False)
 class MetricsCollector:
     """A Prometheus collector. `cluster` is None without one."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        node: Node,
-        datasets: Datasets,
-        grants: GrantsServer,
-        counts: FillCounts,
-        fillers: FillerPool,
-        cluster: ClusterLink | None,
-        requests: ReaderEvents,
-        threads: TierThreads,
-        journal: Journal,
-        reloader: Reloader,
-        certificate: CertificateWatch | None,
-    ) -> None:
-        self._loop, self._node, self._datasets, self._grants = loop, node, datasets, grants
-        self._counts, self._fillers, self._cluster, self._requests = counts, fillers, cluster, requests
-        self._threads, self._journal = threads, journal
-        self._reloader, self._certificate = reloader, certificate
-        self._present: frozenset[DatasetId] = frozenset()
-        self._labels: dict[DatasetId, str] = {}
-        """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
-        since a counter that falls looks like one that restarted."""
+    _loop: Loop
+    _node: Node
+    _datasets: Datasets
+    _grants: GrantsServer
+    _counts: FillCounts
+    _fillers: FillerPool
+    _cluster: ClusterLink | None
+    _requests: ReaderEvents
+    _threads: TierThreads
+    _journal: Journal
+    _reloader: Reloader
+    _certificate: CertificateWatch | None
+    _present: frozenset[DatasetId] = frozenset()
+    _labels: dict[DatasetId, str] = field(default_factory=dict)
+    """The last label of each reported dataset. A dataset that the daemon has forgotten still counts in the private sum,
+    since a counter that falls looks like one that restarted."""
 
     def register(self) -> None:
         """Add the metrics to the process's default registry."""
@@ -147,7 +142,7 @@ class MetricsCollector:
             GaugeMetricFamily(
                 "cachesvc_bypassed", "1 while an operator bypasses the cache.", self._grants.bypass.on
             ),
-            GaugeMetricFamily("cachesvc_fills", "Fills running.", self._node.status().fills),
+            GaugeMetricFamily("cachesvc_fills", "Fills running.", len(self._node.copies.filling)),
             *self._stall_metrics(),
             *self._rank_metrics(),
             *self._histograms(),
@@ -189,11 +184,11 @@ class MetricsCollector:
         yield GaugeMetricFamily(name, about, self._reloader.succeeded_at)
 
     def _tiers(self) -> Iterator[Metric]:
-        tiers = self._node.status().tiers
+        tiers = self._node.policy.tiers.values()
         for kind, name, attribute, about in _OF_TIERS:
-            yield family(kind, name, about, "tier", [(each.tier, getattr(each, attribute)) for each in tiers])
+            yield family(kind, name, about, "tier", [(each.name, getattr(each, attribute)) for each in tiers])
 
-        calls = {each.tier: self._threads.of(each.tier) for each in tiers}
+        calls = {each.name: self._threads.of(each.name) for each in tiers}
         filled = [(name, self._counts.filled_bytes[name]) for name in calls]
         yield family(_COUNTER, "tier_filled_bytes", "Bytes filled into a tier.", "tier", filled)
         waits = {str(name): sum((lane.waits for lane in lanes), Histogram()) for name, lanes in calls.items()}

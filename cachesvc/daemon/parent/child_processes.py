@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -50,19 +52,10 @@ class S3Process:
         if not msgspec.json.decode(settings, type=Settings).s3:
             return
         try:
-            process, self._channel = spawn(
-                "cachesvc.gateway.s3",
-                msgspec.Raw(settings),
-                program.environment,
-                executable=program.executable,
-                directory=program.directory,
-            )
+            self._pid, self._channel = _spawned("cachesvc.gateway.s3", msgspec.Raw(settings), program)
         except OSError as error:
             log.error("the S3 endpoint cannot be started", extra={"error": error.strerror})
             self.start_at = now + RESTART_S
-            return
-        process.returncode = 0  # the parent reaps all processes; Popen is not to
-        self._pid = process.pid
 
     def reaped(self, pid: int, code: int, stopping: bool) -> None:
         """Note that a process ended, perhaps another one."""
@@ -88,13 +81,15 @@ Launch = Callable[[Program, Given, int], tuple[int, socket.socket]]
 
 def launch_daemon(program: Program, given: Given, lock: int) -> tuple[int, socket.socket]:
     """Start the daemon of a release as a process of its own interpreter."""
+    return _spawned("cachesvc.daemon.serve", given, program, (lock,))
+
+
+def _spawned(
+    module: str, given: object, program: Program, inherits: tuple[int, ...] = ()
+) -> tuple[int, socket.socket]:
+    """Start a module of a release; return its pid and the parent's end of its channel. Raises OSError."""
     process, channel = spawn(
-        "cachesvc.daemon.serve",
-        given,
-        program.environment,
-        (lock,),
-        executable=program.executable,
-        directory=program.directory,
+        module, given, program.environment, inherits, program.executable, program.directory
     )
     process.returncode = 0  # the parent reaps all processes; Popen is not to
     return process.pid, channel
@@ -106,7 +101,6 @@ class DaemonProcess:
 
     pid: int
     channel: socket.socket
-    began_at: float
     asks: bool = False
     """It waits for copies."""
     batches: Iterator[list[tuple[CopyHeld, int]]] | None = None
@@ -117,3 +111,8 @@ class DaemonProcess:
     """It was told to leave."""
     hung_at: float = math.inf
     """The time at which it is given up, since it closed its channel, or was told to leave."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it has not ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)

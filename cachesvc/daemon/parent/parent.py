@@ -46,7 +46,7 @@ from cachesvc.daemon.parent.messages import (
     receive_upgrade,
 )
 from cachesvc.daemon.parent.socket_directory import SocketDirectory
-from cachesvc.daemon.processes.datagrams import RECEIVE_ERRORS, send
+from cachesvc.daemon.processes.datagrams import send
 from cachesvc.daemon.unix_sockets import peer_process
 from cachesvc.system.memory import memories
 
@@ -150,21 +150,17 @@ class Parent:
         return self._watched(pid, channel)
 
     def _watched(self, pid: int, channel: socket.socket) -> DaemonProcess:
-        found = DaemonProcess(pid, channel, time.monotonic())
+        found = DaemonProcess(pid, channel)
         self._loop.watch(channel.fileno(), lambda: self._receive(found))
         return found
 
     def _receive(self, daemon: DaemonProcess) -> None:
-        try:
-            received = receive_from_daemon(daemon.channel)
-        except RECEIVE_ERRORS:
-            received = None
-        if received is None:  # it has ended, or hangs in a disk without its sockets
+        message, descriptors = receive_from_daemon.until_end(daemon.channel)
+        if message is None:  # it has ended, or hangs in a disk without its sockets
             self._loop.unwatch(daemon.channel.fileno())
             daemon.channel.close()
             daemon.hung_at = min(daemon.hung_at, time.monotonic() + LINGER_S)
             return
-        message, descriptors = received
         if (
             isinstance(message, HoldCopy) and descriptors
         ):  # else this process has as many files open as it may
@@ -273,8 +269,7 @@ class Parent:
         self._s3.tick(now)
         if self._daemon is not None and self._daemon.hung_at <= now:
             log.warning("a daemon does not end and is given up", extra={"pid": self._daemon.pid})
-            with suppress(ProcessLookupError):
-                os.kill(self._daemon.pid, signal.SIGKILL)
+            self._daemon.signal(signal.SIGKILL)
             self._ended(self._daemon, -signal.SIGKILL)
         if self._look_at <= now:
             self._look_at = now + LOOK_S
@@ -310,20 +305,17 @@ class Parent:
         if self._in_terminal and not os.isatty(0):
             self._stop()
         elif self._daemon is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._daemon.pid, signal.SIGHUP)
+            self._daemon.signal(signal.SIGHUP)
 
     def _stop(self) -> None:
         """End the daemon, and then this process."""
         self._stopping = True
         if self._upgrade is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._upgrade.daemon.pid, signal.SIGKILL)
+            self._upgrade.daemon.signal(signal.SIGKILL)
         if self._daemon is None:
             self._loop.stop()
         else:
-            with suppress(ProcessLookupError):
-                os.kill(self._daemon.pid, signal.SIGTERM)
+            self._daemon.signal(signal.SIGTERM)
 
     # Upgrades.
 
@@ -339,11 +331,7 @@ class Parent:
     def _requested(self, connection: socket.socket) -> None:
         self._loop.unwatch(connection.fileno())
         del self._connections[connection.fileno()]
-        try:
-            received = receive_upgrade(connection)
-        except RECEIVE_ERRORS:
-            received = None
-        request = received[0] if received else None
+        request, _ = receive_upgrade.until_end(connection)
         if request is None:
             connection.close()
         elif request.protocol != PROTOCOL:
@@ -367,8 +355,7 @@ class Parent:
     def _ask_to_leave(self, daemon: DaemonProcess) -> None:
         """Tell the old daemon to leave, and readers to wait for the new one."""
         self._sockets.announce_upgrade()
-        with suppress(ProcessLookupError):
-            os.kill(daemon.pid, LEAVE)
+        daemon.signal(LEAVE)
         daemon.leaves, daemon.hung_at = True, time.monotonic() + LEAVE_S
 
     def _give_up(self, error: CacheError) -> None:

@@ -266,7 +266,7 @@ class ClusterLink:
 
     def _tell_state(self) -> None:
         """Tell the agent what it says in greetings."""
-        asked, tiers = self._source_counters(), self._node.status().tiers
+        asked, tiers = self._source_counters(), self._node.policy.tiers.values()
         source = self._source_health.observe(asked.bytes, asked.retries, asked.throttled, time.monotonic())
         free_bytes = sum(max(0, each.budget_bytes - each.used_bytes) for each in tiers if not each.lost)
         state = messages.NodeChanged(source, free_bytes, self._allowed())

@@ -6,7 +6,6 @@ checks the types of all fields, since the sending process may read untrusted dat
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from typing import Any, Generic, TypeVar
@@ -50,15 +49,11 @@ class Receiver(Generic[_Message]):
     def __call__(self, channel: socket.socket) -> tuple[_Message, list[int]] | None:
         """Receive the next message and its descriptors, which are the caller's and close on exec; None when the other
         process has ended. Raises one of `RECEIVE_ERRORS`, and closes the descriptors of an invalid message."""
-        room = socket.CMSG_LEN(MAX_DESCRIPTORS * array.array("i").itemsize)
-        data, ancillary, _, _ = channel.recvmsg(MAX_DATAGRAM_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors, _, _ = socket.recv_fds(
+            channel, MAX_DATAGRAM_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
         if not data:
             return None
-        received = array.array("i")
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received.frombytes(payload)
-        descriptors = list(received)
         try:
             if data == BODY_IN_MEMFD:
                 with os.fdopen(descriptors.pop(), "rb") as body:
@@ -71,6 +66,13 @@ class Receiver(Generic[_Message]):
         except BaseException:
             _close(descriptors)
             raise
+
+    def until_end(self, channel: socket.socket) -> tuple[_Message | None, list[int]]:
+        """Receive as a call does; None, without descriptors, when the other process has ended or its message is invalid."""
+        try:
+            return self(channel) or (None, [])
+        except RECEIVE_ERRORS:
+            return None, []
 
 
 def _close(descriptors: list[int]) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -82,27 +82,24 @@ class Child:
     """The exit code, as subprocess has it; None until the child has ended."""
 
 
+@dataclass(eq=False)
 class ForkServer:
     """The daemon's side of the fork server; runs on the event loop's thread.
 
     Only the server reaps the children, so it also kills them. They die with the server, and the server with the daemon.
     """
 
-    def __init__(
-        self,
-        module: str,
-        given: object,
-        inherits: tuple[int, ...],
-        watch: Callable[[int, Callable[[], None]], None],
-        unwatch: Callable[[int], None],
-    ) -> None:
-        """`module`, `given` and `inherits` are as in `spawn`; `watch` and `unwatch` are the event loop's."""
-        self._module, self._given, self._inherits = module, given, inherits
-        self._watch, self._unwatch = watch, unwatch
-        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-        self._children: dict[int, Child] = {}
-        self._orphans: list[int] = []
-        self._number = 0
+    _module: str
+    _given: object
+    _inherits: tuple[int, ...]
+    """As in `spawn`, all three."""
+    _watch: Callable[[int, Callable[[], None]], None]
+    _unwatch: Callable[[int], None]
+    """The event loop's, both."""
+    _server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+    _children: dict[int, Child] = field(default_factory=dict)
+    _orphans: list[int] = field(default_factory=list)
+    _number: int = 0
 
     def start(self) -> socket.socket:
         """Return the server's channel, and start the server where none runs. Raises OSError."""

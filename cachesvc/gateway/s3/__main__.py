@@ -31,7 +31,7 @@ from cachesvc.gateway.s3.passing import Passing
 from cachesvc.gateway.s3.service import Service
 from cachesvc.gateway.s3.upstream import Upstream
 from cachesvc.gateway.s3.writes import Writes
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from cachesvc.sources.s3.signing import RequestSigner
 from cachesvc.sources.uri import allowlist
 from cachesvc.system.memory import raise_open_files
@@ -84,7 +84,7 @@ async def serve(settings: Settings, ends: asyncio.Event) -> None:
         log.warning("no allowed prefix is of S3: the S3 endpoint serves nothing")
     rules = [rule for rule in settings.rules if rule.prefix in allowed.typed]
     keys = Keys(node_secret(settings.state_dir))
-    source = open_s3(S3Settings())
+    source = open_s3()
     upstream, tenants = Upstream(source, settings.s3_fresh_s), Tenants(allowed, rules)
     reads, passing = ObjectReads(settings.socket_dir), Passing(RequestSigner(source))
     service = Service(

@@ -8,6 +8,7 @@ https://parquet.apache.org/docs/file-format/
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -285,10 +286,8 @@ class _Rooms:
                 self.add(child, part.children.get(child.name), items)
 
 
-class _Part:
+class _Part(io.RawIOBase):
     """A range of a file as a file, for measuring."""
-
-    closed = False
 
     def __init__(self, data: bytes, begin: int) -> None:
         self._data, self._begin, self._at = data, begin, 0
@@ -305,17 +304,11 @@ class _Part:
     def tell(self) -> int:
         return self._at
 
-    def close(self) -> None:
-        """Do nothing: the data is the caller's."""
-
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
         return True
-
-    def writable(self) -> bool:
-        return False
 
 
 def _expanded_bytes(arrow: Any, array: Any) -> int:

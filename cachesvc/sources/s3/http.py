@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TypeVar
 
-from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable
+from cachesvc.core.errors import CacheError, NotAllowed, SourceUnavailable, translating
 from cachesvc.core.limits import BODY_S, CONNECT_S, RECEIVE_S, RETRY_AFTER_CAP_S, SILENCE_S
 from cachesvc.sources.s3.proxies import Proxy
 from cachesvc.sources.source import OnReceived, ignore_received
@@ -83,15 +83,12 @@ class HttpConnection:
         """Send a request, receive the response's head. Raises SourceUnavailable; ConnectionClosed when no byte came
         back."""
         self._remaining = 1  # no other request until a whole response has been read
-        try:
-            self._sock.sendall(head)
-            received = self._receive_until(b"\r\n\r\n")
-        except CacheError:
-            raise
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise ConnectionClosed(f"{self._name} closed the connection") from error
-        except OSError as error:
-            raise self._unavailable(error) from error
+        with translating(OSError, self._unavailable):
+            try:
+                self._sock.sendall(head)
+                received = self._receive_until(b"\r\n\r\n")
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise ConnectionClosed(f"{self._name} closed the connection") from error
         return self._parse(received)
 
     def read_into(self, into: memoryview, received: OnReceived = ignore_received) -> None:
@@ -104,18 +101,17 @@ class HttpConnection:
             return self._read(into, received)
         done = 0
         try:
-            for size in self._chunk_sizes():
-                if size > len(into) - done:
-                    raise UnexpectedResponse(f"{self._name} sent more than the {len(into)} bytes asked for")
-                self._read(into[done : done + size])
-                done += size
-                received(done)
+            with translating(OSError, self._unavailable):
+                for size in self._chunk_sizes():
+                    if size > len(into) - done:
+                        raise UnexpectedResponse(
+                            f"{self._name} sent more than the {len(into)} bytes asked for"
+                        )
+                    self._read(into[done : done + size])
+                    done += size
+                    received(done)
         except (ValueError, ConnectionClosed) as error:
             raise SourceUnavailable(f"{self._name} cut the response, or sent malformed chunks") from error
-        except CacheError:
-            raise
-        except OSError as error:
-            raise self._unavailable(error) from error
         if done < len(into):
             self._keep_alive = False
             raise UnexpectedResponse(f"{self._name} ended the response after {done} of {len(into)} bytes")
@@ -154,7 +150,11 @@ class HttpConnection:
         """Return a whole body. Raises SourceUnavailable, and UnexpectedResponse for one that is longer than the limit,
         malformed or of unknown length."""
         body = bytearray()
-        try:
+        malformed = f"{self._name} sent malformed chunks"
+        with (
+            translating(OSError, self._unavailable),
+            translating(ValueError, lambda _: UnexpectedResponse(malformed)),
+        ):
             for size in self._chunk_sizes() if self._chunked else [response.length]:
                 if size is None or size > limit_bytes - len(body):
                     raise UnexpectedResponse(
@@ -163,12 +163,6 @@ class HttpConnection:
                 part = bytearray(size)
                 self._read(memoryview(part))
                 body += part
-        except ValueError as error:
-            raise UnexpectedResponse(f"{self._name} sent malformed chunks") from error
-        except CacheError:
-            raise
-        except OSError as error:
-            raise self._unavailable(error) from error
         return bytes(body)
 
     @property

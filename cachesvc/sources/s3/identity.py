@@ -28,6 +28,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from botocore.session import Session
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, fault_of_node
 from cachesvc.core.limits import CONNECT_S, HELPER_S, RENEW_S, SILENCE_S
 from cachesvc.sources.limited_calls import SharedCalls
@@ -166,17 +167,12 @@ class AccountIdentity:
 
 
 def sign_in(
-    endpoint: str,
-    region: str,
-    clock: Callable[[], float] = time.monotonic,
-    helper_s: float = HELPER_S,
-    profile: str = "",
-    pays: bool = False,
-    anonymous: bool = False,
+    section: SourceSection, clock: Callable[[], float] = time.monotonic, helper_s: float = HELPER_S
 ) -> AccountIdentity:
-    """Make a client and get credentials. The AWS environment stands in for empty arguments. Raises InvalidInput for a wrong
-    setting, SourceUnavailable when this process is at a limit."""
-    payer = {"x-amz-request-payer": "requester"} if pays or _pays() else {}
+    """Make a client and get credentials. The AWS environment and files stand in for empty fields of the section, and the
+    instance's role for credentials. Raises InvalidInput for a wrong setting, SourceUnavailable when this process is at a
+    limit."""
+    payer = {"x-amz-request-payer": "requester"} if section.requester_pays or _pays() else {}
     plain = Config(
         connect_timeout=CONNECT_S,
         read_timeout=SILENCE_S,
@@ -185,13 +181,13 @@ def sign_in(
     )
 
     def connect(elsewhere: str) -> tuple[Any, Any]:
-        session = _session(profile)
-        credentials = None if anonymous or _wants_no_signature() else session.get_credentials()
+        session = _session(section.profile)
+        credentials = None if section.anonymous or _wants_no_signature() else session.get_credentials()
         unsigned = Config(signature_version=UNSIGNED)
         client = session.client(
             "s3",
-            endpoint_url=endpoint or None,
-            region_name=elsewhere or region or session.region_name or "us-east-1",
+            endpoint_url=section.endpoint or None,
+            region_name=elsewhere or section.region or session.region_name or "us-east-1",
             config=plain if credentials is not None else plain.merge(unsigned),
         )
         client.meta.events.register("before-parse.s3", s3_errors.refuse_page)
@@ -200,7 +196,7 @@ def sign_in(
         return client, credentials
 
     try:
-        identity = AccountIdentity(connect, clock, helper_s, payer, anonymous)
+        identity = AccountIdentity(connect, clock, helper_s, payer, section.anonymous)
         if not identity.refreshable:  # refreshable ones may need a request, so they wait for the first use
             identity.signing_keys()
     except CacheError:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import botocore.exceptions
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceUnavailable, fault_of_node
 from cachesvc.core.limits import HELPER_S
 from cachesvc.core.model import ObjectVersion
@@ -58,16 +59,8 @@ _RIGHT_REGION = re.compile(rb">AuthorizationHeaderMalformed<.*<Region>([a-z0-9-]
 """The error of AWS, MinIO and Garage for a request that was signed for another region than the server's."""
 
 
-@dataclass(frozen=True, slots=True)
-class S3Settings:
-    """The endpoint and region; empty takes those of the AWS environment and files. Credentials come from these, or from the
-    instance's role."""
-
-    endpoint: str = ""
-    region: str = ""
-    profile: str = ""
-    requester_pays: bool = False
-    anonymous: bool = False
+ALL = SourceSection("s3://")
+"""The section of all buckets, which leaves everything to the AWS environment and files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,19 +338,11 @@ class S3Source:
 
 
 def open_s3(
-    settings: S3Settings, clock: Callable[[], float] = time.monotonic, helper_s: float = HELPER_S
+    section: SourceSection = ALL, clock: Callable[[], float] = time.monotonic, helper_s: float = HELPER_S
 ) -> S3Source:
-    """Open a source from settings and the AWS environment. Raises InvalidInput for wrong settings, SourceUnavailable when
+    """Open a source from a section and the AWS environment. Raises InvalidInput for wrong settings, SourceUnavailable when
     this process is at a limit."""
-    identity = sign_in(
-        settings.endpoint,
-        settings.region,
-        clock,
-        helper_s,
-        settings.profile,
-        settings.requester_pays,
-        settings.anonymous,
-    )
+    identity = sign_in(section, clock, helper_s)
     return S3Source(identity, tls_context(identity.client.meta.endpoint_url))
 
 

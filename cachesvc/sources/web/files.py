@@ -15,7 +15,7 @@ from cachesvc.sources.s3.responses import (
     is_strong_tag,
     same_tag,
 )
-from cachesvc.sources.source import OnReceived, ignore_received
+from cachesvc.sources.source import OnReceived, Source, ignore_received
 from cachesvc.sources.web.client import WebClient, receive, refusal
 
 MAX_SKIPPED_BYTES = 64 << 20
@@ -23,7 +23,7 @@ MAX_SKIPPED_BYTES = 64 << 20
 _SKIP_BYTES = 1 << 20
 
 
-class WebSource:
+class WebSource(Source):
     """A `Source` of the files of web servers. A version is the entity tag, else the time of the last modification."""
 
     def __init__(self, max_skipped_bytes: int = MAX_SKIPPED_BYTES) -> None:
@@ -76,9 +76,6 @@ class WebSource:
             if response.status == 200 and headers.get("Range"):
                 return self._read_behind(version, offset, into, received, response, connection)
             receive(version, offset, into, received, response, connection, self._repeated)
-
-    def checker(self, version: ObjectVersion) -> None:
-        """Return None: web servers state no checksums."""
 
     def close(self) -> None:
         """Close every connection."""

@@ -49,6 +49,7 @@ class HubSource:
         self.endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = WebClient()
+        self.close = self._client.close
         self._signed: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
         self._repeated = RepeatedFaults()
@@ -119,10 +120,6 @@ class HubSource:
             raise SourceUnavailable(f"{version.uri} arrived damaged: its SHA-256 differs")
 
         return check
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._client.close()
 
     def _place(self, uri: str, repository: str, sha: str, path: str, oid: str) -> tuple[str, bool]:
         """Return the signed URL of an object, and whether it is new; "" for a file that the hub itself serves."""

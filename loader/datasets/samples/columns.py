@@ -30,6 +30,8 @@ _UNREADABLE = (ValueError, OverflowError, TypeError, LookupError)
 class ColumnSamples:
     """Samples of columns: Python's values by `decode="auto"`, images decoded; else the bytes that are stored."""
 
+    places = None
+
     def __init__(self, form: SampleForm, layout: Columns) -> None:
         """Raises InvalidInput for images where Pillow is not installed."""
         self._form, self._catalog, self._layout, self._names = form, form.catalog, layout, form.stored
@@ -51,9 +53,6 @@ class ColumnSamples:
         if self._has_images:
             rows = self._form.decoded(rows, samples, self._images)
         return self._form.samples(rows, samples, rng_key)
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
 
     def gather(self, collate: Callable[..., Any]) -> ColumnBatches | None:
         """See `SampleReader`."""

@@ -48,14 +48,11 @@ class FieldSamples:
     def __init__(self, form: SampleForm) -> None:
         """Raises InvalidInput for fields that cannot be decoded."""
         self._form, self._values, self.sample_kind = form, FieldValues(form), form.kind
+        self.places = form.places
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
         return self._values.samples(self._form.read(reader, samples), samples, rng_key)
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
-        self._form.expect(reader, samples)
 
     def gather(self, collate: Callable[..., Any]) -> FieldSamples | None:
         """See `SampleReader`. Samples that stay bytes are joined, alone or in tuples of one."""

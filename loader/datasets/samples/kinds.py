@@ -43,14 +43,14 @@ class SampleReader(Protocol):
     sample_kind: str
     """The kind of a sample, in words; equal for datasets whose samples fit into one batch."""
 
+    @property
+    def places(self) -> Callable[[Ints], tuple[Ints, Ints]] | None:
+        """Returns the addresses and lengths of what is read; None if a table in the extent says where samples lie."""
+        ...
+
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """Make samples one at a time: all bytes are read at once, and each sample is decoded and transformed on
         demand."""
-        ...
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """Start reading samples that come next; see `ExtentReader.expect`. Does nothing if a table in the extent says
-        where samples lie."""
         ...
 
     def gather(self, collate: Callable[..., Any]) -> Gather | None:

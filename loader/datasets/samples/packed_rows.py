@@ -21,6 +21,8 @@ from loader.reading.reader import ExtentReader, Ints
 class PackedRowSamples:
     """Samples of fields that lie together in a row."""
 
+    places = None
+
     def __init__(self, form: SampleForm, layout: Indirect) -> None:
         """Raises InvalidInput for fields that cannot be decoded."""
         self._form, self._values, self._catalog = form, FieldValues(form), form.catalog
@@ -34,9 +36,6 @@ class PackedRowSamples:
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
         return self._values.samples(self._rows(reader, samples), samples, rng_key)
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
 
     def gather(self, collate: Callable[..., Any]) -> ColumnBatches | None:
         """See `SampleReader`."""

@@ -11,11 +11,10 @@ from torch.utils.data import default_collate
 
 from cachesvc.catalog.catalog import Catalog
 from cachesvc.catalog.layout import Prepared, PreparedField
-from cachesvc.catalog.prepared import PreparedForm
 from loader.datasets.generators import RngKey, call_user, rng_parameter
 from loader.datasets.plain_values import Empty, collates_as_torch
 from loader.datasets.samples.sample_form import SampleSpec
-from loader.prepare.preparer import Preparers
+from loader.prepare.preparer import Maker, Preparers
 from loader.prepare.records import CONTENT_AT, END, MADE, contained, encode, error_in, value_of
 from loader.reading.prepared_grants import NotPrepared
 from loader.reading.reader import ExtentReader, Ints
@@ -23,21 +22,12 @@ from loader.reading.reader import ExtentReader, Ints
 _Array = np.ndarray[Any, Any]
 
 
-class SamplesOf(Protocol):
+class SamplesOf(Maker, Protocol):
     """Makes prepared samples from their source."""
 
     @property
     def catalog(self) -> Catalog:
         """The source's."""
-        ...
-
-    @property
-    def form(self) -> PreparedForm:
-        """The form of their records."""
-        ...
-
-    def samples(self, ids: Ints) -> Iterator[Any]:
-        """Make samples one at a time."""
         ...
 
     def note_contents(self, samples: Ints, contents: _Array) -> None:
@@ -53,6 +43,7 @@ class PreparedSamples:
         layout = catalog.layout
         assert isinstance(layout, Prepared), "another layout has other samples"
         self._catalog, self._layout, self._source, self._preparers = catalog, layout, source, preparers
+        self.places = layout.locate
         self._transform, self._rng = spec.transform, rng_parameter(spec.transform)
         shapes = (f"{each.name}: {np.dtype(each.dtype)} {list(each.shape)}" for each in layout.fields)
         self.sample_kind = f"{source.form.container} of {', '.join(shapes)}"
@@ -72,11 +63,6 @@ class PreparedSamples:
             if self._transform is not None:
                 made = call_user(self._source.catalog, self._transform, self._rng, made, sample, rng_key)
             yield made
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
-        addresses, lengths = self._layout.locate(samples)
-        reader.expect(addresses.ravel(), lengths.ravel())
 
     def gather(self, collate: Callable[..., Any]) -> PreparedSamples | None:
         """See `SampleReader`."""

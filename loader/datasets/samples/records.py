@@ -40,6 +40,7 @@ class RecordSamples:
     def __init__(self, form: SampleForm, layout: Fixed) -> None:
         """Raises InvalidInput for an `out` that tensors do not have."""
         self._form, self._layout, self._targets = form, layout, form.spec.targets
+        self.places = form.places
         self._dtype: np.dtype[Any] = np.dtype(layout.dtype)
         native = self._dtype.newbyteorder("=")
         out = form.spec.out or (DEFAULT_DTYPE if self._targets else None)
@@ -58,10 +59,6 @@ class RecordSamples:
         width = len(self._form.stored)
         rows = ((value,) * width for value in self.tensor(reader, located))
         return self._form.samples(rows, samples, rng_key)
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
-        self._form.expect(reader, samples)
 
     def gather(self, collate: Callable[..., Any]) -> RecordSamples | None:
         """See `SampleReader`."""

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any, Literal
 
 from cachesvc.catalog.catalog import Catalog
+from cachesvc.core.arguments import one_of
 from cachesvc.core.errors import InvalidInput
 from loader.datasets.collate import default_collate_into
 from loader.datasets.decoding.decode import Decoder, decode_field
@@ -57,11 +58,7 @@ class SampleSpec:
             )
         if self.prepare is not None and (self.decode == "cuda" or self.targets is not None):
             raise InvalidInput("prepare= takes decoded samples: leave decode='cuda' and targets= out")
-        if self.image_mode not in IMAGE_MODES:
-            choices = ", ".join(map(repr, IMAGE_MODES))
-            raise InvalidInput(
-                f"image_mode={self.image_mode!r}: give one of {choices}; None leaves images as they are"
-            )
+        one_of("image_mode", self.image_mode, IMAGE_MODES, "; None leaves images as they are")
         if self.image_mode != "RGB" and self.decode not in ("auto", "cuda"):
             raise InvalidInput(
                 f"image_mode={self.image_mode!r} is for decode='auto' or 'cuda', not decode={self.decode!r}"
@@ -127,11 +124,6 @@ class SampleForm:
         if self.columns == list(range(addresses.shape[1])):
             return addresses, lengths
         return addresses[:, self.columns], lengths[:, self.columns]
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """Start reading samples that come next."""
-        addresses, lengths = self.places(samples)
-        reader.expect(addresses.ravel(), lengths.ravel())
 
     def read(self, reader: ExtentReader, samples: Ints) -> Sequence[Row]:
         """Read the places of each sample, all in one pass."""

@@ -39,6 +39,7 @@ class TextRowSamples:
         plain = form.is_plain and spec.decode == "auto" and several
         self._has_columns = plain and self._syntax == CSV
         self.sample_kind = form.kind if spec.bare else self._kind()
+        self.places = form.places
 
     def iter_samples(self, reader: ExtentReader, samples: Ints, rng_key: RngKey) -> Iterator[Any]:
         """See `SampleReader`."""
@@ -46,10 +47,6 @@ class TextRowSamples:
         if self._fields is None:
             return self._form.finished(parsed, samples, rng_key)
         return self._form.samples(parsed, samples, rng_key)
-
-    def expect(self, reader: ExtentReader, samples: Ints) -> None:
-        """See `SampleReader`."""
-        self._form.expect(reader, samples)
 
     def gather(self, collate: Callable[..., Any]) -> ColumnBatches | None:
         """See `SampleReader`."""

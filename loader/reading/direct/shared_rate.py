@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cachesvc.config import parse_size
 from cachesvc.core.errors import InvalidInput
+from cachesvc.system.descriptors import closing_fd
 
 DEFAULT = "1GiB"
 VARIABLE = "CACHESVC_DIRECT_RATE"
@@ -47,15 +48,14 @@ class SharedRate:
 
     def _reserve(self, by_s: float) -> float:
         # Opened for each call: a lock belongs to an open file description, which threads and forked children share.
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
+        with closing_fd(
+            os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        ) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             held, now = os.pread(file, _UNTIL.size, 0), self._clock()
             until = _UNTIL.unpack(held)[0] if len(held) == _UNTIL.size else 0.0
             until = max(until, now - BURST_S) + by_s
             os.pwrite(file, _UNTIL.pack(until), 0)
-        finally:
-            os.close(file)
         return max(0.0, until - now)
 
 

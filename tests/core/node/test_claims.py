@@ -26,7 +26,7 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, DatasetId, ExtentId
 from tests.support.core.invariants import check
 from tests.support.core.names import DATASET, NVME, ONE, OTHER, SIZE, TWO, A, B, C, D, E, F
-from tests.support.core.node import declare, fill, node_of, plan, read, tell
+from tests.support.core.node import declare, fill, node_of, plan, read, status, tell
 
 
 def test_claimed_extents_are_kept_and_the_rest_streams_through_the_window() -> None:
@@ -75,7 +75,7 @@ def test_two_jobs_on_one_dataset_share_what_is_kept_and_the_last_frees_it() -> N
     tell(node, JobEnded(1))
     assert node.counters(DATASET).kept_bytes == 2 * SIZE
     tell(node, JobEnded(2))
-    assert node.status().datasets == ()
+    assert status(node).datasets == []
 
 
 def test_a_quota_limits_what_is_kept_of_a_dataset_and_for_a_user() -> None:
@@ -212,7 +212,7 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
         ticks += 1
     assert ticks == 7  # three steps that claim, three that assign roles, and the end
     assert node.next_deadline() == math.inf
-    assert node.status() == at_once.status()
+    assert status(node) == status(at_once)
     tell(node, JobEnded(1), Tick(), claim, Tick(), JobEnded(1))
     ticks = 0
     while not node.claims.claimed(DATASET):
@@ -220,8 +220,8 @@ def test_a_gradual_claim_is_taken_up_step_by_step_and_ends_as_any_other() -> Non
         tell(node, Tick())
         ticks += 1
     assert ticks == 4  # three steps that end the claim, and the end
-    assert node.status().datasets == ()
-    assert node.status().tiers[1].kept_bytes == 0
+    assert status(node).datasets == []
+    assert status(node).tiers[1].kept_bytes == 0
 
 
 def test_a_claim_made_during_the_end_of_the_last_one_restores_it() -> None:
@@ -234,10 +234,10 @@ def test_a_claim_made_during_the_end_of_the_last_one_restores_it() -> None:
     tell(new, claim, JobEnded(7))
     while not node.claims.claimed(DATASET):
         tell(node, Tick())
-    assert node.status() == new.status()
+    assert status(node) == status(new)
     tell(node, JobEnded(1), *(Tick() for _ in range(4)))
     assert node.claims.claimed(DATASET)
-    assert node.status().datasets == ()
+    assert status(node).datasets == []
 
 
 def test_a_pin_finishes_a_gradual_claim_at_once_and_a_prefetch_waits_for_it() -> None:

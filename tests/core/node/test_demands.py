@@ -34,7 +34,7 @@ from cachesvc.core.model import RAM, Counted
 from cachesvc.core.node.completions import fill_backoff_s
 from cachesvc.core.tiering.copies import UNDECLARED
 from tests.support.core.names import DATASET, NVME, ONE, OTHER, SIZE, THREE, TWO, A, B, C, D, E
-from tests.support.core.node import declare, fill, node_of, plan, read, tell
+from tests.support.core.node import declare, fill, node_of, plan, read, status, tell
 
 
 def test_many_readers_of_one_cold_extent_cost_one_fill() -> None:
@@ -65,9 +65,9 @@ def test_a_demand_waits_for_an_eviction_and_is_refused_when_only_readers_could_f
     node = node_of(ram=1)
     read(node, A)
     assert tell(node, Demanded(ONE, 1, B, True, SIZE)) == [Evict(A, RAM)]
-    assert node.status().tiers[0].evicted_bytes == 0
+    assert status(node).tiers[0].evicted_bytes == 0
     assert tell(node, Evicted(A, RAM)) == [StartFill(B, RAM)]
-    assert node.status().tiers[0].evicted_bytes == SIZE
+    assert status(node).tiers[0].evicted_bytes == SIZE
     fill(node, B)
     assert tell(node, Demanded(TWO, 2, C, True, SIZE)) == [Refuse(TWO, 2, C)]
     tell(node, Released(ONE, B))

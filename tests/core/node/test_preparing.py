@@ -22,7 +22,7 @@ from cachesvc.core.events import (
 from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from tests.support.core.names import DATASET, ONE, SIZE, TWO, A, B, C, D, E, F
-from tests.support.core.node import fill, node_of, tell
+from tests.support.core.node import fill, node_of, status, tell
 from tests.support.core.preparing import PreparingMachine
 
 TestPreparing = PreparingMachine.TestCase
@@ -134,4 +134,4 @@ def test_a_source_extent_of_a_prepared_dataset_is_of_no_claim() -> None:
     node = preparing_node(ram=12)
     tell(node, Demanded(ONE, 1, A), Filled(E, RAM), Filled(A, RAM))
     assert node.counters(DATASET).kept_bytes == SIZE
-    assert node.status().tiers[0].used_bytes == 2 * SIZE
+    assert status(node).tiers[0].used_bytes == 2 * SIZE

@@ -8,7 +8,7 @@ from cachesvc.core.events import Demanded, Filled, FillFailed, NotGranted, Passe
 from cachesvc.core.model import RAM
 from cachesvc.core.node.status import ReaderStatus
 from tests.support.core.names import ONE, SIZE, TWO, A, B
-from tests.support.core.node import declare, node_of, read, tell
+from tests.support.core.node import declare, node_of, read, status, tell
 
 
 def test_a_reader_that_asked_for_nothing_holds_and_waits_for_nothing() -> None:
@@ -54,6 +54,6 @@ def test_granted_bytes_count_each_grant_that_is_handed_over() -> None:
     read(node, A)
     (again,) = tell(node, Demanded(TWO, 5, A))
     assert isinstance(again, Grant)
-    assert node.status().tiers[0].granted_bytes == 2 * SIZE
+    assert status(node).tiers[0].granted_bytes == 2 * SIZE
     tell(node, NotGranted(again))
-    assert node.status().tiers[0].granted_bytes == SIZE
+    assert status(node).tiers[0].granted_bytes == SIZE

@@ -22,7 +22,7 @@ from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
 from tests.support.core.invariants import check
 from tests.support.core.names import DATASET, NVME, ONE, SIZE, THREE, TWO, A, B, C, D
-from tests.support.core.node import declare, fill, node_of, read, tell
+from tests.support.core.node import declare, fill, node_of, read, status, tell
 
 FIRST, SECOND = DatasetId("first"), DatasetId("second")
 
@@ -178,9 +178,9 @@ def test_memory_that_two_readers_hold_counts_once() -> None:
     tell(node, HoldReported(ONE, A, SIZE), HoldReported(TWO, A, SIZE))
     assert tell(node, Demanded(TWO, 1, B, True, SIZE)) == [StartFill(B, RAM)]
     tell(node, Released(ONE, A))
-    assert [tier.held_bytes for tier in node.status().tiers] == [SIZE]
+    assert [tier.held_bytes for tier in status(node).tiers] == [SIZE]
     tell(node, ReaderGone(TWO))
-    assert [tier.held_bytes for tier in node.status().tiers] == [0]
+    assert [tier.held_bytes for tier in status(node).tiers] == [0]
 
 
 def reported(reader: ReaderId, extent: ExtentId, user: int, most: int) -> HoldReported:
@@ -254,6 +254,6 @@ def test_no_hold_is_believed_long_after_the_start() -> None:
     node = node_of(ram=2)
     node.handle(Demanded(ONE, 1, A, True, SIZE), 100.0)
     node.handle(HoldReported(TWO, B, 2 * SIZE, 1000, 2 * SIZE), 100.0 + NodeSettings().hold_s + 1.0)
-    assert [tier.held_bytes for tier in node.status().tiers] == [0]
+    assert [tier.held_bytes for tier in status(node).tiers] == [0]
     node.handle(Released(TWO, B), 2000.0)  # its release ends no lease
     check(node)

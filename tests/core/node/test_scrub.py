@@ -8,6 +8,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.node.node import Node
 from cachesvc.core.node.scrub import ROUND_S
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
+from tests.support.core.node import status
 
 FIRST, SECOND = TierName("nvme0"), TierName("nvme1")
 READER = ReaderId(1)
@@ -52,7 +53,7 @@ def test_a_small_tier_is_verified_once_a_round() -> None:
     found = checks(core, 0.0, 3 * ROUND_S)
     assert len(found) == 9
     assert [at for at, _ in found[::3]] == [0.0, ROUND_S, 2 * ROUND_S]
-    assert core.status().tiers[0].scrubbed_bytes == 9 * SIZE
+    assert status(core).tiers[0].scrubbed_bytes == 9 * SIZE
 
 
 def test_a_copy_that_could_not_be_read_is_not_counted_and_is_verified_later() -> None:
@@ -60,9 +61,9 @@ def test_a_copy_that_could_not_be_read_is_not_counted_and_is_verified_later() ->
     core.handle(recovered(FIRST, 1), 0.0)
     assert core.handle(ev.Tick(), 0.0) == [cmd.Verify(extent(1), FIRST)]
     core.handle(ev.Verified(extent(1), FIRST, looked=False), 0.0)
-    assert core.status().tiers[0].scrubbed_bytes == 0
+    assert status(core).tiers[0].scrubbed_bytes == 0
     assert len(checks(core, 0.0, 1.5 * ROUND_S)) == 1
-    assert core.status().tiers[0].scrubbed_bytes == SIZE
+    assert status(core).tiers[0].scrubbed_bytes == SIZE
 
 
 def test_bytes_are_read_at_the_rate() -> None:

@@ -28,7 +28,7 @@ from cachesvc.core.model import RAM, ExtentId, ReaderId
 from cachesvc.core.node.node import Node
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.names import DATASET, NVME, NVME1, ONE, OTHER, SIZE, THREE, TWO, A, B, C, D, E
-from tests.support.core.node import declare, fill, node_of, plan, read, tell
+from tests.support.core.node import declare, fill, node_of, plan, read, status, tell
 
 
 def test_a_full_tier_sends_the_fill_to_another_one_and_is_tried_again_later() -> None:
@@ -66,7 +66,7 @@ def test_dormant_extents_have_no_records_until_they_are_named_and_are_evicted_fi
     tell(node, Recovered(NVME, {A: SIZE, B: SIZE, C: SIZE}))
     assert [node.where(each) for each in (A, B, C, D)] == [NVME, NVME, NVME, None]
     assert not node.copies.entries
-    assert node.status().tiers[0].used_bytes == 3 * SIZE
+    assert status(node).tiers[0].used_bytes == 3 * SIZE
     tell(node, Demanded(ONE, 1, C), Released(ONE, C))
     assert set(node.copies.entries) == {C}
     assert tell(node, Demanded(ONE, 2, D, True, SIZE)) == [StartFill(D, NVME)]

@@ -28,7 +28,7 @@ from cachesvc.core.model import RAM, ExtentId
 from cachesvc.core.node.node import Node
 from cachesvc.core.records.incremental import IncrementalWork, WorkKind
 from tests.support.core.names import DATASET, ONE, OTHER, SIZE
-from tests.support.core.node import declare, node_of, tell
+from tests.support.core.node import declare, node_of, status, tell
 
 EXTENTS = [ExtentId(bytes([number]) * 16) for number in range(10)]
 
@@ -68,7 +68,7 @@ def test_a_pin_and_its_end_in_steps_have_the_result_of_a_single_step() -> None:
     assert listed(node) == 7, "three extents a step"
     to_the_end(node)
     assert node.claims.settled(DATASET)
-    assert (node.status(), listed(node)) == (at_once.status(), 0)
+    assert (status(node), listed(node)) == (status(at_once), 0)
     tell(node, Unpinned(DATASET), Tick())
     assert listed(node) == 3
     to_the_end(node)
@@ -96,8 +96,8 @@ def test_a_pin_during_a_claim_or_an_unpin_pins_everything() -> None:
     assert listed(node) == 0
     tell(node, Unpinned(DATASET), JobEnded(7))
     to_the_end(node)
-    assert node.status().datasets == ()
-    assert node.status().tiers[0].kept_bytes == 0
+    assert status(node).datasets == []
+    assert status(node).tiers[0].kept_bytes == 0
 
 
 def test_an_eviction_in_steps_leaves_extents_that_are_read_or_pinned_meanwhile() -> None:
@@ -181,7 +181,7 @@ def test_the_end_of_a_long_plan_gives_up_its_window_in_steps() -> None:
 
     before = needed()
     tell(node, PlanEnded(2))
-    assert node.status().plans == 0
+    assert status(node).plans == 0
     tell(node, Tick())
     assert 0 < needed() == before - 3
     to_the_end(node)

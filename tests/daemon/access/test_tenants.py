@@ -197,7 +197,7 @@ def test_listed_objects_may_have_names_that_no_typed_uri_may_have(tmp_path: Path
         (tmp_path / folder / name).write_bytes(bytes(EXTENT))
         options += ["--allow", str(tmp_path / folder)]
     with Daemon(tmp_path / "node", options) as daemon, Control(daemon.socket_dir) as control:
-        assert control.open_dataset([f"{tmp_path}/a", f"{tmp_path}/b"], RECORDS).samples == 32
+        assert control.open_dataset([f"{tmp_path}/a", f"{tmp_path}/b"], RECORDS).dataset.samples == 32
 
 
 @pytest.mark.parametrize("ruled", [False, True])

@@ -17,8 +17,9 @@ import pytest
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
 from cachesvc.client.grants import DaemonGrants
+from cachesvc.config import SourceSection
 from cachesvc.core.model import DatasetId
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from testbed.node import Daemon
 from testbed.servers import Proxy, SeaweedFS
 from tests.support.faults.disks import EXTENT, EXTENTS, LOST_S, RECORDS
@@ -64,7 +65,7 @@ def test_reads_beside_a_lost_disk_take_at_most_twice_what_the_source_takes(
             dataset = control.open_dataset([f"s3://{bucket}/d/"], RECORDS).id
             assert list(control.prefetch(dataset))[-1].done
             grants = DaemonGrants(daemon.socket_dir, dataset)
-            source = open_s3(S3Settings(endpoint=proxy.endpoint))
+            source = open_s3(SourceSection("s3://", endpoint=proxy.endpoint))
             version = source.head(uri)
 
             def ours_read(index: int) -> bytes:
@@ -162,7 +163,7 @@ def test_fills_go_on_beside_a_disk_that_hangs_in_the_middle_of_a_cold_epoch_of_s
                     assert each.result()[0] - began < STALLED_S + REPLACED_S
                 wait_until(lambda: lost() == ["nvme0"], LOST_S)
             ours = [timed(partial(grant, other, index))[0] for index in range(1, SHARDS)]
-            source = open_s3(S3Settings(endpoint=proxy.endpoint))
+            source = open_s3(SourceSection("s3://", endpoint=proxy.endpoint))
             version, into = source.head(f"s3://{bucket}/other/0.bin"), memoryview(bytearray(SHARD))
             theirs = []
             for index in range(SHARDS):

@@ -40,7 +40,7 @@ def test_extents_without_room_in_any_tier_are_indexed_from_the_source(tmp_path: 
         grants = DaemonGrants(daemon.socket_dir, other)
         (answer,) = grants.acquire([0], WAIT_S)
         assert isinstance(answer, Granted)
-        assert control.open_dataset([f"{tmp_path}/tar/"], Options()).samples == 16
+        assert control.open_dataset([f"{tmp_path}/tar/"], Options()).dataset.samples == 16
         os.close(answer.fd)
         grants.close()
 
@@ -62,7 +62,7 @@ def test_a_copy_on_a_disk_that_hangs_delays_an_opening_by_half_a_minute(tmp_path
         disk.behave("hang")
         began = time.monotonic()
         try:
-            assert found.result(3 * HUNG_S).samples == MEMBERS
+            assert found.result(3 * HUNG_S).dataset.samples == MEMBERS
             assert time.monotonic() - began < HUNG_S + 15.0
             assert "a source hangs; this process ends" in daemon.log
         finally:

@@ -154,7 +154,7 @@ def test_long_builds_of_one_user_do_not_delay_other_users(
 
         def open_mine() -> str:
             with Control(here) as control:
-                return control.open_dataset([str(tmp_path / "bobs")], Options(format="files")).format
+                return control.open_dataset([str(tmp_path / "bobs")], Options(format="files")).dataset.format
 
         hoarder = threading.Thread(target=as_user, args=(ALICE, hoard))
         hoarder.start()

@@ -130,7 +130,7 @@ def test_a_dataset_of_a_million_extents_keeps_no_grant_waiting(
         with capsys.disabled():
             p99_s = sorted(took for _, took in waits)[-len(waits) // 100]
             print(
-                f"\n{dataset.extents:,} extents; {len(waits):,} grants meanwhile, p99 {1e3 * p99_s:.1f} ms",
+                f"\n{dataset.dataset.extents:,} extents; {len(waits):,} grants meanwhile, p99 {1e3 * p99_s:.1f} ms",
                 *(row for row, _ in rows),
                 sep="\n  ",
             )

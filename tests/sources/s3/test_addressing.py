@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import NotAllowed
 from cachesvc.sources.s3.addressing import Addressing, split_uri
 from cachesvc.sources.s3.identity import sign_in
-from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.s3 import S3Source, open_s3
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
 
 ARN = "arn:aws:s3:us-west-2:123456789012:accesspoint"
@@ -70,13 +71,13 @@ BODIES = [pattern(0, 100), pattern(0, 200)]
 
 def test_a_public_bucket_is_read_without_credentials(server: FakeS3) -> None:
     seen = recorded(server)
-    assert read_all(open_s3(S3Settings()), "s3://bucket/a/") == BODIES
+    assert read_all(open_s3(), "s3://bucket/a/") == BODIES
     assert [headers["Authorization"] for _, headers in seen] == [None] * 5
 
 
 def test_a_private_bucket_without_credentials_says_what_to_set(server: FakeS3) -> None:
     server.refuse = lambda handler: (403, "AccessDenied")
-    source = open_s3(S3Settings())
+    source = open_s3()
     for call in (lambda: list(source.list("s3://bucket/a/")), lambda: source.head("s3://bucket/a/1")):
         with pytest.raises(
             NotAllowed, match=r"is not public.*no S3 credentials were found: set AWS_ACCESS_KEY_ID"
@@ -89,7 +90,7 @@ def test_credentials_that_appear_are_used(
 ) -> None:
     server.refuse = lambda handler: None if handler.headers["Authorization"] else (403, "AccessDenied")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
-    source = open_s3(S3Settings())
+    source = open_s3()
     (tmp_path / "keys").write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s\n")
     assert read_all(source, "s3://bucket/a/") == BODIES
 
@@ -98,7 +99,7 @@ def test_credentials_that_appear_are_used(
 def test_signatures_can_be_left_out(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "YES")
     seen = recorded(server)
-    source = open_s3(S3Settings())
+    source = open_s3()
     assert read_all(source, "s3://bucket/a/") == BODIES
     assert {headers["Authorization"] for _, headers in seen} == {None}
     server.refuse = lambda handler: (403, "AccessDenied")
@@ -114,7 +115,7 @@ def test_the_requester_pays_where_the_environment_says_so(
     if pays:
         monkeypatch.setenv("AWS_REQUEST_PAYER", "requester")
     seen = recorded(server)
-    assert read_all(open_s3(S3Settings()), "s3://bucket/a/") == BODIES
+    assert read_all(open_s3(), "s3://bucket/a/") == BODIES
     assert {headers["x-amz-request-payer"] for _, headers in seen} == {"requester" if pays else None}
     assert all(("x-amz-request-payer" in headers["Authorization"]) == pays for _, headers in seen), (
         "it is signed"
@@ -139,7 +140,7 @@ def test_a_directory_bucket_is_read_with_the_keys_of_a_session(server: FakeS3) -
         return None
 
     server.refuse = answer
-    source = open_s3(S3Settings())
+    source = open_s3()
     assert read_all(source, f"s3://{DIRECTORY}/a") == BODIES
     assert [each.uri for each in source.list(f"s3://{DIRECTORY}/a/1")] == [f"s3://{DIRECTORY}/a/1"]
     gets = [headers for line, headers in seen if line.startswith("GET") and "list-type" not in line]
@@ -177,14 +178,14 @@ def test_reads_go_where_botocore_says(
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     bucket, key = split_uri(uri)
-    address = Addressing(sign_in(endpoint, "").client_in).of(bucket)
+    address = Addressing(sign_in(SourceSection("s3://", endpoint)).client_in).of(bucket)
     assert (address.target(key).url, address.region) == (url, region)
 
 
 @pytest.mark.usefixtures("keys")
 def test_a_learned_region_moves_the_host(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    address = Addressing(sign_in("", "").client_in).of("bucket", "eu-central-1")
+    address = Addressing(sign_in(SourceSection("s3://")).client_in).of("bucket", "eu-central-1")
     assert (address.base, address.region) == ("https://bucket.s3.eu-central-1.amazonaws.com/", "eu-central-1")
 
 

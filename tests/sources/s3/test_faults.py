@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CacheError, NotAllowed, NotFound, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.s3 import S3Source, open_s3
 from testbed import WAIT_S
 from testbed.servers import Fault, Proxy, SeaweedFS
 from tests.support.clock import Clock
@@ -31,7 +32,7 @@ def version(s3_server: SeaweedFS, bucket: str) -> ObjectVersion:
 
 @pytest.fixture
 def source(s3_env: dict[str, str], proxy: Proxy) -> Iterator[S3Source]:
-    found = open_s3(S3Settings(endpoint=proxy.endpoint))
+    found = open_s3(SourceSection("s3://", endpoint=proxy.endpoint))
     yield found
     found.close()
 
@@ -98,7 +99,7 @@ def test_connections_are_kept_and_a_stale_one_is_replaced(
 
 
 def test_an_endpoint_without_a_server_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
-    found = open_s3(S3Settings(endpoint="http://127.0.0.1:1"))
+    found = open_s3(SourceSection("s3://", endpoint="http://127.0.0.1:1"))
     with pytest.raises(SourceUnavailable, match="check the endpoint"):
         read(found, version, 0, 1000)
 
@@ -107,7 +108,7 @@ def test_wrong_credentials_are_refused_by_name(
     s3_env: dict[str, str], version: ObjectVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    found = open_s3(S3Settings())
+    found = open_s3()
     for call in (
         lambda: read(found, version, 0, 1000),
         lambda: found.head(version.uri),
@@ -125,7 +126,7 @@ def test_missing_credentials_are_one_clear_line(
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    found = open_s3(S3Settings())
+    found = open_s3()
     for call in (lambda: read(found, version, 0, 1000), lambda: list(found.list(version.uri))):
         with pytest.raises(NotAllowed, match="no S3 credentials were found: set AWS_ACCESS_KEY_ID"):
             call()
@@ -219,7 +220,7 @@ def test_an_empty_object_is_an_object_and_a_folder_marker_is_none(
 
 
 def test_a_name_that_does_not_resolve_is_unavailable(s3_env: dict[str, str], version: ObjectVersion) -> None:
-    found = open_s3(S3Settings(endpoint="http://nowhere.invalid:80"))
+    found = open_s3(SourceSection("s3://", endpoint="http://nowhere.invalid:80"))
     with pytest.raises(SourceUnavailable, match=r"nowhere\.invalid"):
         read(found, version, 0, 1000)
 

@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import NotAllowed, SourceUnavailable
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilience, Resilient
 from cachesvc.sources.s3.http import HttpConnection, Timeouts, retry_after_s
 from cachesvc.sources.s3.responses import verify
-from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.s3 import S3Source, open_s3
 from testbed import WAIT_S
 from tests.support.clock import Clock
 from tests.support.faults.fake_s3 import FakeS3, Object
@@ -200,7 +201,7 @@ def test_objects_are_read_at_the_host_that_lists_them(
     (tmp_path / "config").write_text(f"[default]\ns3 =\n  addressing_style = {style}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     port = fake.endpoint.rpartition(":")[2]
-    source = open_s3(S3Settings(endpoint=f"http://s3.test:{port}"))
+    source = open_s3(SourceSection("s3://", endpoint=f"http://s3.test:{port}"))
     assert len(list(source.list("s3://bucket"))) == 1
     assert read(source, version) == DATA
     assert hosts == [f"{host}:{port}"] * 2
@@ -321,7 +322,7 @@ def test_a_refresh_that_fails_for_a_while_kills_no_job(
     answer = _process(tmp_path, fake, monkeypatch)
     answer.write_text(_keys("first", "2099-01-01T00:00:00Z"))
     clock = Clock()
-    source = open_s3(S3Settings(endpoint=fake.endpoint), clock)
+    source = open_s3(SourceSection("s3://", endpoint=fake.endpoint), clock)
     version = put(fake, DATA)
     assert read(source, version) == DATA
     _accept(fake, "second")  # the server calls the first keys expired before their stated end

@@ -16,7 +16,7 @@ import trustme
 
 from cachesvc.core.errors import InvalidInput, NotAllowed, SourceUnavailable
 from cachesvc.sources.s3.proxies import Proxy, proxy_of
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from testbed import WAIT_S
 from testbed.servers import SeaweedFS, free_ports
 from tests.support.faults.tls import Relay, terminating
@@ -70,7 +70,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 def read(bucket: str) -> None:
     """List one object, and read it whole and by ranges."""
-    source = open_s3(S3Settings())
+    source = open_s3()
     (version,) = source.list(f"s3://{bucket}/a/")
     for offset, size in ((0, len(BODY)), (1, 100_000), (len(BODY) - 1, 1)):
         into = bytearray(size)
@@ -106,18 +106,18 @@ def test_objects_are_read_through_the_proxy_or_not_at_all(
         read(bucket)
         assert reached & {1, front.port} == {front.port}
         environment(endpoint, **trusted)
-        source = open_s3(S3Settings())
+        source = open_s3()
         (version,) = source.list(f"s3://{bucket}/a/")
         environment(endpoint, **trusted, **{name: f"http://me:wrong@127.0.0.1:{forward}"})
         with pytest.raises(NotAllowed, match=rf"407.*{name.upper()}") as refused:
-            open_s3(S3Settings()).read_into(version, 0, memoryview(bytearray(10)))
+            open_s3().read_into(version, 0, memoryview(bytearray(10)))
         assert "wrong" not in str(refused.value)
         with pytest.raises(NotAllowed, match=rf"407.*{name.upper()}"):
-            list(open_s3(S3Settings()).list(f"s3://{bucket}/a/"))
+            list(open_s3().list(f"s3://{bucket}/a/"))
         (closed_port,) = free_ports(1)
         environment(endpoint, **trusted, **{name: f"127.0.0.1:{closed_port}"})
         with pytest.raises(SourceUnavailable, match=f"through the proxy 127.0.0.1:{closed_port}"):
-            open_s3(S3Settings()).read_into(version, 0, memoryview(bytearray(10)))
+            open_s3().read_into(version, 0, memoryview(bytearray(10)))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from cachesvc.core.errors import CacheError, InvalidInput, NotAllowed, SourceUna
 from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.open import Sources, SourceSettings
 from cachesvc.sources.s3 import errors as s3_errors
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from testbed import WAIT_S
 from testbed.node import Daemon
 from tests.support.faults.fake_s3 import FakeS3, Object, fake_s3, pattern
@@ -77,7 +77,7 @@ def helper(tmp_path: Path, said: str) -> Path:
 
 def refused(said: str, kind: type[CacheError] = InvalidInput) -> str:
     with pytest.raises(kind, match=said) as caught:
-        open_s3(S3Settings())
+        open_s3()
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -141,7 +141,7 @@ def test_a_process_at_its_limit_is_no_wrong_setting(
 def test_a_helper_that_fails_at_a_refresh_is_waited_for(server: FakeS3, tmp_path: Path) -> None:
     server.objects["x"] = Object(10)
     program = helper(tmp_path, KEYS % soon())
-    source = open_s3(S3Settings())
+    source = open_s3()
     (version,) = source.list("s3://bucket/")
     program.unlink()
     into = bytearray(10)
@@ -209,7 +209,7 @@ def test_keys_that_no_header_can_hold_are_refused_without_showing_them(
 def test_renewed_keys_that_no_header_can_hold_are_not_shown(
     keys: None, server: FakeS3, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    source = open_s3(S3Settings())
+    source = open_s3()
     server.refuse = lambda handler: (400, "ExpiredToken")
     monkeypatch.setenv(name, "S3CR3T\n")
     with pytest.raises(InvalidInput, match=f"^{name}, ") as caught:
@@ -224,7 +224,7 @@ def test_keys_of_a_helper_that_no_header_can_hold_are_not_shown(
     server: FakeS3, tmp_path: Path, token: str
 ) -> None:
     helper(tmp_path, KEYS.replace('"t"', token) % LATE)
-    source = open_s3(S3Settings())  # refreshable keys are not fetched yet
+    source = open_s3()  # refreshable keys are not fetched yet
     version = ObjectVersion("s3://bucket/x", 10, "e")
     for ask in (
         lambda: list(source.list("s3://bucket/")),
@@ -242,7 +242,7 @@ def test_keys_that_only_botocore_has_refreshed_are_not_shown(
 ) -> None:
     server.objects["x"] = Object(10)
     helper(tmp_path, KEYS % soon())
-    source = open_s3(S3Settings())
+    source = open_s3()
     (version,) = source.list("s3://bucket/")
     helper(tmp_path, KEYS.replace('"t"', r'"S3CR3T\n"') % soon())
     source.read_into(version, 0, memoryview(bytearray(10)))  # the previous keys are still used
@@ -340,7 +340,7 @@ def test_a_refresh_that_hangs_is_given_up(server: FakeS3, tmp_path: Path) -> Non
     go_on = hanging_helper(tmp_path, KEYS % soon())
     go_on.touch()
     server.objects["x"] = Object(9)
-    source = open_s3(S3Settings(), helper_s=0.5)
+    source = open_s3(helper_s=0.5)
     go_on.unlink()
     with pytest.raises(SourceUnavailable, match=r"credential_process .*helper.* has not answered"):
         source.head("s3://bucket/x")
@@ -358,7 +358,7 @@ def test_a_profile_that_wants_a_code_of_mfa_is_refused_in_words(
         "[profile b]\naws_access_key_id = k\naws_secret_access_key = s\n"
     )
     monkeypatch.setenv("AWS_PROFILE", "p")
-    source = open_s3(S3Settings())
+    source = open_s3()
     for call in (lambda: list(source.list("s3://bucket/")), lambda: source.head("s3://bucket/x")):
         with pytest.raises(NotAllowed, match="the AWS profile p wants a code of MFA"):
             call()

@@ -19,7 +19,7 @@ from cachesvc.core.model import ObjectVersion
 from cachesvc.sources.resilient import Resilient
 from cachesvc.sources.s3 import http
 from cachesvc.sources.s3.http import ConnectionPool
-from cachesvc.sources.s3.s3 import S3Settings, open_s3
+from cachesvc.sources.s3.s3 import open_s3
 from loader import DataLoader, open_dataset
 from testbed import WAIT_S
 from testbed.node import Daemon
@@ -65,7 +65,7 @@ def test_listings_heads_and_ranges(
     s3_server.client().put_object(Bucket=bucket, Key="a/b", Body=body)
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     set_env(monkeypatch, s3_server.env(f"https://127.0.0.1:{front.port}") | {variable: bundle})
-    source = open_s3(S3Settings())
+    source = open_s3()
     (version,) = source.list(f"s3://{bucket}/a/")
     assert source.head(f"s3://{bucket}/a/b") == version
     for offset, size in ((0, len(body)), (1, 100_000), (len(body) - 1, 1), (17, 2_000_000)):
@@ -88,7 +88,7 @@ def test_a_certificate_that_is_not_the_servers_is_refused_in_words(
     context = terminating(signed_by, "127.0.0.1" if wrong == "authority" else "elsewhere.example")
     with Relay(int(s3_server.endpoint.rpartition(":")[2]), context) as front:
         set_env(monkeypatch, s3_server.env(f"https://127.0.0.1:{front.port}") | {"AWS_CA_BUNDLE": bundle})
-        source = Resilient(open_s3(S3Settings()))
+        source = Resilient(open_s3())
         for ask in (
             lambda: list(source.list(f"s3://{bucket}/")),
             lambda: source.read_into(ObjectVersion(f"s3://{bucket}/a", 9, "e"), 0, memoryview(bytearray(9))),

@@ -15,11 +15,12 @@ import zstandard
 
 from cachesvc.catalog.options import Options
 from cachesvc.client.control import Control
+from cachesvc.config import SourceSection
 from cachesvc.core.errors import CorruptData, SourceChanged, SourceUnavailable
 from cachesvc.core.model import ObjectVersion, Piece, extent_of
 from cachesvc.sources.fetch import PART_BYTES, Fetcher
 from cachesvc.sources.resilient import Resilience, Resilient
-from cachesvc.sources.s3.s3 import S3Settings, S3Source, open_s3
+from cachesvc.sources.s3.s3 import S3Source, open_s3
 from loader import DataLoader, open_dataset
 from testbed.node import Daemon
 from testbed.servers import Fault, Proxy, SeaweedFS
@@ -54,7 +55,7 @@ def test_a_bit_flipped_in_a_range_is_seen_and_the_object_read_again(
 ) -> None:
     body = zstandard.ZstdCompressor().compress(DATA) if codec else DATA
     s3_server.client().put_object(Bucket=bucket, Key="x", Body=body)
-    patient = Resilient(open_s3(S3Settings(endpoint=proxy.endpoint)), Resilience(hedge=False))
+    patient = Resilient(open_s3(SourceSection("s3://", endpoint=proxy.endpoint)), Resilience(hedge=False))
     piece = Piece(patient.head(f"s3://{bucket}/x"), 0, len(DATA), codec)
     proxy.faults.append(Fault("flip", after_bytes=9_999))
     assert fetched(patient, piece, target) == DATA
@@ -68,7 +69,7 @@ def test_bits_that_flip_each_time_are_never_taken(
     s3_env: dict[str, str], s3_server: SeaweedFS, bucket: str, proxy: Proxy, target: int
 ) -> None:
     s3_server.client().put_object(Bucket=bucket, Key="x", Body=DATA)
-    source = open_s3(S3Settings(endpoint=proxy.endpoint))
+    source = open_s3(SourceSection("s3://", endpoint=proxy.endpoint))
     version = source.head(f"s3://{bucket}/x")
     proxy.faults += [Fault("flip", after_bytes=9, times=4), Fault("flip", after_bytes=8, times=4)]
     with pytest.raises(SourceUnavailable, match="arrived damaged"):

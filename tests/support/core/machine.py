@@ -47,6 +47,7 @@ from cachesvc.core.model import RAM, DatasetId, ExtentId, ReaderId, TierName
 from cachesvc.core.records.copy_phases import TRANSITIONS, CopyEvent, Phase
 from cachesvc.core.tiering.retention import STRETCHES
 from tests.support.core.invariants import check
+from tests.support.core.node import status
 from tests.support.core.small_node import (
     BUDGETS,
     DATASETS,
@@ -394,7 +395,7 @@ class NodeMachine(RuleBasedStateMachine):
         assert not self.open, "a waiter was never answered"
         assert not self.fills
         assert not self.evictions
-        assert self.node.status().queued == 0
+        assert status(self.node).queued == 0
         for dataset in self.node.policy.shares.datasets.values():
             done = dataset.ready_count + len(dataset.failed) + len(dataset.stuck)
             assert not dataset.prefetched or done == len(dataset.extents), "a prefetch that never ends"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
 from cachesvc.core.commands import Command, Grant
 from cachesvc.core.events import (
     Committed,
@@ -14,6 +18,9 @@ from cachesvc.core.events import (
 )
 from cachesvc.core.model import RAM, DatasetId, ExtentId, Stay, TierName
 from cachesvc.core.node.node import Node
+from cachesvc.core.node.status import Counters
+from cachesvc.core.records.residency import TierState
+from cachesvc.core.tiering.copies import UNDECLARED
 from cachesvc.core.tiering.policy import NodeSettings, TierSpec
 from tests.support.core.instant import carry_out
 from tests.support.core.invariants import check
@@ -62,3 +69,33 @@ def read(node: Node, *extents: ExtentId) -> list[Stay]:
 def plan(*extents: ExtentId, number: int = 1, job: int = 1) -> Planned:
     """A plan that reads one extent a step."""
     return Planned(number, job, tuple((extent, step, step) for step, extent in enumerate(extents)))
+
+
+@dataclass(frozen=True)
+class Status:
+    """A node at one moment. `queued` counts extents whose readers wait for a slot or for room."""
+
+    tiers: list[Any]
+    datasets: list[Counters]
+    undeclared: Counters
+    fills: int
+    queued: int
+    plans: int
+
+
+_ACCOUNTS = [each.name for each in fields(TierState) if each.type in ("int", "float", "bool")]
+
+
+def status(node: Node) -> Status:
+    """The accounts of a node and of its tiers. Those of two nodes can be compared."""
+    return Status(
+        tiers=[
+            SimpleNamespace(**{each: getattr(tier, each) for each in _ACCOUNTS})
+            for tier in node.policy.tiers.values()
+        ],
+        datasets=[node.counters(name) for name in node.policy.shares.datasets],
+        undeclared=node.counters(UNDECLARED),
+        fills=len(node.copies.filling),
+        queued=sum(map(len, [node.readers.queue, *node.readers.prepared.values()])),
+        plans=len(node.plans.plans),
+    )
