@@ -22,6 +22,7 @@ from cachesvc.core.errors import (
 from cachesvc.system import mapping
 from cachesvc.system.memory import Memory
 from loader.reading.opened_dataset import Recalls
+from loader.reading.io_uring import ring_of_thread
 from loader.reading.reader import ExtentReader
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_memory
@@ -44,6 +45,7 @@ def test_records_that_span_extents_are_read_right_from_memory_and_files(
 ) -> None:
     link, wanted = sequences
     catalog = link.catalog()
+    ring_of_thread()  # a thread keeps its ring
     before = descriptors()
     reader = ExtentReader(catalog, MemoryGrants(catalog.extent, origin), limit)
     rng = np.random.default_rng(0)
