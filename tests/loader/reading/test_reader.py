@@ -21,8 +21,8 @@ from cachesvc.core.errors import (
 )
 from cachesvc.system import mapping
 from cachesvc.system.memory import Memory
-from loader.reading.opened_dataset import Recalls
 from loader.reading.io_uring import ring_of_thread
+from loader.reading.opened_dataset import Recalls
 from loader.reading.reader import ExtentReader
 from tests.support.descriptors import descriptors
 from tests.support.training.loader_fakes import MemoryGrants, MemoryLink, in_memory
