@@ -34,7 +34,7 @@ def row(n: int) -> dict[str, Any]:
         "array": np.arange(n, dtype=np.float64),
         "matrix": np.full((2, n % 3 + 1), n, np.int16),
         "image": Image.new("RGB", (4, 5), (n, 0, 0)),
-        "nested": {"x": n, "pair": (n, f"{n}")},
+        "nested": {"x": n, "pair": (n, f"{n}"), "list": [n, f"{n}", {"deep": [n] * (n % 3)}]},
     }
 
 

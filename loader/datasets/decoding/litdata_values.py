@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from cachesvc.core.errors import InvalidInput
+from loader.datasets.decoding.litdata_nested import decode_nested
 
 _TORCH = (
     *(torch.float32, torch.float32, torch.float64, torch.float64),
@@ -57,12 +57,6 @@ def _shaped_array(raw: bytes) -> Any:
     return np.frombuffer(raw, _NUMPY[number], offset=8 + 4 * rank).reshape(shape).copy()
 
 
-def _json(raw: bytes) -> Any:
-    if raw[:1] not in (b"[", b"{"):
-        raise ValueError("it is litData's binary form of nested values, which is not read")
-    return json.loads(raw)
-
-
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "str": bytes.decode,
     "text": bytes.decode,
@@ -71,5 +65,5 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "float": lambda raw: struct.unpack("<d", raw)[0],
     "numpy": _shaped_array,
     "tensor": _shaped_tensor,
-    "json": _json,
+    "json": decode_nested,
 }
