@@ -66,7 +66,7 @@ def test_values_of_every_tag(raw: bytes, value: Any) -> None:
     ],
 )
 def test_bytes_that_are_no_value_are_an_error(raw: bytes) -> None:
-    with pytest.raises(ValueError, match="tag of litData|ends early|follows it|no keys"):
+    with pytest.raises(ValueError, match=r"tag of litData|ends early|follows it|no keys"):
         decode_nested(raw)
 
 
