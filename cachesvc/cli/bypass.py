@@ -12,7 +12,7 @@ from cachesvc.client.control import Control
 @click.argument("switch", type=click.Choice(("on", "off")))
 @options.daemon
 def bypass(switch: str, socket: str | None, json: bool) -> int:
-    """Have the readers of this node read from the source directly, until it is off.
+    """Have this node's readers read from the source directly.
 
     The switch outlives restarts of the daemon. Readers share the rate CACHESVC_DIRECT_RATE. Those that must not read
     directly (CACHESVC=require) wait, and end with an error that says why. For the daemon's own user and root.

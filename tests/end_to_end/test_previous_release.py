@@ -42,7 +42,7 @@ with Control(directory) as control:
     info = control.open_dataset([uri], Options(format="records", record_bytes=4096))
     *_, last = control.prefetch(info.id)
 grants, digest = DaemonGrants(directory, info.id), hashlib.sha256()
-for answer in grants.acquire(range(info.extents), 60.0):
+for answer in grants.acquire(range(getattr(info, "dataset", info).extents), 60.0):
     digest.update(os.pread(answer.fd, answer.size_bytes, answer.offset))
 grants.close()
 print(json.dumps([cachesvc.__file__, digest.hexdigest(), last.resident_extents]))

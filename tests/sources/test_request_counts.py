@@ -55,7 +55,6 @@ def test_reads_retries_and_throttles_are_counted(
     assert told.requests == gets == len(BODY) // EXTENT + 3
     assert (told.retries, told.throttled, told.hedges, told.hedge_bytes) == (3, 1, 0, 0)
     counts = {name: float(value) for name, value in found}
-    assert counts.pop("request_seconds") > 0
     assert counts == {
         "requests": told.requests,
         "read_bytes": len(BODY),

@@ -207,6 +207,7 @@ OTHERS: dict[str, Any] = {
     "tls": Tls("c", "k", "a"),
     "cluster": ClusterSettings("static:a:1", "a", "a:1"),
     "log_format": "json",
+    "s3_writes": ("s3://b/",),
 }
 
 
