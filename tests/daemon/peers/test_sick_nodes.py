@@ -79,7 +79,9 @@ def test_a_member_that_may_not_read_the_source_reads_through_one_that_has_the_da
             reader.acquire([0], WAIT_S)[0], Granted
         )  # it has claimed the dataset, and holds one extent
         assert read(sick) == CONTENTS
-        assert (bytes_from_source(helper), bytes_from_source(sick)) == (len(CONTENTS), 0)
+        assert bytes_from_source(sick) == 0
+        # An extent that comes late is asked for again; the helper has not kept those that it does not own.
+        assert len(CONTENTS) <= bytes_from_source(helper) < 2 * len(CONTENTS)
         wait_until(lambda: "403" in recorded(sick, "left_out", "b"))
 
 
