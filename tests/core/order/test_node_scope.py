@@ -62,6 +62,7 @@ def test_equal_extents_belong_to_one_node_each_and_a_plan_names_no_other() -> No
         assert len(plans[0]) == 12
 
 
+@pytest.mark.slow
 def test_what_is_dropped_differs_in_each_epoch_and_is_shared_evenly() -> None:
     first, epochs = np.array([0, 7, 30, 31, 60, 95]), 2000
     spec = OrderSpec(3, 12, 1, 3, last="drop", shuffle_scope="node")
